@@ -1,0 +1,121 @@
+"""THE bit convention: real values → signs → packed codes, and the distance between codes.
+
+Bit 1 stands for a value >= 0 (zero is +1, always), most significant bit first, which is numpy's
+``packbits`` order. Nothing else in the project takes a sign or packs a bit.
+
+    logits z (float)  →  signs (int8, ±1)  →  codes (uint8, n_bits // 8 bytes a row)
+
+>>> import numpy as np
+>>> codes = pack_signs(np.array([[0.3, -2.0, 0.0, -1.0, -1.0, -1.0, -1.0, 1.0]]))
+>>> codes
+array([[161]], dtype=uint8)
+>>> unpack_codes(codes)
+array([[ 1, -1,  1, -1, -1, -1, -1,  1]], dtype=int8)
+>>> hamming_distances(codes, np.array([[160]], dtype=np.uint8))
+array([[1]])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hashnet.errors import CodeError
+
+MIN_BITS, MAX_BITS = 8, 1024
+
+
+def check_n_bits(n_bits: int) -> int:
+    """Returns ``n_bits`` when it is a multiple of 8 from 8 to 1024, else raises CodeError."""
+    if isinstance(n_bits, bool) or not isinstance(n_bits, (int, np.integer)):
+        raise CodeError(f"n_bits must be a whole number, got {n_bits!r}")
+    if n_bits % 8:
+        below = n_bits // 8 * 8
+        raise CodeError(
+            f"n_bits must be a multiple of 8, got {n_bits}; the nearest are {below} and {below + 8}"
+        )
+    if not MIN_BITS <= n_bits <= MAX_BITS:
+        raise CodeError(f"n_bits must lie between {MIN_BITS} and {MAX_BITS}, got {n_bits}")
+    return int(n_bits)
+
+
+def check_codes(codes: Any, n_bits: int | None = None, name: str = "codes") -> np.ndarray:
+    """Returns ``codes`` as a C-contiguous uint8 (n, n_bits // 8) array; one row may come as 1-D."""
+    codes = np.asarray(codes)
+    if codes.dtype != np.uint8:
+        raise CodeError(
+            f"{name} must be packed uint8, got {codes.dtype}; pack signs with hashnet.codes.pack_signs"
+        )
+    if codes.ndim == 1:
+        codes = codes[None, :]
+    if codes.ndim != 2:
+        raise CodeError(f"{name} must have shape (n, n_bits // 8), got {codes.shape}")
+    check_n_bits(codes.shape[1] * 8)
+    if n_bits is not None and codes.shape[1] * 8 != n_bits:
+        raise CodeError(f"{name} have {codes.shape[1] * 8} bits where {n_bits} are needed")
+    return np.ascontiguousarray(codes)
+
+
+def pack_signs(signs: Any) -> np.ndarray:
+    """Packed codes, uint8 (n, n_bits // 8), of real values or signs (n, n_bits): bit 1 where >= 0.
+
+    Takes numpy arrays and torch tensors on any device. NaN has no sign and is refused.
+    """
+    if hasattr(signs, "detach"):  # a torch tensor, without importing torch here
+        signs = signs.detach().cpu().float().numpy()
+    signs = np.asarray(signs)
+    if signs.ndim == 1:
+        signs = signs[None, :]
+    if signs.ndim != 2:
+        raise CodeError(f"signs must have shape (n, n_bits), got {signs.shape}")
+    check_n_bits(signs.shape[1])
+    if signs.dtype.kind == "f" and np.isnan(signs).any():
+        row = int(np.isnan(signs).any(axis=1).argmax())
+        raise CodeError(f"row {row} holds NaN, which has no sign; look at the model or its input")
+    if signs.dtype.kind not in "fi":  # unsigned or bool: every value would count as >= 0
+        raise CodeError(f"signs must be signed numbers such as ±1, got {signs.dtype}")
+    return np.packbits(signs >= 0, axis=1)
+
+
+def unpack_codes(codes: Any) -> np.ndarray:
+    """Signs ±1, int8 (n, n_bits), of packed codes (n, n_bits // 8)."""
+    bits = np.unpackbits(check_codes(codes), axis=1).astype(np.int8)  # (n, n_bits) of 0, 1
+    bits *= 2
+    bits -= 1
+    return bits
+
+
+def as_words(codes: Any) -> np.ndarray:
+    """The same codes as uint64 (n, ceil(n_bits / 64)), zero-padded: for xor + popcount kernels."""
+    codes = check_codes(codes)
+    n, n_bytes = codes.shape
+    if n_bytes % 8 == 0:
+        return codes.view(np.uint64)
+    padded = np.zeros((n, -(-n_bytes // 8) * 8), dtype=np.uint8)
+    padded[:, :n_bytes] = codes
+    return padded.view(np.uint64)
+
+
+def hamming_distances(a: Any, b: Any) -> np.ndarray:
+    """Hamming distances, int64 (len(a), len(b)). For small inputs: it builds the whole matrix."""
+    a = check_codes(a, name="a")
+    b = check_codes(b, n_bits=a.shape[1] * 8, name="b")
+    # (len(a), 1, words) ^ (1, len(b), words) → popcount → sum over words
+    different = np.bitwise_count(as_words(a)[:, None, :] ^ as_words(b)[None, :, :])
+    return different.sum(axis=2, dtype=np.int64)
+
+
+def distinct(codes: Any) -> int:
+    """How many different codes there are."""
+    codes = check_codes(codes)
+    return len(np.unique(codes.view(f"V{codes.shape[1]}").ravel())) if len(codes) else 0
+
+
+def bit_balance(codes: Any) -> np.ndarray:
+    """The share of ones per bit, float64 (n_bits,): 0.5 is balanced, 0 and 1 are dead bits."""
+    codes = check_codes(codes)
+    ones = np.zeros(codes.shape[1] * 8, dtype=np.int64)
+    for start in range(0, len(codes), 65_536):  # unpacked bits of one block at a time
+        ones += np.unpackbits(codes[start : start + 65_536], axis=1).sum(axis=0, dtype=np.int64)
+    return ones / max(len(codes), 1)

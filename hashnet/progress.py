@@ -1,0 +1,88 @@
+"""Progress with rate and time left: a tqdm bar on a terminal, a plain line now and then elsewhere.
+
+>>> import io
+>>> with Progress(3, "rows", "encode", file=io.StringIO()) as progress:
+...     progress.update(3, bad=0)
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import IO, Any
+
+LINE_EVERY_S = 15.0  # without a terminal: at most four lines a minute
+
+
+class Progress:
+    """Counts up to ``total`` (None: unknown) and says how far, how fast and how long still."""
+
+    def __init__(
+        self, total: int | None, unit: str, label: str, *, done: int = 0, file: IO[str] | None = None
+    ) -> None:
+        self.total, self.unit, self.label = total, unit, label
+        self.done = self._start_done = done
+        self.file = file or sys.stderr
+        self._started = self._last_line = time.monotonic()
+        self._info: dict[str, Any] = {}
+        self._bar: Any = None
+        if self.file.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                total=total, initial=done, unit=f" {unit}", desc=label, file=self.file, dynamic_ncols=True
+            )
+
+    @property
+    def rate(self) -> float:
+        """Units a second since the start, those done before not counted."""
+        return (self.done - self._start_done) / max(time.monotonic() - self._started, 1e-9)
+
+    def update(self, n: int = 1, **info: Any) -> None:
+        """``n`` more are done; ``info`` is shown beside the count."""
+        self.done += n
+        self._info.update(info)
+        if self._bar is not None:
+            self._bar.set_postfix(self._info, refresh=False)
+            self._bar.update(n)
+        elif time.monotonic() - self._last_line >= LINE_EVERY_S:
+            self._line()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        elif self._last_line > self._started:  # something was said: say the end, too
+            self._line()
+
+    def _line(self) -> None:
+        self._last_line = time.monotonic()
+        rate = self.rate
+        parts = [f"{self.label}: {self.done:,}"]
+        if self.total:
+            parts[0] += f"/{self.total:,} ({self.done / self.total:.0%})"
+        parts[0] += f" {self.unit}"
+        parts.append(f"{rate:,.1f}/s")
+        if self.total and rate > 0:
+            parts.append(f"{duration((self.total - self.done) / rate)} left")
+        parts += [f"{name} {value}" for name, value in self._info.items()]
+        print(", ".join(parts), file=self.file, flush=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them.
+
+    >>> duration(7), duration(200), duration(7300)
+    ('7s', '3m 20s', '2h 01m')
+    """
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds < 3600:
+        return f"{seconds // 60}m {seconds % 60:02d}s"
+    return f"{seconds // 3600}h {seconds % 3600 // 60:02d}m"
