@@ -1,0 +1,1 @@
+"""Ray glue: plain function in, path out. One file a stage; only cluster/ and jobs/ import ray."""

@@ -1,0 +1,105 @@
+"""What every job does around its one call: read the settings, run, print the result, exit rightly.
+
+    python jobs/NAME.py [--config FILE] [key=value …]
+
+Exit code 0: done. 1: it ran and failed. 2: a mistake in the input, said in a sentence. The last
+line of standard output is one JSON object; everything else goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from hashnet import config, storage
+from hashnet.errors import ConfigError, HashnetError
+
+C = TypeVar("C")
+
+
+def run_job(cls: type[C], function: Callable[[C], dict[str, Any]], argv: list[str] | None = None) -> NoReturn:
+    """Runs ``function`` on the configuration that the command line describes, then exits."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    for noisy in ("ray", "httpx", "numba", "matplotlib", "botocore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        settings = read_settings(cls, sys.argv[1:] if argv is None else argv)
+        result = function(settings)
+    except HashnetError as error:
+        _stop(f"error: {error}", error.exit_code)
+    except KeyboardInterrupt:
+        _stop("stopped; run the same command again to go on", 130)
+    except Exception as error:
+        _stop(*_explain(error))
+    sys.stderr.flush()
+    print(json.dumps(result, default=float), flush=True)
+    _stop("", 0)
+
+
+def read_settings(cls: type[C], argv: list[str]) -> C:
+    """The configuration that ``argv`` describes; ``--help`` prints every key and exits."""
+    words, config_file = [], None
+    rest = iter(argv)
+    for word in rest:
+        if word in ("-h", "--help"):
+            print(_help(cls))
+            raise SystemExit(0)
+        if word == "--config":
+            config_file = next(rest, None)
+            if config_file is None:
+                raise ConfigError("--config needs a file")
+        elif word.startswith("--config="):
+            config_file = word.partition("=")[2]
+        elif word.startswith("-"):
+            raise ConfigError(f"unknown flag {word}; settings are key=value, and --help lists them")
+        else:
+            words.append(word)
+    settings = config.load(cls, config_file, words)
+    _check_run(getattr(settings, "run", None))
+    return settings
+
+
+def _check_run(run: str | None) -> None:
+    """A submitted job works in a throw-away copy of the working directory: no relative output there."""
+    submitted = "RAY_JOB_SUBMISSION_ID" in os.environ or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    if run and submitted and not storage.is_uri(run) and not os.path.isabs(run):
+        raise ConfigError(
+            f"run={run} is relative, and a submitted job's working directory is thrown away; give an absolute "
+            f"path on storage that all nodes see (run=$PWD/{run}) or a URI such as s3://bucket/{run}"
+        )
+
+
+def _help(cls: type) -> str:
+    main = sys.modules["__main__"]
+    about = (getattr(main, "__doc__", None) or "").strip()
+    keys = config.describe(cls)
+    return f"{about}\n\nKeys (key=value on the command line, key: value in --config FILE):\n{keys}"
+
+
+def _explain(error: BaseException) -> tuple[str, int]:
+    """A message and an exit code for an error that came through Ray or was not expected."""
+    seen: BaseException | None = error
+    while seen is not None:  # Ray wraps what a worker raised
+        if isinstance(seen, HashnetError):
+            return f"error: {_plain(seen)}", seen.exit_code
+        inner = getattr(seen, "cause", None)
+        seen = inner if isinstance(inner, BaseException) else seen.__cause__
+    return f"{''.join(traceback.format_exception(error))}\nfailed: {type(error).__name__}", 1
+
+
+def _plain(error: HashnetError) -> str:
+    """The sentence alone: an error that crossed Ray carries the remote stack trace in its text."""
+    return str(error.args[0]) if error.args else str(error)
+
+
+def _stop(message: str, code: int) -> NoReturn:
+    if message:
+        print(message, file=sys.stderr, flush=True)
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
+    raise SystemExit(code)

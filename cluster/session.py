@@ -1,0 +1,65 @@
+"""One quiet connection to Ray: the cluster in RAY_ADDRESS, or a Ray started here on loopback."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from pathlib import Path
+
+CHECKOUT = str(Path(__file__).resolve().parents[1])
+
+QUIET = {  # set before ray is imported; a user's own setting wins
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's own note about CUDA_VISIBLE_DEVICES
+    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",  # ours say rate and time left
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_DEDUP_LOGS": "1",
+    "PYTHONWARNINGS": "ignore::FutureWarning",
+}
+
+# Without this Ray turns 127.0.0.1 into the machine's outward address and listens on every interface.
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+
+def connect(num_cpus: int | None = None, object_store_memory: int | None = None) -> None:
+    """Connects once. A submitted job finds its cluster in RAY_ADDRESS; without it Ray starts here.
+
+    ``num_cpus`` and ``object_store_memory`` (bytes) shape a Ray that starts here.
+    """
+    address = os.environ.get("RAY_ADDRESS")
+    for name, value in (QUIET if address else QUIET | LOOPBACK).items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    if ray.is_initialized():
+        return
+    # Token authentication comes on by itself, which is right and needs no warning each time.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+    options = {"logging_level": logging.WARNING, "log_to_driver": True}
+    if address:
+        ray.init(address=address, **options)
+    else:
+        # Workers of a Ray that starts here inherit this environment, and find hashnet and cluster by it.
+        paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if CHECKOUT not in paths:
+            os.environ["PYTHONPATH"] = os.pathsep.join([CHECKOUT, *filter(None, paths)])
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            num_cpus=num_cpus,
+            object_store_memory=object_store_memory,
+            _node_ip_address="127.0.0.1",
+            **options,
+        )
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    logging.getLogger("ray.train").setLevel(logging.WARNING)
+    logging.getLogger("ray.tune").setLevel(logging.WARNING)
+
+
+def resources() -> dict[str, float]:
+    """What the cluster has in all: CPU, GPU, memory, and custom resources."""
+    import ray
+
+    return ray.cluster_resources()

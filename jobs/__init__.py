@@ -1,0 +1,1 @@
+"""Entry points: parse → config → one call into cluster/ → one JSON line."""
