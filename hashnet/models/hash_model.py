@@ -1,0 +1,145 @@
+"""HashModel: backbone → standardised features → dropout → hash layer → logits.
+
+>>> import torch
+>>> model = build_model("features", n_bits=16, n_features=8)
+>>> model(torch.zeros(2, 8)).shape
+torch.Size([2, 16])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hashnet.codes import check_n_bits
+from hashnet.errors import ModelError
+from hashnet.models.backbones import make_backbone
+from hashnet.models.heads import make_head
+from hashnet.models.spec import BackboneSpec
+
+
+class RowDropout(nn.Module):
+    """Dropout whose mask can be the part of a larger batch's mask.
+
+    With ``rows = (first, total)`` the mask of ``total`` rows is drawn and the rows from ``first`` on are
+    used: workers that share a seed then drop what one worker with the whole batch would.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self.rows: tuple[int, int] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training or self.p == 0:
+            return x
+        if self.rows is None:
+            return functional.dropout(x, self.p)
+        first, total = self.rows
+        keep = torch.empty((total, *x.shape[1:]), dtype=torch.float32).bernoulli_(1 - self.p)
+        return x * keep[first : first + len(x)].to(x) / (1 - self.p)
+
+
+class HashModel(nn.Module):
+    """Logits (n, n_bits) of uint8 pictures (n, 3, h, w) or of float rows (n, n_inputs).
+
+    The pixels' mean and standard deviation and the training features' (``feature_mean``,
+    ``feature_std``) are buffers: whoever has the weights needs nothing else. ``arguments`` are
+    those of ``build_model``, without weights, from which an equal empty model is built.
+    """
+
+    pixel_mean: torch.Tensor
+    pixel_std: torch.Tensor
+    feature_mean: torch.Tensor
+    feature_std: torch.Tensor
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        spec: BackboneSpec,
+        n_bits: int,
+        *,
+        head: str = "linear",
+        dropout: float = 0.0,
+        arguments: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.n_bits, self.spec = check_n_bits(n_bits), spec
+        self.arguments = arguments or {}
+        self.backbone = backbone
+        self.dropout = RowDropout(dropout)
+        self.head = make_head(head, spec.n_features, n_bits)
+        # A row of the `features` backbone is standardised before the hidden layer, a picture's features
+        # after the backbone: in both cases right where the outside world ends.
+        width = spec.n_inputs if spec.modality == "features" else spec.n_features
+        self.register_buffer("feature_mean", torch.zeros(width or 0))
+        self.register_buffer("feature_std", torch.ones(width or 0))
+        if spec.preprocess is not None:  # in units of 0..255, what uint8 pictures come in
+            self.register_buffer("pixel_mean", torch.tensor(spec.preprocess.mean).view(1, 3, 1, 1) * 255)
+            self.register_buffer("pixel_std", torch.tensor(spec.preprocess.std).view(1, 3, 1, 1) * 255)
+
+    @property
+    def modality(self) -> str:
+        return self.spec.modality
+
+    def raw_features(self, x: torch.Tensor) -> torch.Tensor:
+        """What is standardised: the rows themselves, or the backbone's output for pictures."""
+        if self.spec.modality == "features":
+            return x.to(self.feature_mean.dtype)
+        return self.backbone((x.to(self.pixel_mean.dtype) - self.pixel_mean) / self.pixel_std)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """What the hash layer sees before dropout, float (n, spec.n_features)."""
+        features = (self.raw_features(x) - self.feature_mean) / self.feature_std
+        return self.backbone(features) if self.spec.modality == "features" else features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.dropout(self.features(x)))
+
+    def set_standardisation(self, mean: torch.Tensor, std: torch.Tensor) -> None:
+        """Keeps the training features' mean and standard deviation (a constant column keeps std 1)."""
+        if mean.shape != self.feature_mean.shape or std.shape != self.feature_std.shape:
+            raise ModelError(
+                f"standardisation of {tuple(mean.shape)} values for features of "
+                f"{tuple(self.feature_mean.shape)}"
+            )
+        self.feature_mean.copy_(mean)
+        self.feature_std.copy_(torch.where(std > 1e-6, std, torch.ones_like(std)))
+
+
+def build_model(
+    backbone: str,
+    n_bits: int,
+    *,
+    n_features: int | None = None,
+    hidden: int | None = None,
+    weights: str = "random",
+    download: bool = False,
+    dropout: float = 0.0,
+    head: str = "linear",
+    resize: int | None = None,
+    crop: int | None = None,
+) -> HashModel:
+    """A HashModel with the backbone of that name (see ``hashnet.models.backbones``) in train mode.
+
+    ``n_features`` is the width of the input rows of the backbone ``features`` and unused otherwise.
+    The random parts follow torch's global seed.
+    """
+    check_n_bits(n_bits)
+    arguments = {
+        "backbone": backbone, "n_bits": n_bits, "n_features": n_features, "hidden": hidden,
+        "dropout": dropout, "head": head, "resize": resize, "crop": crop,
+    }  # fmt: skip
+    module, spec = make_backbone(
+        backbone,
+        n_inputs=n_features,
+        hidden=hidden,
+        weights=weights,
+        download=download,
+        resize=resize,
+        crop=crop,
+    )
+    return HashModel(module, spec, n_bits, head=head, dropout=dropout, arguments=arguments)
