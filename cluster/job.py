@@ -69,8 +69,8 @@ def _check_run(run: str | None) -> None:
     submitted = "RAY_JOB_SUBMISSION_ID" in os.environ or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     if run and submitted and not storage.is_uri(run) and not os.path.isabs(run):
         raise ConfigError(
-            f"run={run} is relative, and a submitted job's working directory is thrown away; give an absolute "
-            f"path on storage that all nodes see (run=$PWD/{run}) or a URI such as s3://bucket/{run}"
+            f"run={run} is relative, and a submitted job's working directory is thrown away; give an "
+            f"absolute path on storage that all nodes see (run=$PWD/{run}) or a URI such as s3://bucket/{run}"
         )
 
 

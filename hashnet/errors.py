@@ -10,7 +10,7 @@
     ├── FormatError          an artefact that is foreign, damaged or newer than this version
     ├── LineageMismatch      two artefacts that were not made for each other
     ├── StoreError           a code store that is incomplete or inconsistent
-    ├── IndexError_          the search index
+    ├── SearchError          the search index
     │   ├── IndexMismatch    query and index do not fit together
     │   ├── UnknownId        an id the index does not hold
     │   └── Unsupported      something this kind of index cannot do
@@ -84,22 +84,22 @@ class StoreError(HashnetError):
     """A code store that is incomplete or inconsistent."""
 
 
-class IndexError_(HashnetError):  # noqa: N801 - not the builtin; users catch HashnetError
+class SearchError(HashnetError):
     """The search index."""
 
 
-class IndexMismatch(IndexError_, ValueError):
+class IndexMismatch(SearchError, ValueError):
     """A query and an index that do not fit together."""
 
 
-class UnknownId(IndexError_, KeyError):
+class UnknownId(SearchError, KeyError):
     """An id the index does not hold."""
 
     def __str__(self) -> str:  # KeyError would print the repr of the message
         return Exception.__str__(self)
 
 
-class Unsupported(IndexError_):
+class Unsupported(SearchError):
     """Something this kind of index cannot do."""
 
 

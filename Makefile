@@ -1,0 +1,55 @@
+# hashnet: `make help` says what there is. VENV=PATH puts the environment (6 GB) elsewhere, so that clones can share one.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+PYTHON ?= python3
+EXTRA ?= cpu
+VENV_DIR := $(abspath $(VENV))
+BIN := $(VENV_DIR)/bin
+# What was installed, by content: nothing is installed again while these files stay the same.
+WANTED := $(EXTRA)-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
+STAMP := $(VENV_DIR)/.hashnet-$(WANTED)
+
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: help setup demo test test-all lint format bench audit clean
+help:  ## this list
+	@echo "hashnet: learned binary codes, trained and encoded on Ray, searched with FAISS"; echo
+	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+	@echo; echo "  VENV=PATH    where the environment lies (default .venv, 6 GB)"
+	@echo "  PYTHON=CMD   the Python to make it with (default python3; 3.11 or newer)"
+	@echo "  EXTRA=gpu    install FAISS for GPUs instead of faiss-cpu"
+
+setup: $(STAMP)  ## make the environment (done by the others when needed)
+	@.ci/link "$(VENV_DIR)" "$(CURDIR)"
+
+$(STAMP): pyproject.toml constraints.txt
+	@.ci/setup "$(PYTHON)" "$(VENV_DIR)" "$(EXTRA)" "$(STAMP)"
+
+demo: setup  ## everything on the embedded default: train, encode, index, evaluate, query, report
+	@"$(BIN)/python" jobs/demo.py run="$(abspath $(or $(RUN),runs/demo))" $(if $(IMAGES),images="$(abspath $(IMAGES))") $(if $(OPEN),open=true)
+
+test: setup  ## the tests that every change must pass (under ten minutes on two cores)
+	@"$(BIN)/python" -m pytest -q $(ARGS)
+
+test-all: setup lint  ## every test, the slow ones and the browser's too
+	@HASHNET_REQUIRE_BROWSER=1 "$(BIN)/python" -m pytest -q --slow $(ARGS)
+
+lint: setup  ## ruff and mypy
+	@"$(BIN)/ruff" check . && "$(BIN)/ruff" format --check . && "$(BIN)/mypy"
+
+format: setup  ## let ruff put the code into shape
+	@"$(BIN)/ruff" check --fix . && "$(BIN)/ruff" format .
+
+bench: setup  ## measure against peers; JSON rows in .bench/, one a case
+	@"$(BIN)/python" tests/bench/run.py $(ARGS)
+
+audit: setup  ## look the installed packages up for known vulnerabilities (needs the network)
+	@"$(BIN)/python" -m pip install --quiet pip-audit && "$(BIN)/pip-audit"
+
+clean:  ## remove the environment, caches and runs
+	@rm -rf .venv runs .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,113 @@
+"""The grammar of every job: settings, exit codes, the last line."""
+
+import json
+import subprocess
+from dataclasses import dataclass
+
+import pytest
+
+from cluster import job
+from hashnet.config import REQUIRED, key
+from hashnet.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class Settings:
+    run: str = key(REQUIRED, "run folder")
+    k: int = key(10, "results a query")
+
+
+def end_of(function, argv, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        job.run_job(Settings, function, argv)
+    return stopped.value.code, *capsys.readouterr()
+
+
+def test_the_last_line_is_the_result(capsys):
+    code, out, _ = end_of(lambda s: print("working") or {"run": s.run, "k": s.k}, ["run=/r", "k=3"], capsys)
+    assert code == 0
+    assert json.loads(out.splitlines()[-1]) == {"run": "/r", "k": 3}
+
+
+def test_a_mistake_is_a_sentence_and_code_2(capsys):
+    code, out, err = end_of(lambda s: {}, ["k=none", "runn=1"], capsys)
+    assert code == 2
+    assert out == ""
+    assert "did you mean 'run'?" in err
+    assert "Traceback" not in err
+
+
+def raising(error):
+    def function(_):
+        raise error
+
+    return function
+
+
+def test_known_failures_have_no_stack_trace_and_unknown_ones_do(capsys):
+    code, _, err = end_of(raising(DataError("row 3 of x.txt has 79 labels")), ["run=/r"], capsys)
+    assert (code, err) == (2, "error: row 3 of x.txt has 79 labels\n")
+    code, _, err = end_of(raising(RuntimeError("surprise")), ["run=/r"], capsys)
+    assert code == 1
+    assert "Traceback" in err
+    assert "surprise" in err
+
+
+def test_an_error_wrapped_by_ray_is_unwrapped(capsys):
+    wrapper = RuntimeError("RayTaskError")
+    wrapper.cause = DataError("row 3")
+    code, _, err = end_of(raising(wrapper), ["run=/r"], capsys)
+    assert (code, err) == (2, "error: row 3\n")
+
+
+def test_an_interrupt_says_how_to_go_on(capsys):
+    code, _, err = end_of(raising(KeyboardInterrupt()), ["run=/r"], capsys)
+    assert code == 130
+    assert "run the same command again" in err
+
+
+def test_flags_other_than_config_are_refused():
+    with pytest.raises(ConfigError, match="unknown flag --k"):
+        job.read_settings(Settings, ["--k", "3"])
+    with pytest.raises(ConfigError, match="needs a file"):
+        job.read_settings(Settings, ["--config"])
+
+
+def test_a_config_file_and_overrides(tmp_path):
+    (tmp_path / "c.yaml").write_text("run: /a\nk: 5\n")
+    assert job.read_settings(Settings, ["--config", str(tmp_path / "c.yaml"), "k=7"]) == Settings("/a", 7)
+    assert job.read_settings(Settings, [f"--config={tmp_path}/c.yaml"]) == Settings("/a", 5)
+
+
+def test_a_relative_run_is_refused_in_a_submitted_job(monkeypatch):
+    assert job.read_settings(Settings, ["run=runs/demo"]).run == "runs/demo"
+    monkeypatch.setenv("RAY_JOB_SUBMISSION_ID", "raysubmit_1")
+    for good in ("/abs/run", "s3://bucket/run"):
+        job.read_settings(Settings, [f"run={good}"])
+    with pytest.raises(ConfigError, match="run=runs/demo is relative"):
+        job.read_settings(Settings, ["run=runs/demo"])
+
+
+def all_jobs(repo):
+    return sorted(p for p in (repo / "jobs").glob("*.py") if p.name != "__init__.py")
+
+
+def test_every_job_helps_however_it_is_started(repo, python, tmp_path):
+    for path in all_jobs(repo):
+        ways = [([python, str(path)], tmp_path), ([python, "-m", f"jobs.{path.stem}"], repo)]
+        for command, folder in ways:
+            done = subprocess.run(
+                [*command, "--help"],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                env={"PATH": "/usr/bin:/bin"},
+            )
+            assert done.returncode == 0, done.stderr
+            assert "run " in done.stdout
+            assert "key=value" in done.stdout
+
+
+def test_jobs_stay_thin(repo):
+    for path in all_jobs(repo):
+        assert len(path.read_text().splitlines()) <= 60, path

@@ -1,0 +1,106 @@
+"""Configurations: files, overrides, every mistake at once."""
+
+from dataclasses import FrozenInstanceError, dataclass
+
+import pytest
+import yaml
+
+from hashnet import config
+from hashnet.codes import check_n_bits
+from hashnet.config import REQUIRED, key
+from hashnet.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Settings:
+    run: str = key(REQUIRED, "run folder")
+    n_bits: int = key(48, "code length", check=check_n_bits)
+    rate: float = key(0.1, "learning rate", low=0)
+    kind: str = key("flat", "index kind", choices=("flat", "ivf"))
+    methods: list[str] = key(["all"], "which methods")
+    bits: list[int] = key([16, 32], "code lengths")
+    fast: bool = key(False, "skip the slow part")
+    limit: int | None = key(None, "rows at most")
+
+    def __post_init__(self) -> None:
+        if self.fast and self.limit:
+            raise ConfigError("fast=true has no limit")
+
+
+def test_defaults_file_and_overrides_in_that_order(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("run: a\nrate: 1e-3\nbits: [8, 16]\nn_bits: 16\n")
+    settings = config.load(Settings, str(path), ["n_bits=64", "fast=yes", "methods=itq,lsh", "limit=none"])
+    assert settings == Settings("a", 64, 0.001, "flat", ["itq", "lsh"], [8, 16], True, None)
+    with pytest.raises(FrozenInstanceError):
+        settings.run = "b"
+
+
+def test_every_mistake_is_reported_at_once():
+    words = [
+        "n_bit=64",
+        "n_bits=50",
+        "rate=-1",
+        "kind=flatt",
+        "fast=maybe",
+        "limit=many",
+        "bits=8,x",
+        "verbose",
+    ]
+    with pytest.raises(ConfigError) as caught:
+        config.load(Settings, None, words)
+    text = str(caught.value)
+    for sentence in [
+        "unknown key 'n_bit'; did you mean 'n_bits'?",
+        "n_bits must be a multiple of 8, got 50",
+        "rate: must be at least 0, got -1",
+        "kind: must be one of flat, ivf, got 'flatt' (did you mean flat?)",
+        "fast: must be true or false, got 'maybe'",
+        "limit: must be whole number | none, got 'many'",
+        "bits: must be a whole number, got 'x'",
+        "'verbose' is not key=value",
+        "run is required: run folder",
+    ]:
+        assert sentence in text
+    assert len(caught.value.mistakes) == 9
+
+
+def test_rules_across_keys():
+    with pytest.raises(ConfigError, match="fast=true has no limit"):
+        config.load(Settings, None, ["run=a", "fast=true", "limit=3"])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"), [("a: [", "not YAML"), ("- 1", "key: value"), ("\xff", "unknown key")]
+)
+def test_bad_files_are_named(tmp_path, text, sentence):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text if text != "\xff" else "zzz: 1")
+    with pytest.raises(ConfigError, match=sentence):
+        config.load(Settings, str(path), ["run=a"])
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nothing\.yaml"):
+        config.load(Settings, str(tmp_path / "nothing.yaml"), ["run=a"])
+
+
+def test_what_is_saved_loads_again(tmp_path):
+    settings = config.load(Settings, None, ["run=ü", "limit=3", "bits=8"])
+    config.save(settings, str(tmp_path / "config.yaml"))
+    assert config.load(Settings, str(tmp_path / "config.yaml")) == settings
+    assert config.from_dict(Settings, config.to_dict(settings)) == settings
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["n_bits"] == 48
+
+
+def test_help_lists_every_key_with_type_default_and_meaning():
+    text = config.describe(Settings)
+    for line in [
+        ("run", "text", "(required)", "run folder"),
+        ("bits", "list of whole number", "16,32", "code lengths"),
+        ("kind", "text", "flat", "index kind [flat | ivf]"),
+        ("limit", "whole number | none", "none", "rows at most"),
+        ("fast", "true/false", "false", "skip"),
+    ]:
+        (found,) = [row for row in text.splitlines() if row.split()[0] == line[0]]
+        assert all(part in found for part in line)

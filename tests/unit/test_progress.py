@@ -1,0 +1,32 @@
+"""Progress lines without a terminal."""
+
+import io
+
+from hashnet import progress
+from hashnet.progress import Progress
+
+
+def test_plain_lines_say_count_rate_and_time_left(monkeypatch):
+    clock = iter([0.0, 5.0, 20.0, 20.0, 20.0, 40.0, 40.0, 40.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    out = io.StringIO()
+    bar = Progress(100, "rows", "encode", file=out)
+    bar.update(10)  # 5 s: too early for a line
+    assert out.getvalue() == ""
+    bar.update(30, bad=2)  # 20 s
+    assert out.getvalue() == "encode: 40/100 (40%) rows, 2.0/s, 30s left, bad 2\n"
+
+
+def test_a_short_task_says_nothing():
+    out = io.StringIO()
+    with Progress(3, "rows", "encode", file=out) as bar:
+        bar.update(3)
+    assert out.getvalue() == ""
+
+
+def test_what_was_done_before_does_not_count_for_the_rate(monkeypatch):
+    clock = iter([0.0, 10.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    bar = Progress(100, "rows", "encode", done=50, file=io.StringIO())
+    bar.done += 20
+    assert bar.rate == 2.0
