@@ -1,0 +1,196 @@
+"""The contract of every baseline: ``fit(X, y=None) → self``, ``encode(X) → packed codes``, save, load.
+
+A method's file holds only its paper: ``_fit`` learns from centred rows, ``_logits`` gives the values
+whose signs are the code. Everything else (checks, centring, blocks, seeds, files) is here.
+
+- Constructor arguments are the paper's hyper-parameters, kept under their own names.
+- Learnt state ends in ``_``: arrays, numbers or lists of numbers, so that it is saved without pickle.
+- ``history_`` holds the objective per iteration (empty where a method has none).
+- Every random choice comes from ``seed``: the same data and seed give the same codes.
+
+Constant columns carry nothing to learn from: they are left out with one BaselineWarning.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import safetensors.numpy
+
+from hashnet import storage
+from hashnet.codes import check_n_bits, pack_signs
+from hashnet.errors import DataError, FormatError
+from hashnet.labels import as_multi_hot, count_pairs
+
+FORMAT_VERSION = 1
+BLOCK_ROWS = 4096  # rows encoded at once: 4096 x 4096 float64 are 128 MB
+
+
+class BaselineWarning(UserWarning):
+    """A method did something other than asked because the data left it no choice."""
+
+
+def warn(message: str) -> None:
+    """One BaselineWarning that points at the line which called into this package."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back and str(frame.f_globals.get("__name__")).startswith(__package__):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, BaselineWarning, stacklevel=level - 1)
+
+
+class Baseline(ABC):
+    """One published method. Subclasses give ``name``, ``labels``, ``_fit`` and ``_logits``."""
+
+    name: ClassVar[str]
+    labels: ClassVar[Literal["ignored", "optional", "required"]] = "ignored"
+    grid: ClassVar[dict[str, list[Any]]] = {}  # settings worth trying on a validation part
+    monotone: ClassVar[bool] = False  # whether the paper guarantees that the objective never increases
+
+    n_bits: int
+    seed: int
+    history_: list[float]
+    mean_: np.ndarray  # float64 (d,)
+    columns_: np.ndarray  # int64: the columns that are not constant
+
+    def __init__(self, n_bits: int = 48, *, seed: int = 0) -> None:
+        self.n_bits = check_n_bits(n_bits)
+        self.seed = seed
+
+    # -- what users call -------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Learns from rows X (n, d) and, where the method uses them, labels y (class ids or multi-hot)."""
+        X = as_features(X)
+        targets = self._check_labels(y, len(X))
+        if targets is not None and not (labelled := targets.any(axis=1)).all():
+            warn(f"{self.name}: {(~labelled).sum()} of {len(X)} rows have no label and are left out")
+            X, targets = X[labelled], targets[labelled]
+        if len(X) < 2:
+            raise DataError(f"{self.name} needs at least 2 rows to learn from, got {len(X)}")
+        varying = X.max(axis=0) > X.min(axis=0)
+        if not varying.any():
+            raise DataError(f"{self.name}: all {X.shape[1]} columns are constant, there is nothing to learn")
+        if not varying.all():
+            warn(f"{self.name}: {(~varying).sum()} of {X.shape[1]} columns are constant and are left out")
+        self.columns_ = np.flatnonzero(varying)
+        self.mean_ = X.mean(axis=0)
+        self.history_ = []
+        self._fit(self._centre(X), targets, np.random.default_rng(self.seed))
+        return self
+
+    def encode(self, X: Any) -> np.ndarray:
+        """Packed codes, uint8 (n, n_bits // 8), of rows X (n, d); one row may come as 1-D."""
+        return pack_signs(self.logits(X))
+
+    def logits(self, X: Any) -> np.ndarray:
+        """The values whose signs are the code, float64 (n, n_bits)."""
+        self._check_fitted()
+        X = as_features(X, min_rows=0)
+        if X.shape[1] != len(self.mean_):
+            raise DataError(
+                f"{self.name} was fitted on {len(self.mean_)} columns, got {X.shape[1]}; "
+                "encode with features of the backbone it was fitted on"
+            )
+        values = np.empty((len(X), self.n_bits))
+        for start in range(0, len(X), BLOCK_ROWS):
+            values[start : start + BLOCK_ROWS] = self._logits(self._centre(X[start : start + BLOCK_ROWS]))
+        return values
+
+    def params(self) -> dict[str, Any]:
+        """The constructor's arguments as they are now: ``type(self)(**self.params())`` is a fresh twin."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def save(self, uri: str) -> None:
+        """Writes a folder: ``baseline.json`` (settings, numbers) and ``state.safetensors`` (arrays)."""
+        self._check_fitted()
+        state = {name: value for name, value in vars(self).items() if name.endswith("_")}
+        arrays = {name: np.ascontiguousarray(v) for name, v in state.items() if isinstance(v, np.ndarray)}
+        storage.write_bytes(storage.join(uri, "state.safetensors"), safetensors.numpy.save(arrays))
+        about = {
+            "kind": "baseline",
+            "format_version": FORMAT_VERSION,
+            "method": self.name,
+            "params": self.params(),
+            "state": {name: value for name, value in state.items() if name not in arrays},
+        }
+        storage.write_json(storage.join(uri, "baseline.json"), about)
+
+    @classmethod
+    def load(cls, uri: str) -> Self:
+        """The fitted method that ``save`` wrote; ``Baseline.load`` loads any, ``ITQ.load`` an ITQ only."""
+        from hashnet.baselines import REGISTRY
+
+        where = storage.join(uri, "baseline.json")
+        about = storage.check_format(storage.read_json(where), where, "baseline", FORMAT_VERSION)
+        found = REGISTRY.get(about["method"])
+        if found is None or not issubclass(found, cls):
+            raise FormatError(f"{uri} holds {about['method']!r}, not {getattr(cls, 'name', 'a baseline')!r}")
+        fitted = found(**about["params"])
+        arrays = safetensors.numpy.load(storage.read_bytes(storage.join(uri, "state.safetensors")))
+        for name, value in (about["state"] | arrays).items():
+            setattr(fitted, name, value)
+        return fitted
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.params().items())})"
+
+    # -- what a method gives ---------------------------------------------------------------------
+
+    @abstractmethod
+    def _fit(self, X: np.ndarray, y: np.ndarray | None, rng: np.random.Generator) -> None:
+        """Learns from centred rows X, float64 (n, d), and multi-hot y, uint8 (n, n_classes) or None."""
+
+    @abstractmethod
+    def _logits(self, X: np.ndarray) -> np.ndarray:
+        """float64 (n, n_bits) of centred rows X, float64 (n, d)."""
+
+    # -- checks ----------------------------------------------------------------------------------
+
+    def _centre(self, X: np.ndarray) -> np.ndarray:
+        if len(self.columns_) == len(self.mean_):
+            return X - self.mean_
+        return X[:, self.columns_] - self.mean_[self.columns_]
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "history_"):
+            raise DataError(f"{self.name} is not fitted yet: call fit(X) first")
+
+    def _check_labels(self, y: Any, n_rows: int) -> np.ndarray | None:
+        if self.labels == "ignored":
+            return None
+        if y is None:
+            if self.labels == "required":
+                raise DataError(f"{self.name} is supervised: fit(X, y) needs labels, multi-hot or class ids")
+            return None
+        y = as_multi_hot(y)
+        if len(y) != n_rows:
+            raise DataError(f"{n_rows} rows but {len(y)} rows of labels")
+        pairs = count_pairs(y)
+        if pairs.n_dissimilar == 0:
+            raise DataError(f"{self.name}: all {n_rows} rows share a label; at least two classes are needed")
+        if pairs.n_similar == 0:
+            raise DataError(f"{self.name}: no two of the {n_rows} rows share a label, nothing to learn from")
+        return y
+
+
+def as_features(X: Any, min_rows: int = 1) -> np.ndarray:
+    """Finite float64 (n, d) of anything array-like; raises DataError that names the first bad row."""
+    X = np.asarray(X)
+    if X.dtype.kind not in "fiub":
+        raise DataError(f"features must be numbers, got {X.dtype}")
+    if X.ndim == 1:
+        X = X[None, :]
+    if X.ndim != 2 or X.shape[1] == 0:
+        raise DataError(f"features must have shape (n, d), got {X.shape}")
+    if len(X) < min_rows:
+        raise DataError("there are no rows")
+    X = X.astype(np.float64, copy=False)
+    finite = np.isfinite(X).all(axis=1)
+    if not finite.all():
+        raise DataError(f"{(~finite).sum()} rows hold NaN or infinity, the first is row {finite.argmin()}")
+    return X
