@@ -10,6 +10,7 @@
     ├── FormatError          an artefact that is foreign, damaged or newer than this version
     ├── LineageMismatch      two artefacts that were not made for each other
     ├── StoreError           a code store that is incomplete or inconsistent
+    │   └── TooManyBad       more bad rows than ``max_bad_fraction`` allows
     ├── SearchError          the search index
     │   ├── IndexMismatch    query and index do not fit together
     │   ├── UnknownId        an id the index does not hold
@@ -82,6 +83,12 @@ class LineageMismatch(HashnetError):
 
 class StoreError(HashnetError):
     """A code store that is incomplete or inconsistent."""
+
+
+class TooManyBad(StoreError):
+    """More bad rows than ``max_bad_fraction`` allows; what could be encoded is kept."""
+
+    exit_code = 1
 
 
 class SearchError(HashnetError):

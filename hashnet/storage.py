@@ -111,6 +111,16 @@ def list_names(uri: str | os.PathLike) -> list[str]:
     return sorted(info.base_name for info in found)
 
 
+def list_sizes(uri: str | os.PathLike) -> dict[str, int]:
+    """Name → bytes of the files directly below a folder; empty when it is missing."""
+    filesystem, path = resolve(uri)
+    try:
+        found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    except OSError as error:
+        raise StorageError(f"cannot list {uri}: {error}") from error
+    return {info.base_name: int(info.size or 0) for info in found if info.type == fs.FileType.File}
+
+
 def make_folder(uri: str | os.PathLike) -> None:
     """Makes a folder and its parents where the file system has folders."""
     filesystem, path = resolve(uri)

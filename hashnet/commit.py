@@ -1,0 +1,238 @@
+"""The commit protocol of codes/ (and of features/): frozen ranges, shards, records, then the list.
+
+    codes/_plan.json                         what is being made; frozen by the first run
+    codes/codes-00017.parquet                a shard: temporary name + rename, or one put
+    codes/_quarantine/codes-00017.parquet    its bad rows (row_id, uri, reason), where it has some
+    codes/_records/codes-00017.json          written after both: from here on the shard counts
+    codes/manifest.json, codes/_SUCCESS      written last, and all that readers trust
+
+The rows of one split are cut, manifest part by manifest part, into ranges of ``rows_per_shard``
+rows in row_id order; a range is a shard with a stable name. The bytes of a shard depend on its rows
+and its lineage alone (no clock, host or run id), so writing it twice is writing the same file, and
+whoever runs the same plan again makes only the shards that have no record yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from hashnet import storage
+from hashnet.errors import StoreError
+from hashnet.plan import BIT_ORDER, FORMAT_VERSION, Plan, ShardRange
+
+RECORDS, QUARANTINE = "_records", "_quarantine"
+LIST, SUCCESS = "manifest.json", "_SUCCESS"
+QUARANTINE_SCHEMA = pa.schema([("row_id", pa.int64()), ("uri", pa.string()), ("reason", pa.string())])
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """What is known of one committed shard. ``mends`` marks a shard of retried quarantine rows."""
+
+    name: str
+    rows: int
+    bad_rows: int
+    sha256: str
+    bytes: int
+    part: str
+    part_sha256: str
+    start: int
+    stop: int
+    reasons: Mapping[str, int]
+    ones: tuple[int, ...] = ()  # per bit, how many rows have it set
+    quarantine_sha256: str | None = None
+    mends: bool = False
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}.parquet"
+
+    @classmethod
+    def from_dict(cls, about: Mapping[str, Any]) -> ShardRecord:
+        values = {name: about[name] for name in cls.__dataclass_fields__}
+        return cls(**values | {"ones": tuple(about["ones"])})
+
+
+def commit_shard(
+    uri: str, plan: Plan, shard: ShardRange, rows: pa.Table, bad: pa.Table | None = None, mends: bool = False
+) -> ShardRecord:
+    """Writes shard, quarantine and record, in that order; returns the record.
+
+    ``rows`` has the columns of ``plan.schema`` and ``bad`` row_id, uri, reason; both in any order.
+    """
+    rows = rows.select(plan.schema.names).cast(plan.schema).sort_by("row_id").combine_chunks()
+    bad = QUARANTINE_SCHEMA.empty_table() if bad is None else bad.select(QUARANTINE_SCHEMA.names)
+    bad = bad.cast(QUARANTINE_SCHEMA).sort_by("row_id").combine_chunks()
+    if rows.num_rows + bad.num_rows != len(shard) and not mends:
+        raise StoreError(
+            f"{shard.name} must hold {len(shard)} rows, got {rows.num_rows} and {bad.num_rows} bad ones"
+        )
+    metadata = shard_metadata(plan, shard.part.sha256)
+    data = parquet_bytes(rows.replace_schema_metadata(metadata), plan.column)
+    sha256 = hashlib.sha256(data).hexdigest()
+    storage.write_bytes(storage.join(uri, f"{shard.name}.parquet"), data)
+    quarantine_sha256 = None
+    if bad.num_rows:
+        refused = parquet_bytes(bad, "reason")
+        quarantine_sha256 = hashlib.sha256(refused).hexdigest()
+        storage.write_bytes(storage.join(uri, QUARANTINE, f"{shard.name}.parquet"), refused)
+    counts = pc.value_counts(bad["reason"]).to_pylist()
+    record = ShardRecord(
+        name=shard.name,
+        rows=rows.num_rows,
+        bad_rows=bad.num_rows,
+        sha256=sha256,
+        bytes=len(data),
+        part=shard.part.name,
+        part_sha256=shard.part.sha256,
+        start=shard.start,
+        stop=shard.stop,
+        reasons={count["values"]: count["counts"] for count in counts},
+        ones=_ones(rows, plan),
+        quarantine_sha256=quarantine_sha256,
+        mends=mends,
+    )
+    about = {"kind": "shard record", "format_version": FORMAT_VERSION} | asdict(record)
+    storage.write_json(storage.join(uri, RECORDS, f"{shard.name}.json"), about)
+    return record
+
+
+def _ones(rows: pa.Table, plan: Plan) -> tuple[int, ...]:
+    if plan.output != "codes":
+        return ()
+    bits = np.unpackbits(binary_matrix(rows["code"], plan.width // 8), axis=1)
+    return tuple(int(count) for count in bits.sum(axis=0, dtype=np.int64))
+
+
+def shard_metadata(plan: Plan, part_sha256: str) -> dict[str, str]:
+    """Parquet key-value metadata of a shard: the lineage, one ``hashnet.*`` key a fact."""
+    facts: dict[str, Any] = dict(plan.lineage) | {
+        "kind": plan.output,
+        "format_version": FORMAT_VERSION,
+        "manifest_part_sha256": part_sha256,
+        "split": plan.split,
+        "n_bits" if plan.output == "codes" else "n_features": plan.width,
+    }
+    if plan.output == "codes":
+        facts["bit_order"] = BIT_ORDER
+    return {
+        f"hashnet.{name}": value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+        for name, value in sorted(facts.items())
+        if value is not None
+    }
+
+
+def parquet_bytes(table: pa.Table, plain_column: str) -> bytes:
+    """The Parquet file of a table. The options are fixed: the same rows are the same bytes."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table,
+        sink,
+        compression="zstd",
+        row_group_size=65_536,
+        use_dictionary=["labels.list.element"],  # codes, ids and uris hardly ever repeat
+        write_statistics=["row_id"],
+        data_page_version="1.0",
+        version="2.6",
+    )
+    return sink.getvalue().to_pybytes()
+
+
+def binary_matrix(column: pa.ChunkedArray | pa.Array, width: int) -> np.ndarray:
+    """uint8 (n, width) of a fixed_size_binary column, without a copy where it has one chunk."""
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    views = [
+        np.frombuffer(chunk.buffers()[1], np.uint8, len(chunk) * width, chunk.offset * width)
+        for chunk in chunks
+        if len(chunk)
+    ]
+    if not views:
+        return np.zeros((0, width), dtype=np.uint8)
+    return (views[0] if len(views) == 1 else np.concatenate(views)).reshape(-1, width)
+
+
+def binary_column(matrix: np.ndarray) -> pa.Array:
+    """fixed_size_binary(width) of a uint8 (n, width) matrix, without a copy."""
+    matrix = np.ascontiguousarray(matrix, dtype=np.uint8)
+    return pa.Array.from_buffers(pa.binary(matrix.shape[1]), len(matrix), [None, pa.py_buffer(matrix)])
+
+
+def read_records(uri: str) -> dict[str, ShardRecord]:
+    """Committed shards by name: those whose record and whose file of that size are both there."""
+    sizes = storage.list_sizes(uri)
+    names = [name for name in storage.list_names(storage.join(uri, RECORDS)) if name.endswith(".json")]
+
+    def read(name: str) -> ShardRecord:
+        where = storage.join(uri, RECORDS, name)
+        about = storage.check_format(storage.read_json(where), where, "shard record", FORMAT_VERSION)
+        return ShardRecord.from_dict(about)
+
+    with ThreadPoolExecutor(16) as pool:  # on an object store each record is a round trip
+        records = list(pool.map(read, names))
+    return {record.name: record for record in records if sizes.get(record.file) == record.bytes}
+
+
+def read_quarantine(uri: str, records: Mapping[str, ShardRecord]) -> pa.Table:
+    """Bad rows (row_id, uri, reason) in row_id order that no mending shard holds since."""
+    tables = [QUARANTINE_SCHEMA.empty_table()]
+    for record in records.values():
+        if record.bad_rows and not record.mends:
+            with storage.open_input(storage.join(uri, QUARANTINE, record.file)) as source:
+                tables.append(pq.read_table(source, columns=QUARANTINE_SCHEMA.names))
+    bad = pa.concat_tables(tables).cast(QUARANTINE_SCHEMA)
+    for record in records.values():
+        if record.mends and bad.num_rows:
+            with storage.open_input(storage.join(uri, record.file)) as source:
+                mended = pq.read_table(source, columns=["row_id"])["row_id"]
+            bad = bad.filter(pc.invert(pc.is_in(bad["row_id"], value_set=mended.combine_chunks())))
+    return bad.sort_by("row_id")
+
+
+def finish(uri: str, plan: Plan, statistics: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Writes manifest.json and then _SUCCESS; returns what manifest.json holds.
+
+    Refused with StoreError while a shard is missing. Mending shards come last in the list.
+    """
+    records = read_records(uri)
+    ranges = list(plan.ranges())
+    missing = [shard.name for shard in ranges if shard.name not in records]
+    if missing:
+        raise StoreError(f"{uri} lacks {len(missing)} of {len(ranges)} shards, the first is {missing[0]}")
+    mending = sorted(record.name for record in records.values() if record.mends)
+    shards = [records[shard.name] for shard in ranges] + [records[name] for name in mending]
+    mended = sum(record.rows for record in shards if record.mends)
+    about = plan.to_dict() | {
+        "kind": plan.output,
+        "rows": sum(record.rows for record in shards),
+        "bad_rows": sum(record.bad_rows for record in shards if not record.mends) - mended,
+        "shards": [asdict(record) for record in shards],
+        "sha256": content_sha256(shards),
+        "statistics": dict(statistics or {}),
+    }
+    storage.write_json(storage.join(uri, LIST), about)
+    storage.write_bytes(storage.join(uri, SUCCESS), b"")
+    _remove_leftovers(uri)
+    return about
+
+
+def content_sha256(shards: list[ShardRecord]) -> str:
+    """One fingerprint of a store: of its shards' names and fingerprints, in order."""
+    return hashlib.sha256("".join(f"{s.name} {s.sha256}\n" for s in shards).encode()).hexdigest()
+
+
+def _remove_leftovers(uri: str) -> None:
+    """Temporary files of runs that were killed. Every shard is committed: nobody needs them."""
+    for folder in (uri, storage.join(uri, RECORDS), storage.join(uri, QUARANTINE)):
+        for name in storage.list_names(folder):
+            if storage.TMP_MARK in name:
+                storage.delete(storage.join(folder, name))
