@@ -15,7 +15,7 @@ STAMP := $(VENV_DIR)/.hashnet-$(WANTED)
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test test-all lint format bench audit clean
+.PHONY: help setup demo test test-all browser lint format bench audit clean
 help:  ## this list
 	@echo "hashnet: learned binary codes, trained and encoded on Ray, searched with FAISS"; echo
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -35,8 +35,12 @@ demo: setup  ## everything on the embedded default: train, encode, index, evalua
 test: setup  ## the tests that every change must pass (under ten minutes on two cores)
 	@"$(BIN)/python" -m pytest -q $(ARGS)
 
-test-all: setup lint  ## every test, the slow ones and the browser's too
+test-all: setup browser lint  ## every test, the slow ones and the browser's too
 	@HASHNET_REQUIRE_BROWSER=1 "$(BIN)/python" -m pytest -q --slow $(ARGS)
+
+browser:  ## install Chromium for the browser tests where it is missing (Debian's package)
+	@command -v chromium chromium-browser google-chrome >/dev/null || { apt-get update -q && apt-get install -qy chromium; } \
+	  || { echo "browser: no Chromium found and apt-get could not install one; install it and run again" >&2; exit 1; }
 
 lint: setup  ## ruff and mypy
 	@"$(BIN)/ruff" check . && "$(BIN)/ruff" format --check . && "$(BIN)/mypy"
