@@ -1,0 +1,165 @@
+"""Rows of a manifest → the bytes of their pictures, or their feature vectors.
+
+for table in manifest.batches("database"):
+    pictures = fetch_images(table)              # bytes, or a BadImage where there are none
+    pixels, bad = preprocess.eval_many(pictures)
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from hashnet import storage
+from hashnet.data.references import Reference, parse
+from hashnet.errors import BadImage, DataError, StorageError
+
+THREADS = 8  # reads in flight: they wait for disks and networks, not for processors
+CACHE_BYTES = 256 << 20  # of Parquet columns already decoded
+
+
+def fetch_images(
+    table: pa.Table, base_uri: str | None = None, threads: int = THREADS
+) -> list[bytes | BadImage]:
+    """The encoded picture of each row, in order; a BadImage where a picture is missing or unreadable.
+
+    ``table`` has the column ``uri``, or ``image`` (bytes kept inside), or both. Relative paths are
+    taken from ``base_uri``.
+    """
+    n = len(table)
+    out: list[bytes | BadImage] = [BadImage("missing", "neither image nor uri")] * n
+    inline = table["image"].to_pylist() if "image" in table.column_names else [None] * n
+    uris = table["uri"].to_pylist() if "uri" in table.column_names else [None] * n
+    by_file: dict[str, list[tuple[int, Reference]]] = defaultdict(list)
+    for i, (image, uri) in enumerate(zip(inline, uris, strict=True)):
+        if image is not None:
+            out[i] = image
+        elif uri:
+            reference = parse(uri)
+            by_file[_placed(reference.file, base_uri)].append((i, reference))
+
+    def fill(job: tuple[str, list[tuple[int, Reference]]]) -> None:
+        for (i, _), data in zip(job[1], _read(*job), strict=True):
+            out[i] = data
+
+    # One job a file, but the many members of one tar are spread over the threads, too.
+    jobs = [(file, wanted[k::threads]) for file, wanted in by_file.items() for k in range(threads)]
+    jobs = [job for job in jobs if job[1]]
+    if threads > 1 and len(jobs) > 1:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(fill, jobs))
+    else:
+        for job in jobs:
+            fill(job)
+    return out
+
+
+def feature_matrix(table: pa.Table) -> np.ndarray:
+    """float32 (n, d) of the column ``feature``."""
+    if "feature" not in table.column_names:
+        raise DataError("these rows are pictures, they have no column 'feature'")
+    column = table["feature"].combine_chunks()
+    if column.null_count:
+        raise DataError(f"row {column.is_null().index(True).as_py()} has no feature")
+    return np.ascontiguousarray(column.flatten().to_numpy().reshape(len(column), -1), dtype=np.float32)
+
+
+def describe_bad(names: Sequence[str], bad: Iterable[BadImage], n_images: int) -> str:
+    """One sentence: how many pictures of how many, for which reasons, and the first few names."""
+    reasons = Counter(error.reason for error in bad)
+    listed = ", ".join(f"{n:,} {reason}" for reason, n in reasons.most_common())
+    more = ", …" if len(names) > 5 else ""
+    return f"{reasons.total():,} of {n_images:,} pictures cannot be used ({listed}): {', '.join(names[:5])}{more}"
+
+
+def _placed(file: str, base_uri: str | None) -> str:
+    if base_uri is None or storage.is_uri(file) or file.startswith("/"):
+        return file
+    return storage.join(base_uri, file)
+
+
+def _read(file: str, wanted: list[tuple[int, Reference]]) -> list[bytes | BadImage]:
+    """What each reference into one file names."""
+    try:
+        if wanted[0][1].column is not None:
+            return [_value(file, reference) for _, reference in wanted]
+        with _open(file) as source:
+            return [
+                _range(source, reference)
+                if reference.offset is not None
+                else source.read_at(source.size(), 0)
+                for _, reference in wanted
+            ]
+    except FileNotFoundError:
+        return [BadImage("missing", file)] * len(wanted)
+    except (OSError, StorageError, pa.ArrowException) as error:
+        return [BadImage("unreadable", f"{file}: {error}")] * len(wanted)
+
+
+def _open(file: str) -> pa.NativeFile:
+    filesystem, path = storage.resolve(file)
+    if isinstance(filesystem, fs.LocalFileSystem):
+        return pa.OSFile(path, "rb")
+    return filesystem.open_input_file(path)
+
+
+def _range(source: pa.NativeFile, reference: Reference) -> bytes | BadImage:
+    assert reference.offset is not None
+    data = source.read_at(reference.size, reference.offset)
+    if len(data) < reference.size:
+        return BadImage("truncated", f"{reference.file} ends before byte {reference.offset + reference.size}")
+    if reference.raw is None:
+        return data
+    channels, height, width = reference.raw
+    planes = np.frombuffer(data, dtype=np.uint8).reshape(channels, height, width)
+    return b"P6 %d %d 255\n" % (width, height) + planes.transpose(1, 2, 0).tobytes()  # a PPM picture
+
+
+class _ColumnCache:
+    """The row groups read last: neighbours in a manifest are neighbours in a Parquet file."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._columns: OrderedDict[tuple, pa.ChunkedArray] = OrderedDict()
+
+    def get(self, file: str, column: str, group: int) -> pa.ChunkedArray:
+        filesystem, path = storage.resolve(file)
+        info = filesystem.get_file_info(path)
+        if info.type == fs.FileType.NotFound:
+            raise FileNotFoundError(file)
+        key = (file, info.size, info.mtime_ns, column, group)
+        with self._lock:  # held while reading: eight threads want the same row group, one reads it
+            if key not in self._columns:
+                with filesystem.open_input_file(path) as source:
+                    self._columns[key] = _read_column(pq.ParquetFile(source), column, group)
+            self._columns.move_to_end(key)
+            while len(self._columns) > 1 and sum(c.nbytes for c in self._columns.values()) > CACHE_BYTES:
+                self._columns.popitem(last=False)
+            return self._columns[key]
+
+
+def _read_column(file: pq.ParquetFile, column: str, group: int) -> pa.ChunkedArray:
+    values = file.read_row_group(group, columns=[column])
+    array = values.column(0)
+    if pa.types.is_struct(array.type):  # "image.bytes" reads as a struct with the one field
+        return pa.chunked_array([chunk.field(0) for chunk in array.chunks])
+    return array
+
+
+_cache = _ColumnCache()
+
+
+def _value(file: str, reference: Reference) -> bytes | BadImage:
+    assert reference.column is not None
+    column = _cache.get(file, reference.column, reference.group)
+    if reference.row >= len(column):
+        return BadImage("missing", f"{file} has no row {reference.row} in row group {reference.group}")
+    data = column[reference.row].as_py()
+    return data if data is not None else BadImage("missing", f"{file}: row {reference.row} is null")

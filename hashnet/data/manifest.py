@@ -1,0 +1,255 @@
+"""Manifest: the list of a data set's pictures or features, with labels and splits, on disk.
+
+A manifest is a folder of Parquet parts plus ``_manifest.json``, which names them with their sha256:
+
+    manifest.parquet/
+        part-00000.parquet      row_id, uri, [image], [feature], labels, splits
+        _manifest.json          modality, classes, the parts; written last, it makes them count
+
+Any Parquet reader opens the folder. Row ids are 0, 1, 2, … over all parts. Parts are frozen:
+``append`` adds one and changes none.
+
+    manifest = Manifest.open("manifest.parquet")
+    for table in manifest.batches("database", columns=["row_id", "uri"]):
+        ...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hashnet import labels as label_sets
+from hashnet import storage
+from hashnet.data import splits as split_flags
+from hashnet.data.parts import Part, PartsWriter, check_labels, read_groups, schema_of
+from hashnet.errors import FormatError, ManifestError, StorageError
+
+FORMAT_VERSION = 1
+FILE = "_manifest.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """An opened manifest. Reading checks each part's sha256 once (``check=False`` trusts them)."""
+
+    uri: str
+    modality: str  # "image" or "features"
+    n_classes: int | None  # None: no labels
+    class_names: tuple[str, ...] | None
+    n_features: int | None
+    inline: bool  # pictures are inside, in the column ``image``
+    parts: tuple[Part, ...]
+    source: dict[str, Any] = field(default_factory=dict)
+    check: bool = True
+    _checked: set[str] = field(default_factory=set, compare=False, repr=False)
+
+    @classmethod
+    def open(cls, uri: str, check: bool = True) -> Manifest:
+        """The manifest in a folder, or ManifestError."""
+        uri = str(uri)
+        try:
+            about = storage.read_json(storage.join(uri, FILE))
+        except StorageError as error:
+            raise ManifestError(
+                f"{uri} is no manifest ({FILE} is missing or unreadable: {error}); "
+                f"make one with: hashnet dataset NAME … --out {uri}"
+            ) from error
+        storage.check_format(about, uri, "manifest", FORMAT_VERSION)
+        try:
+            return cls(
+                uri=uri,
+                modality=about["modality"],
+                n_classes=about["n_classes"],
+                class_names=tuple(about["class_names"]) if about["class_names"] is not None else None,
+                n_features=about["n_features"],
+                inline=about["inline"],
+                parts=tuple(Part.from_dict(part) for part in about["parts"]),
+                source=about.get("source", {}),
+                check=check,
+            )
+        except (KeyError, TypeError) as error:
+            raise FormatError(f"{uri}/{FILE} is damaged: {error!r} is missing or wrong") from error
+
+    def __len__(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    def count(self, split: str | None = None) -> int:
+        """Rows of a split, or of all; no file is read."""
+        if split is None:
+            return len(self)
+        split_flags.flag_of(split)
+        return sum(part.splits.get(split, 0) for part in self.parts)
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """Rows of each split that has any."""
+        return {name: self.count(name) for name in split_flags.SPLITS if self.count(name)}
+
+    @property
+    def sha256(self) -> str:
+        """Fingerprint of the content: what the parts are, not where they lie."""
+        content = [self.modality, self.n_classes, self.class_names, [part.sha256 for part in self.parts]]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    @property
+    def schema(self) -> pa.Schema:
+        return schema_of(self.modality, self.n_features, self.inline)
+
+    def read(
+        self,
+        split: str | None = None,
+        columns: list[str] | None = None,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> pa.Table:
+        """Rows in row_id order. ``start`` and ``stop`` count rows within the split."""
+        tables = list(self._groups(split, columns, start, stop))
+        return pa.concat_tables(tables) if tables else self._empty(columns)
+
+    def batches(
+        self,
+        split: str | None = None,
+        columns: list[str] | None = None,
+        rows: int = 8192,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Iterator[pa.Table]:
+        """Tables of ``rows`` rows (the last may be shorter) in row_id order; memory stays bounded."""
+        waiting: list[pa.Table] = []
+        for table in self._groups(split, columns, start, stop):
+            waiting.append(table)
+            while sum(map(len, waiting)) >= rows:
+                joined = pa.concat_tables(waiting)
+                yield joined.slice(0, rows)
+                waiting = [joined.slice(rows)] if len(joined) > rows else []
+        if waiting:
+            yield pa.concat_tables(waiting)
+
+    def labels(self, split: str | None = None) -> np.ndarray | None:
+        """Multi-hot uint8 (n, n_classes) in row_id order, or None for a manifest without labels."""
+        if self.n_classes is None:
+            return None
+        blocks = [
+            label_sets.from_lists(table["labels"], self.n_classes)
+            for table in self.batches(split, columns=["labels"], rows=65_536)
+        ]
+        return np.concatenate(blocks) if blocks else np.zeros((0, self.n_classes), dtype=np.uint8)
+
+    def row_ids(self, split: str | None = None) -> np.ndarray:
+        """int64 (n,), ascending."""
+        return self.read(split, columns=["row_id"])["row_id"].to_numpy()
+
+    def verify(self) -> None:
+        """Checks size and sha256 of every part; ManifestError names the first that differs."""
+        for part in self.parts:
+            self._verify(part)
+
+    def append(
+        self,
+        payload: pa.Table,
+        labels: pa.Array | None,
+        flags: np.ndarray,
+        source: dict[str, Any] | None = None,
+    ) -> Manifest:
+        """This manifest with one more part (or more, when it is large); returns it opened anew.
+
+        ``payload`` has the columns ``uri``, and ``image`` or ``feature`` where this manifest has them.
+        """
+        check_labels(labels, self.n_classes)
+        writer = PartsWriter(self.uri, self.schema, len(self.parts), len(self))
+        try:
+            writer.write(payload, labels, flags)
+            parts = (*self.parts, *writer.finish())
+            if Manifest.open(self.uri).parts != self.parts:
+                raise ManifestError(f"{self.uri} was changed by somebody else meanwhile; append again")
+            write_about(self.uri, self, parts, {**self.source, **({"appended": source} if source else {})})
+        except BaseException:
+            writer.abort()
+            raise
+        return Manifest.open(self.uri, check=self.check)
+
+    def copy_to(self, uri: str) -> Manifest:
+        """A copy under ``uri``. One that is already there may be the same or a beginning of this one."""
+        have: tuple[Part, ...] = ()
+        if storage.exists(storage.join(uri, FILE)):
+            have = Manifest.open(uri).parts
+            if have != self.parts[: len(have)]:
+                raise ManifestError(
+                    f"{uri} holds another manifest ({sum(p.rows for p in have):,} rows, "
+                    f"{len(have)} parts that are not the first of {self.uri}); choose another folder"
+                )
+        for part in self.parts[len(have) :]:
+            self._verify(part)
+            with (
+                storage.open_input(storage.join(self.uri, part.name)) as source,
+                storage.open_output(storage.join(uri, part.name)) as sink,
+            ):
+                while chunk := source.read(8 << 20):
+                    sink.write(chunk)
+        if have != self.parts or not have:
+            write_about(uri, self, self.parts, self.source)
+        return Manifest.open(uri, check=self.check)
+
+    def summary(self, pairs: bool = True) -> dict[str, Any]:
+        """Sizes, classes and labels per image of each split; pair counts of the training set."""
+        from hashnet.data.protocols import summarise
+
+        return summarise(self, pairs)
+
+    def _groups(
+        self, split: str | None, columns: list[str] | None, start: int, stop: int | None
+    ) -> Iterator[pa.Table]:
+        position = 0
+        for part in self.parts:
+            rows = part.rows if split is None else part.splits.get(split, 0)
+            before, position = position, position + rows
+            if rows == 0 or start >= position or (stop is not None and stop <= before):
+                continue
+            self._verify(part)
+            yield from read_groups(
+                self.uri, part, split, columns, start - before, None if stop is None else stop - before
+            )
+
+    def _empty(self, columns: list[str] | None) -> pa.Table:
+        table = self.schema.empty_table()
+        return table if columns is None else table.select(columns)
+
+    def _verify(self, part: Part) -> None:
+        if not self.check or part.sha256 in self._checked:
+            return
+        uri = storage.join(self.uri, part.name)
+        if not storage.exists(uri):
+            raise ManifestError(f"{uri} is missing; make the manifest again or copy it whole")
+        found = storage.sha256_of(uri)
+        if found != part.sha256:
+            raise ManifestError(
+                f"{uri} does not match its manifest: sha256 is {found[:16]}…, {part.sha256[:16]}… was recorded; "
+                "it was changed or damaged: make the manifest again or restore the file"
+            )
+        self._checked.add(part.sha256)
+
+
+def write_about(uri: str, manifest: Any, parts: tuple[Part, ...], source: dict[str, Any]) -> None:
+    """Writes ``_manifest.json``: the moment from which the parts count."""
+    storage.write_json(
+        storage.join(uri, FILE),
+        {
+            "kind": "manifest",
+            "format_version": FORMAT_VERSION,
+            "modality": manifest.modality,
+            "n_classes": manifest.n_classes,
+            "class_names": list(manifest.class_names) if manifest.class_names is not None else None,
+            "n_features": manifest.n_features,
+            "inline": manifest.inline,
+            "n_rows": sum(part.rows for part in parts),
+            "parts": [part.to_dict() for part in parts],
+            "source": source,
+        },
+    )

@@ -1,0 +1,210 @@
+"""The frozen Parquet files a manifest is made of: their columns, and how one is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from hashnet import storage
+from hashnet.data import splits
+from hashnet.errors import DataError
+
+GROUP_ROWS = 32_768  # rows of a Parquet row group: what a reader has to take in at once …
+GROUP_BYTES = 16 << 20  # … unless rows are heavy (pictures, features): then this many bytes
+PART_ROWS = 1_000_000
+PART_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Group:
+    """One row group: its rows, and how many of them are in each split."""
+
+    rows: int
+    splits: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One frozen file. Its rows have the ids first_row_id, first_row_id + 1, …"""
+
+    name: str
+    sha256: str
+    bytes: int
+    rows: int
+    first_row_id: int
+    splits: dict[str, int]
+    groups: tuple[Group, ...]
+
+    @classmethod
+    def from_dict(cls, about: dict[str, Any]) -> Part:
+        return cls(**{**about, "groups": tuple(Group(**group) for group in about["groups"])})
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "groups": [asdict(group) for group in self.groups]}
+
+
+def schema_of(modality: str, n_features: int | None, inline: bool) -> pa.Schema:
+    """Columns of a part: ``image`` only where pictures are kept inside, ``feature`` for features."""
+    columns = [("row_id", pa.int64()), ("uri", pa.string())]
+    if inline:
+        columns.append(("image", pa.binary()))
+    if modality == "features":
+        columns.append(("feature", pa.list_(pa.float32(), n_features)))
+    columns += [("labels", pa.list_(pa.int32())), ("splits", pa.list_(pa.string()))]
+    return pa.schema(columns)
+
+
+class PartsWriter:
+    """Writes rows as parts of bounded size; each part appears whole, under a temporary name before.
+
+    Rows come in blocks of any size: ``write`` cuts them into row groups, ``finish`` returns the parts.
+    """
+
+    def __init__(self, folder: str, schema: pa.Schema, first_part: int = 0, first_row_id: int = 0) -> None:
+        self.folder, self.schema = folder, schema
+        self.parts: list[Part] = []
+        self._number, self._next_row_id = first_part, first_row_id
+        self._waiting: list[pa.Table] = []  # rows that do not fill a row group yet
+        self._open: ExitStack | None = None
+
+    def write(self, payload: pa.Table, labels: pa.Array | None, flags: np.ndarray) -> None:
+        """Adds rows: payload columns (uri, image, feature), label lists or None, split flags (n,)."""
+        n = len(flags)
+        columns: dict[str, Any] = {name: payload[name] for name in payload.column_names}
+        columns["row_id"] = pa.array(np.arange(self._next_row_id, self._next_row_id + n))
+        columns["labels"] = pa.nulls(n, pa.list_(pa.int32())) if labels is None else labels
+        columns["splits"] = splits.to_lists(flags)
+        for field in self.schema:
+            columns.setdefault(field.name, pa.nulls(n, field.type))
+        table = pa.table([columns[name] for name in self.schema.names], schema=self.schema)
+        self._next_row_id += n
+        self._waiting.append(table)
+        self._flush(everything=False)
+
+    def finish(self) -> list[Part]:
+        """Closes the last part and returns all of them."""
+        self._flush(everything=True)
+        if self._open is not None:
+            self._close_part()
+        return self.parts
+
+    def abort(self) -> None:
+        """Removes whatever was written."""
+        if self._open is not None:
+            try:
+                self._open.__exit__(InterruptedError, InterruptedError(), None)
+            except InterruptedError:
+                pass
+            self._open = None
+        for part in self.parts:
+            storage.delete(storage.join(self.folder, part.name))
+
+    def _flush(self, everything: bool) -> None:
+        waiting = pa.concat_tables(self._waiting) if self._waiting else self.schema.empty_table()
+        start = 0
+        while start < len(waiting):
+            rest = waiting.slice(start)
+            rows = min(GROUP_ROWS, max(64, GROUP_BYTES * len(rest) // max(rest.nbytes, 1)))
+            if len(rest) < rows and not everything:
+                break
+            self._write_group(rest.slice(0, rows))
+            start += min(rows, len(rest))
+        self._waiting = [waiting.slice(start)] if start < len(waiting) else []
+
+    def _write_group(self, table: pa.Table) -> None:
+        if self._open is None:
+            self._open_part(table["row_id"][0].as_py())
+        self._writer.write_table(table, row_group_size=len(table))
+        counts = splits.counts(splits.from_lists(table["splits"]))
+        self._groups.append(Group(len(table), counts))
+        self._bytes += table.nbytes
+        if self._bytes >= PART_BYTES or sum(group.rows for group in self._groups) >= PART_ROWS:
+            self._close_part()
+
+    def _open_part(self, first_row_id: int) -> None:
+        self._name = f"part-{self._number:05d}.parquet"
+        self._first, self._groups, self._bytes = first_row_id, list[Group](), 0
+        self._open = ExitStack()
+        sink = self._open.enter_context(storage.open_output(storage.join(self.folder, self._name)))
+        self._writer = self._open.enter_context(
+            pq.ParquetWriter(
+                sink,
+                self.schema,
+                compression="zstd",
+                use_dictionary=["labels.list.element", "splits.list.element"],
+                column_encoding={"uri": "DELTA_BYTE_ARRAY"},  # neighbours share their folder
+                write_statistics=["row_id"],
+            )
+        )
+
+    def _close_part(self) -> None:
+        assert self._open is not None
+        self._open.close()
+        self._open = None
+        uri = storage.join(self.folder, self._name)
+        totals = {name: sum(group.splits.get(name, 0) for group in self._groups) for name in splits.SPLITS}
+        self.parts.append(
+            Part(
+                name=self._name,
+                sha256=storage.sha256_of(uri),
+                bytes=storage.size_of(uri),
+                rows=sum(group.rows for group in self._groups),
+                first_row_id=self._first,
+                splits={name: n for name, n in totals.items() if n},
+                groups=tuple(self._groups),
+            )
+        )
+        self._number += 1
+
+
+def read_groups(
+    uri: str, part: Part, split: str | None, columns: list[str] | None, skip: int, stop: int | None
+) -> Iterator[pa.Table]:
+    """The part's rows of a split, a row group at a time; positions skip ≤ p < stop within it."""
+    flag = None if split is None else splits.flag_of(split)
+    position = 0
+    with storage.open_input(storage.join(uri, part.name)) as source:
+        try:
+            file = pq.ParquetFile(source)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{uri}/{part.name} is not Parquet: {error}") from error
+        for number, group in enumerate(part.groups):
+            rows = group.rows if split is None else group.splits.get(split, 0)
+            low, high = skip - position, rows if stop is None else min(rows, stop - position)
+            position += rows
+            if rows == 0 or low >= rows or high <= 0:
+                continue
+            table = file.read_row_group(number, columns=columns)
+            if flag is not None and rows < group.rows:
+                lists = table["splits"] if "splits" in table.column_names else None
+                if lists is None:
+                    lists = file.read_row_group(number, columns=["splits"])["splits"]
+                table = table.filter(pa.array((splits.from_lists(lists) & flag) > 0))
+            low = max(low, 0)
+            yield table.slice(low, high - low)
+
+
+def check_labels(labels: pa.Array | None, n_classes: int | None) -> None:
+    """DataError naming the first row whose class ids do not lie in 0..n_classes-1."""
+    if labels is None or len(labels) == 0:
+        return
+    if n_classes is None:
+        if labels.null_count < len(labels):
+            raise DataError("rows have labels, but the number of classes is not known; give n_classes")
+        return
+    classes = labels.flatten()
+    wrong = pc.or_(pc.less(classes, 0), pc.greater_equal(classes, n_classes))
+    if pc.any(wrong).as_py():
+        at = wrong.index(True).as_py()
+        row = pc.list_parent_indices(labels)[at].as_py()
+        raise DataError(
+            f"row {row} has class {classes[at].as_py()}, but the classes are 0..{n_classes - 1}; "
+            "correct the label or give the right number of classes"
+        )

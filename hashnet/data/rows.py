@@ -1,0 +1,39 @@
+"""Rows: what every source returns, whatever it read: payload, labels and names, before the split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Rows:
+    """n rows in their final order.
+
+    ``payload(start, stop)`` is the table of those rows with ``uri``, and ``image`` or ``feature``:
+    asked for in ascending blocks, so that features larger than memory stream through. ``labels``
+    are class id lists list<int32> (n,), ``names`` what a split file calls a row, ``fixed`` split
+    flags that came with the data.
+    """
+
+    n: int
+    payload: Callable[[int, int], pa.Table]
+    modality: str = "image"
+    labels: pa.Array | None = None
+    n_classes: int | None = None
+    class_names: tuple[str, ...] | None = None
+    n_features: int | None = None
+    inline: bool = False
+    names: pa.Array | None = None
+    fixed: np.ndarray | None = None
+    about: dict[str, Any] = field(default_factory=dict)  # for the manifest's ``source``
+    block_rows: int = 32_768
+
+
+def from_uris(uris: pa.Array, **about: Any) -> Rows:
+    """Rows of pictures given by their uris alone."""
+    return Rows(n=len(uris), payload=lambda start, stop: pa.table({"uri": uris[start:stop]}), **about)
