@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from typing import Any
 
 from torch import nn
 
@@ -49,8 +50,9 @@ def make_backbone(
     download: bool = False,
     resize: int | None = None,
     crop: int | None = None,
+    flip: bool | None = None,
 ) -> tuple[nn.Module, BackboneSpec]:
-    """The module and its spec. ``resize`` and ``crop`` override the picture size the backbone prefers."""
+    """The module and its spec. ``resize``, ``crop`` and ``flip`` override what the backbone prefers."""
     check_backbone(name)
     if name == "features":
         if not n_inputs:
@@ -69,15 +71,14 @@ def make_backbone(
         module, spec = make_timm(name.removeprefix("timm:"), weights, download)
     else:
         module, spec = make_torchvision(name, weights, download)
-    if resize or crop:
-        assert spec.preprocess is not None
-        crop = crop or spec.preprocess.crop
-        resize = resize or max(spec.preprocess.resize, crop)
-        if resize < crop:
-            raise ModelError(f"resize must be at least crop, got resize={resize} and crop={crop}")
-        changed = dataclasses.replace(spec.preprocess, resize=resize, crop=crop)
-        spec = dataclasses.replace(spec, preprocess=changed)
-    return module, spec
+    assert spec.preprocess is not None
+    changes: dict[str, Any] = {
+        "crop": crop,
+        "resize": resize or (max(spec.preprocess.resize, crop) if crop else None),
+        "flip": flip,
+    }
+    changed = dataclasses.replace(spec.preprocess, **{k: v for k, v in changes.items() if v is not None})
+    return module, dataclasses.replace(spec, preprocess=changed)
 
 
 def _make_small(weights: str) -> tuple[nn.Module, BackboneSpec]:
@@ -88,5 +89,5 @@ def _make_small(weights: str) -> tuple[nn.Module, BackboneSpec]:
     module = SmallCNN()
     if weights != "random":
         fit_weights(module, read_weights(weights), weights)
-    preprocess = Preprocess(resize=36, crop=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+    preprocess = Preprocess(resize=36, crop=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), flip=False)
     return module, BackboneSpec("small_cnn", "image", module.n_features, preprocess=preprocess)

@@ -22,25 +22,29 @@ from hashnet.models.spec import BackboneSpec
 
 
 class RowDropout(nn.Module):
-    """Dropout whose mask can be the part of a larger batch's mask.
+    """Dropout whose mask is a slice of the whole batch's mask, after ``begin``.
 
-    With ``rows = (first, total)`` the mask of ``total`` rows is drawn and the rows from ``first`` on are
-    used: workers that share a seed then drop what one worker with the whole batch would.
+    Workers then drop what one worker with the whole batch would, and a resumed step what the
+    first try did. Without ``begin`` it is ordinary dropout.
     """
 
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
-        self.rows: tuple[int, int] | None = None
+        self._step: tuple[torch.Generator, int, int] | None = None
+
+    def begin(self, seed: int, first: int, total: int) -> None:
+        """The next batch is rows ``first``… of ``total``, and its mask follows from ``seed``."""
+        self._step = torch.Generator().manual_seed(seed), first, total
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training or self.p == 0:
             return x
-        if self.rows is None:
+        if self._step is None:
             return functional.dropout(x, self.p)
-        first, total = self.rows
-        keep = torch.empty((total, *x.shape[1:]), dtype=torch.float32).bernoulli_(1 - self.p)
-        return x * keep[first : first + len(x)].to(x) / (1 - self.p)
+        generator, first, total = self._step
+        keep = torch.rand((total, *x.shape[1:]), generator=generator)[first : first + len(x)] >= self.p
+        return x * keep.to(x.device) / (1 - self.p)
 
 
 class HashModel(nn.Module):
@@ -122,6 +126,7 @@ def build_model(
     head: str = "linear",
     resize: int | None = None,
     crop: int | None = None,
+    flip: bool | None = None,
 ) -> HashModel:
     """A HashModel with the backbone of that name (see ``hashnet.models.backbones``) in train mode.
 
@@ -131,7 +136,7 @@ def build_model(
     check_n_bits(n_bits)
     arguments = {
         "backbone": backbone, "n_bits": n_bits, "n_features": n_features, "hidden": hidden,
-        "dropout": dropout, "head": head, "resize": resize, "crop": crop,
+        "dropout": dropout, "head": head, "resize": resize, "crop": crop, "flip": flip,
     }  # fmt: skip
     module, spec = make_backbone(
         backbone,
@@ -141,5 +146,6 @@ def build_model(
         download=download,
         resize=resize,
         crop=crop,
+        flip=flip,
     )
     return HashModel(module, spec, n_bits, head=head, dropout=dropout, arguments=arguments)

@@ -89,4 +89,9 @@ def make_timm(name: str, weights: str, download: bool) -> tuple[nn.Module, Backb
     crop = about["input_size"][1]
     resize = math.floor(crop / about["crop_pct"])
     preprocess = Preprocess(resize=resize, crop=crop, mean=tuple(about["mean"]), std=tuple(about["std"]))
-    return module, BackboneSpec(f"timm:{name}", "image", module.num_features, preprocess=preprocess)
+    return module, BackboneSpec(
+        f"timm:{name}",
+        "image",
+        int(module.num_features),  # type: ignore[arg-type]
+        preprocess=preprocess,
+    )

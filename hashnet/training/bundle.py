@@ -39,7 +39,7 @@ class BundleInfo:
     backbone: str
     n_features: int | None  # width of an input row where the modality is "features"
     preprocess: Preprocess | None
-    preprocess_version: int
+    preprocess_version: str
     class_names: list[str] | None
     summary: dict[str, Any]
 
@@ -63,11 +63,12 @@ def save_bundle(
         "preprocess_version": PREPROCESS_VERSION,
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
     }
+    sha256 = _fingerprint(identity)
     about = {
         **identity,
         "kind": KIND,
         "format_version": FORMAT_VERSION,
-        "sha256": _fingerprint(identity),
+        "sha256": sha256,
         "n_bits": model.n_bits,
         "class_names": list(class_names) if class_names is not None else None,
         "summary": summary or {},
@@ -75,7 +76,7 @@ def save_bundle(
     }
     storage.write_bytes(storage.join(uri, WEIGHTS), weights)
     storage.write_json(storage.join(uri, ABOUT), about)
-    return about["sha256"]
+    return sha256
 
 
 def bundle_info(uri: str) -> BundleInfo:
@@ -94,10 +95,10 @@ def load_bundle(uri: str) -> tuple[HashModel, BundleInfo]:
             f"{about['weights_sha256'][:12]}…: the file is damaged or from another bundle"
         )
     info = _info(about)
-    if info.preprocess_version > PREPROCESS_VERSION:
+    if info.modality == "image" and info.preprocess_version != PREPROCESS_VERSION:
         raise FormatError(
-            f"{uri} was trained with preprocessing version {info.preprocess_version}; this hashnet has "
-            f"{PREPROCESS_VERSION}: upgrade hashnet"
+            f"{uri} was trained with preprocessing version {info.preprocess_version}, this hashnet has "
+            f"{PREPROCESS_VERSION}: other pixels would give other codes; use the hashnet that trained it"
         )
     with torch.random.fork_rng(devices=[]):  # building draws random weights; nobody else should notice
         model = build_model(**about["arguments"])

@@ -1,0 +1,32 @@
+"""DHN's loss: unweighted pairwise cross-entropy plus a quantisation term (Zhu et al., AAAI 2016)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.nn import functional
+
+from hashnet.losses.pairwise import PairwiseLoss, Similarity
+from hashnet.models.heads import relax
+
+
+class DHNLoss:
+    """Callable like PairwiseLoss: cross-entropy + ``quantisation`` * mean log cosh(|g| - 1).
+
+    g = tanh(z): beta is 1 all through, or ``inf`` to measure the signs (where the second term is 0).
+    """
+
+    def __init__(
+        self, similarity: Similarity, n_bits: int, *, alpha: float | None = None, quantisation: float = 0.1
+    ) -> None:
+        self.cross_entropy = PairwiseLoss(similarity, n_bits, alpha=alpha, weights="none")
+        self.quantisation = quantisation
+
+    def __call__(
+        self, logits: torch.Tensor, rows: torch.Tensor, valid: torch.Tensor, beta: float
+    ) -> torch.Tensor:
+        gap = relax(logits, beta).abs()[valid] - 1
+        # log cosh x = |x| + log(1 + exp(-2|x|)) - log 2, which no x overflows
+        log_cosh = gap.abs() + functional.softplus(-2 * gap.abs()) - math.log(2)
+        return self.cross_entropy(logits, rows, valid, beta) + self.quantisation * log_cosh.mean()

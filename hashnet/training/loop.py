@@ -1,0 +1,300 @@
+"""The one training loop: HashNet, its variants, DHN, CNNH and DNNH differ only in loss, head and stages.
+
+    import numpy as np
+    from hashnet.losses import LabelSimilarity, PairwiseLoss
+    from hashnet.models import build_model
+    from hashnet.training import FitSettings, fit, staged
+
+    model = build_model("features", n_bits=48, n_features=X.shape[1], dropout=0.5)
+    standardise(model, X)                                   # mean and std of X go into the model
+    loss = PairwiseLoss(LabelSimilarity(y), n_bits=48)      # any loss with the signature of hashnet.losses
+    history = fit(model, X, loss, staged(), FitSettings(lr=0.01, seed=0))
+    codes = pack_signs(model.eval()(torch.from_numpy(X)))
+
+It runs in one process, or in every process of a torch.distributed group at once: then each takes its slice
+of every batch, and the pair matrix spans the whole batch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hashnet.errors import Diverged, TrainingError
+from hashnet.losses import Loss
+from hashnet.models import HashModel
+from hashnet.training.checkpoints import Checkpoints, TrainState
+from hashnet.training.gather import from_first, gather_rows, world
+from hashnet.training.history import History, look_at
+from hashnet.training.optimiser import make_optimiser, set_learning_rate
+from hashnet.training.sampling import RowSampler, Sampler, Share, share
+from hashnet.training.schedule import Stage, anneal
+from hashnet.training.sources import ArraySource, Source, prefetch
+
+BATCHNORM = (nn.modules.batchnorm._BatchNorm,)
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """How to optimise. ``lr`` is the backbone's learning rate, the head has ``head_lr_scale`` times it."""
+
+    lr: float = 0.01
+    head_lr_scale: float = 10.0
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    annealing: str = "cosine"
+    batch_size: int = 256  # of all workers together
+    seed: int = 0
+    min_improvement: float = 1e-3  # relative: an epoch that lowers J by less counts as stale
+    train_batchnorm: bool = False  # False: running statistics stay as they are
+    freeze_backbone: bool = False
+    log_every: int = 1  # steps between rows of the history
+    checkpoint_every: int = 0  # steps between checkpoints; 0: only where a stage ends
+    prefetch: int = 2  # batches made ahead
+
+
+def fit(
+    model: HashModel,
+    source: Source | np.ndarray,
+    loss: Loss,
+    stages: list[Stage],
+    settings: FitSettings | None = None,
+    *,
+    sampler: Sampler | None = None,
+    checkpoints: Checkpoints | None = None,
+    on_step: Callable[[Record], None] | None = None,
+    on_epoch: Callable[[Record], None] | None = None,
+    on_stage: Callable[[Record], None] | None = None,
+    device: str | torch.device = "cpu",
+) -> History:
+    """Trains ``model`` in place and returns the history of this and any earlier, interrupted run.
+
+    ``source`` is an array of rows or anything with ``batch(rows, epoch)``; row i of it is row i of the
+    training set the loss was built for. ``checkpoints`` makes it resumable. The callbacks get a row of
+    the history (``on_step``, worker 0 only), a mean over the epoch, and the record of the stage, which
+    they may add to; ``on_epoch`` and ``on_stage`` are called on every worker.
+    """
+    trainer = _Trainer(model, source, loss, stages, settings or FitSettings(), sampler, checkpoints, device)
+    trainer.on_step, trainer.on_epoch, trainer.on_stage = on_step, on_epoch, on_stage
+    trainer.run()
+    return trainer.history
+
+
+class _Trainer:
+    on_step: Callable[[Record], None] | None
+    on_epoch: Callable[[Record], None] | None
+    on_stage: Callable[[Record], None] | None
+
+    def __init__(
+        self,
+        model: HashModel,
+        source: Source | np.ndarray,
+        loss: Loss,
+        stages: list[Stage],
+        settings: FitSettings,
+        sampler: Sampler | None,
+        checkpoints: Checkpoints | None,
+        device: str | torch.device,
+    ) -> None:
+        self.rank, self.n_workers = world()
+        self.device = torch.device(device)
+        self.source = ArraySource(source) if isinstance(source, np.ndarray) else source
+        self.sampler = sampler or RowSampler(len(self.source), settings.batch_size, settings.seed)
+        if self.sampler.batch_size < self.n_workers:
+            raise TrainingError(
+                f"a batch of {self.sampler.batch_size} rows cannot be cut over {self.n_workers} workers; "
+                "use fewer workers or a larger batch_size"
+            )
+        self.loss, self.stages, self.settings, self.checkpoints = loss, stages, settings, checkpoints
+        self.model = model.to(self.device)
+        if self.device.type == "cuda" and model.modality == "image":
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if settings.freeze_backbone:
+            model.backbone.requires_grad_(False)
+        self.optimiser = make_optimiser(model, settings)
+        self.state, self.history = TrainState(seed=settings.seed), History()
+        if checkpoints is not None and (found := checkpoints.restore(model, self.optimiser)):
+            self.state, self.history = found
+        self.wrapped: nn.Module = model if self.n_workers == 1 else self._distribute(model)
+        self._clock, self._rows_since = time.monotonic(), 0
+
+    def _distribute(self, model: HashModel) -> nn.Module:
+        moving = self.settings.train_batchnorm and any(isinstance(m, BATCHNORM) for m in model.modules())
+        if moving and self.device.type == "cuda":
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # there is none for CPUs
+        return DistributedDataParallel(
+            model,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            broadcast_buffers=moving,
+            gradient_as_bucket_view=True,
+        )
+
+    def run(self) -> None:
+        while self.state.stage < len(self.stages):
+            self._run_stage(self.stages[self.state.stage])
+        self.model.eval()
+
+    def _run_stage(self, stage: Stage) -> None:
+        state, per_epoch = self.state, self.sampler.steps_per_epoch
+        started, first_step = time.monotonic(), state.step - state.stage_step
+        self._train_mode()
+        for made in self._batches(stage.epochs * per_epoch - state.stage_step):
+            self._step(stage, *made)
+            state.step += 1
+            state.stage_step += 1
+            ended = state.stage_step % per_epoch == 0 and self._end_epoch(stage)
+            every = self.settings.checkpoint_every
+            if ended:
+                break
+            if every and state.step % every == 0 and state.stage_step < stage.epochs * per_epoch:
+                self._save()
+        self._end_stage(stage, first_step, time.monotonic() - started)
+
+    def _train_mode(self) -> None:
+        self.model.train()
+        if self.settings.freeze_backbone:
+            self.model.backbone.eval()
+        if not self.settings.train_batchnorm:
+            for module in self.model.modules():
+                if isinstance(module, BATCHNORM):
+                    module.eval()
+
+    def _batches(self, n: int) -> Iterator[tuple[Share, torch.Tensor, np.ndarray]]:
+        def make(step: int) -> tuple[Share, torch.Tensor, np.ndarray]:
+            part = share(self.sampler.rows_of(step), self.sampler.batch_size, self.rank, self.n_workers)
+            inputs, usable = self.source.batch(part.rows, step // self.sampler.steps_per_epoch)
+            return part, inputs, usable
+
+        return prefetch(make, range(self.state.step, self.state.step + n), self.settings.prefetch)
+
+    def _step(self, stage: Stage, part: Share, inputs: torch.Tensor, usable: np.ndarray) -> None:
+        state, settings = self.state, self.settings
+        beta = stage.beta_at(state.stage_step)
+        progress = state.stage_step / (stage.epochs * self.sampler.steps_per_epoch)
+        lr = settings.lr * stage.lr_scale * anneal(settings.annealing, progress)
+        set_learning_rate(self.optimiser, lr)
+        state.beta, state.lr = beta, lr
+        # Every random number is a function of (seed, step), so that a resumed step repeats itself.
+        torch.manual_seed(_mix(settings.seed, state.step, self.rank))
+        self.model.dropout.begin(_mix(settings.seed, state.step), part.first, len(part.all_rows))
+        logits, valid = self._forward(part, inputs, usable)
+        rows = torch.from_numpy(part.all_rows).to(self.device)
+        value = self.loss(logits, rows, valid, beta)
+        j = value.item()
+        if not math.isfinite(j):
+            raise Diverged(self._diverged(f"the loss is {j}"))
+        self.optimiser.zero_grad(set_to_none=True)
+        # A shorter last batch takes a shorter step: its few pairs are no better than the others.
+        (value * float(part.valid.mean() * len(part.valid) / self.sampler.batch_size)).backward()
+        self.optimiser.step()
+        state.epoch_loss += j
+        self._rows_since += int(part.valid.sum())
+        if self.rank == 0 and state.step % settings.log_every == 0:
+            self._log(logits.detach()[valid], rows[valid], beta, lr, j)
+
+    def _forward(
+        self, part: Share, inputs: torch.Tensor, usable: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (batch, n_bits) of every worker's rows, and which of them count."""
+        inputs = inputs.to(self.device, non_blocking=True)
+        on_gpu = self.device.type == "cuda"
+        if on_gpu and inputs.ndim == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=on_gpu and torch.cuda.is_bf16_supported()):
+            logits = self.wrapped(inputs)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        here = part.valid[part.first : part.first + len(part.rows)] & usable
+        column = torch.from_numpy(here).to(logits)[:, None]
+        gathered = gather_rows(torch.cat([logits, column], dim=1))  # one collective for both
+        return gathered[:, :-1], gathered[:, -1] > 0.5
+
+    def _log(self, logits: torch.Tensor, rows: torch.Tensor, beta: float, lr: float, j: float) -> None:
+        with torch.no_grad():
+            all_valid = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+            binary = float(self.loss(logits, rows, all_valid, math.inf))
+        now = time.monotonic()
+        row = {
+            "step": self.state.step,
+            "epoch": self.state.step // self.sampler.steps_per_epoch,
+            "stage": self.state.stage,
+            "beta": beta,
+            "lr": lr,
+            "J": j,
+            "L": binary,
+            "rows_per_s": self._rows_since / max(now - self._clock, 1e-9),
+            **look_at(logits, beta),
+        }
+        self._clock, self._rows_since = now, 0
+        self.history.add(row)
+        if self.on_step:
+            self.on_step(row)
+
+    def _end_epoch(self, stage: Stage) -> bool:
+        """Whether the stage is over before its cap because J has stopped improving."""
+        state, per_epoch = self.state, self.sampler.steps_per_epoch
+        mean = state.epoch_loss / per_epoch
+        state.epoch_loss = 0.0
+        if state.best_loss is None or mean < state.best_loss * (1 - self.settings.min_improvement):
+            state.best_loss, state.stale_epochs = mean, 0
+        else:
+            state.stale_epochs += 1
+        if self.on_epoch:
+            epoch = state.step // per_epoch
+            self.on_epoch(
+                {"epoch": epoch, "step": state.step, "stage": state.stage, "beta": state.beta, "J": mean}
+            )
+        stop = bool(stage.patience and state.stale_epochs >= stage.patience)
+        return from_first(float(stop)) > 0.5 if stage.patience else False
+
+    def _end_stage(self, stage: Stage, first_step: int, seconds: float) -> None:
+        state, per_epoch = self.state, self.sampler.steps_per_epoch
+        last = self.history.since(state.step - per_epoch)
+        record: Record = {
+            "stage": state.stage,
+            "beta": state.beta,
+            "first_step": first_step,
+            "steps": state.step - first_step,
+            "epochs": (state.step - first_step) // per_epoch,
+            "seconds": round(seconds, 3),
+        }
+        for name in ("J", "L", "quantisation", "distinct", "balance", "entropy", "rows_per_s"):
+            known = last[name][np.isfinite(last[name])]
+            record[name] = float(known.mean()) if len(known) else None
+        if self.on_stage:
+            self.model.eval()
+            self.on_stage(record)
+        self.history.stages.append(record)
+        state.stage, state.stage_step = state.stage + 1, 0
+        state.best_loss, state.stale_epochs, state.epoch_loss = None, 0, 0.0
+        self._save()
+
+    def _save(self) -> None:
+        if self.checkpoints is None:
+            return
+        if not all(torch.isfinite(p).all() for p in self.model.parameters()):  # the same on every worker
+            raise Diverged(self._diverged("a weight is NaN or infinite"))
+        if self.rank == 0:
+            self.checkpoints.save(self.state, self.model, self.optimiser, self.history)
+
+    def _diverged(self, what: str) -> str:
+        state = self.state
+        kept = self.checkpoints.steps() if self.checkpoints is not None else []
+        last = f"; the last good checkpoint is of step {kept[-1]}" if kept else ""
+        return (
+            f"{what} at step {state.step} (stage {state.stage}, beta {state.beta:g}, learning rate "
+            f"{state.lr:g}); use a smaller lr, and look for huge or constant inputs{last}"
+        )
+
+
+def _mix(*numbers: int) -> int:
+    """A seed of 63 bits from several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,0 +1,75 @@
+"""The continuation: beta and the learning rate, stage by stage (Algorithm 1).
+
+``staged``   1 = beta_0 < … < beta_m = infinity, made concrete as beta_t = 2^t for t = 0..m-1. The step on z
+             grows with beta, so the learning rate is scaled by 1 / beta_t. A stage ends when its loss stops
+             improving, at the latest after its cap of epochs; ``patience=0`` makes it of fixed length. The
+             stage beta = infinity is sgn itself: nothing is left to train, it is only measured.
+``smooth``   one stage with beta = sqrt(1 + growth * step), refreshed every ``refresh`` steps, as in the
+             authors' public code. It never gets near infinity.
+``plain``    one stage with beta = 1: HashNet-sgn, DHN and the other deep baselines.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hashnet.errors import ConfigError
+
+SCHEDULES = ("staged", "smooth", "plain")
+ANNEALING = ("cosine", "step", "constant")
+STEP_EVERY, STEP_FACTOR = 1 / 3, 0.1  # step annealing: a tenth after each third
+COSINE_FLOOR = 0.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage: ``epochs`` is its cap; ``patience`` epochs without improvement end it (0: never)."""
+
+    beta: float
+    epochs: int
+    lr_scale: float = 1.0
+    patience: int = 0
+    growth: float = 0.0  # > 0: beta grows inside the stage
+    refresh: int = 200
+
+    def beta_at(self, step: int) -> float:
+        """beta at a step of this stage, counted from 0."""
+        if self.growth == 0:
+            return self.beta
+        return self.beta * math.sqrt(1 + self.growth * (step // self.refresh * self.refresh))
+
+
+def staged(
+    n_stages: int = 10, first_epochs: int = 30, stage_epochs: int = 2, patience: int = 0
+) -> list[Stage]:
+    """Algorithm 1: beta = 1, 2, 4, …; the learning rate is scaled by 1 / beta."""
+    if n_stages < 1:
+        raise ConfigError(f"stages must be at least 1, got {n_stages}")
+    return [
+        Stage(
+            beta=2.0**t, epochs=first_epochs if t == 0 else stage_epochs, lr_scale=2.0**-t, patience=patience
+        )
+        for t in range(n_stages)
+    ]
+
+
+def smooth(epochs: int, growth: float = 0.005, refresh: int = 200) -> list[Stage]:
+    """The authors' public schedule: beta = sqrt(1 + 0.005 step), refreshed every 200 steps."""
+    return [Stage(beta=1.0, epochs=epochs, growth=growth, refresh=refresh)]
+
+
+def plain(epochs: int) -> list[Stage]:
+    """beta = 1 from beginning to end."""
+    return [Stage(beta=1.0, epochs=epochs)]
+
+
+def anneal(kind: str, progress: float) -> float:
+    """What the learning rate is multiplied by at ``progress`` in [0, 1) of a stage's cap."""
+    if kind == "constant":
+        return 1.0
+    if kind == "step":
+        return STEP_FACTOR ** int(progress / STEP_EVERY + 1e-9)
+    if kind == "cosine":
+        return COSINE_FLOOR + (1 - COSINE_FLOOR) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+    raise ConfigError(f"annealing must be one of {', '.join(ANNEALING)}, got {kind!r}")
