@@ -32,6 +32,7 @@ class Rows:
     fixed: np.ndarray | None = None
     about: dict[str, Any] = field(default_factory=dict)  # for the manifest's ``source``
     block_rows: int = 32_768
+    undo: Callable[[], None] | None = None  # removes what the payload wrote beside the manifest
 
 
 def from_uris(uris: pa.Array, **about: Any) -> Rows:

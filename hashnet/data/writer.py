@@ -33,6 +33,8 @@ def write_manifest(
             parts = tuple(writer.finish())
         except BaseException:
             writer.abort()
+            if rows.undo is not None:
+                rows.undo()
             raise
         write_about(folder, rows, parts, source or {})
     return Manifest.open(uri)
