@@ -76,7 +76,8 @@ def describe_bad(names: Sequence[str], bad: Iterable[BadImage], n_images: int) -
     reasons = Counter(error.reason for error in bad)
     listed = ", ".join(f"{n:,} {reason}" for reason, n in reasons.most_common())
     more = ", …" if len(names) > 5 else ""
-    return f"{reasons.total():,} of {n_images:,} pictures cannot be used ({listed}): {', '.join(names[:5])}{more}"
+    first = ", ".join(names[:5])
+    return f"{reasons.total():,} of {n_images:,} pictures cannot be used ({listed}): {first}{more}"
 
 
 def _placed(file: str, base_uri: str | None) -> str:

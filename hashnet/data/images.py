@@ -154,7 +154,7 @@ class Preprocess:
     def eval_many(
         self, pictures: Sequence[bytes | BadImage], threads: int = 1
     ) -> tuple[np.ndarray, dict[int, BadImage]]:
-        """uint8 (n, 3, crop, crop) and the pictures that could not be used, by position (their pixels are 0)."""
+        """uint8 (n, 3, crop, crop) and the pictures that cannot be used, by position (their pixels are 0)."""
         return self._many(pictures, lambda i, data: self.eval(data), threads)
 
     def train_many(

@@ -28,7 +28,7 @@ import pyarrow as pa
 from hashnet import labels as label_sets
 from hashnet import storage
 from hashnet.data import splits as split_flags
-from hashnet.data.parts import Part, PartsWriter, check_labels, read_groups, schema_of
+from hashnet.data.parts import Part, read_groups, schema_of
 from hashnet.errors import FormatError, ManifestError, StorageError
 
 FORMAT_VERSION = 1
@@ -160,20 +160,23 @@ class Manifest:
     ) -> Manifest:
         """This manifest with one more part (or more, when it is large); returns it opened anew.
 
-        ``payload`` has the columns ``uri``, and ``image`` or ``feature`` where this manifest has them.
+        ``payload`` has the columns ``uri``, and ``image`` or ``feature`` where this manifest has them;
+        ``labels`` are class id lists, ``flags`` split flags (see ``hashnet.data.splits``).
         """
-        check_labels(labels, self.n_classes)
-        writer = PartsWriter(self.uri, self.schema, len(self.parts), len(self))
-        try:
-            writer.write(payload, labels, flags)
-            parts = (*self.parts, *writer.finish())
-            if Manifest.open(self.uri).parts != self.parts:
-                raise ManifestError(f"{self.uri} was changed by somebody else meanwhile; append again")
-            write_about(self.uri, self, parts, {**self.source, **({"appended": source} if source else {})})
-        except BaseException:
-            writer.abort()
-            raise
-        return Manifest.open(self.uri, check=self.check)
+        from hashnet.data.rows import Rows
+        from hashnet.data.writer import append_rows
+
+        rows = Rows(
+            n=len(payload),
+            payload=lambda start, stop: payload[start:stop],
+            modality=self.modality,
+            labels=labels,
+            n_classes=self.n_classes,
+            class_names=self.class_names,
+            n_features=self.n_features,
+            inline="image" in payload.column_names,
+        )
+        return append_rows(self, rows, flags, source=source)
 
     def copy_to(self, uri: str) -> Manifest:
         """A copy under ``uri``. One that is already there may be the same or a beginning of this one."""
@@ -197,9 +200,9 @@ class Manifest:
             write_about(uri, self, self.parts, self.source)
         return Manifest.open(uri, check=self.check)
 
-    def summary(self, pairs: bool = True) -> dict[str, Any]:
+    def summary(self, pairs: bool | None = None) -> dict[str, Any]:
         """Sizes, classes and labels per image of each split; pair counts of the training set."""
-        from hashnet.data.protocols import summarise
+        from hashnet.data.summary import summarise
 
         return summarise(self, pairs)
 
@@ -230,8 +233,8 @@ class Manifest:
         found = storage.sha256_of(uri)
         if found != part.sha256:
             raise ManifestError(
-                f"{uri} does not match its manifest: sha256 is {found[:16]}…, {part.sha256[:16]}… was recorded; "
-                "it was changed or damaged: make the manifest again or restore the file"
+                f"{uri} does not match its manifest: its sha256 is {found[:16]}…, recorded is "
+                f"{part.sha256[:16]}…; it was changed or damaged: restore it or make the manifest again"
             )
         self._checked.add(part.sha256)
 

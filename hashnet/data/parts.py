@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -81,6 +81,11 @@ class PartsWriter:
         columns["row_id"] = pa.array(np.arange(self._next_row_id, self._next_row_id + n))
         columns["labels"] = pa.nulls(n, pa.list_(pa.int32())) if labels is None else labels
         columns["splits"] = splits.to_lists(flags)
+        extra = set(payload.column_names) - set(self.schema.names)
+        if extra:
+            raise DataError(
+                f"the manifest has no column {sorted(extra)[0]!r}; it has {', '.join(self.schema.names)}"
+            )
         for field in self.schema:
             columns.setdefault(field.name, pa.nulls(n, field.type))
         table = pa.table([columns[name] for name in self.schema.names], schema=self.schema)
@@ -98,10 +103,9 @@ class PartsWriter:
     def abort(self) -> None:
         """Removes whatever was written."""
         if self._open is not None:
-            try:
+            # Leaving by an exception keeps the file from getting its name; that exception ends here.
+            with suppress(InterruptedError):
                 self._open.__exit__(InterruptedError, InterruptedError(), None)
-            except InterruptedError:
-                pass
             self._open = None
         for part in self.parts:
             storage.delete(storage.join(self.folder, part.name))

@@ -7,21 +7,16 @@ protocol apart, where they are of other classes). Everything is drawn with a see
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hashnet import labels as label_sets
 from hashnet import storage
 from hashnet.config import key
 from hashnet.data import splits
 from hashnet.data.splits import DATABASE, FLAGS, QUERY, TRAIN
 from hashnet.errors import DataError, StorageError
-
-if TYPE_CHECKING:
-    from hashnet.data.manifest import Manifest
 
 AUTO_QUERY, AUTO_TRAIN = 5_000, 10_000  # the paper's counts; a small set gives a tenth as queries
 
@@ -63,7 +58,7 @@ def split(
     elif protocol.all_in:
         flags = np.full(n, sum({FLAGS[name] for name in protocol.all_in}), dtype=np.uint8)
     elif protocol.zero_shot is not None:
-        flags = _zero_shot(protocol, n, _needed(labels, "the zero-shot protocol"), n_classes or 0)
+        flags = _zero_shot(protocol, n, _needed(labels, "the zero-shot protocol"), n_classes or 0, fixed)
     elif fixed is not None and not _asks(protocol):
         flags = fixed.astype(np.uint8)
     else:
@@ -84,33 +79,45 @@ def _needed(labels: pa.Array | None, what: str) -> pa.Array:
 
 
 def _draw(protocol: Protocol, n: int, labels: pa.Array | None, fixed: np.ndarray | None) -> np.ndarray:
-    """Queries, the rest as database, and training rows from it; rows a source fixed stay what they are."""
+    """Queries, the rest as database, and training rows from it; a source's own queries stay queries."""
     rng = np.random.default_rng([protocol.seed, 0])
+    rows = np.arange(n) if fixed is None else np.flatnonzero(fixed)
+    query = _draw_query(protocol, rng, rows, labels, fixed)
     flags = np.zeros(n, dtype=np.uint8)
-    if fixed is not None and not (protocol.query_per_class or protocol.n_query is not None):
-        query = np.flatnonzero(fixed & QUERY)
-    elif protocol.query_per_class:
-        query = _per_class(
-            rng, np.arange(n), _needed(labels, "query_per_class"), protocol.query_per_class, "query"
-        )
-    else:
-        n_query = protocol.n_query
-        if n_query is None:  # nothing was asked for: unlabelled rows are only searched
-            n_query = 0 if labels is None else min(AUTO_QUERY, n // 10)
-        query = _some(rng, np.arange(n), n_query, "query")
+    flags[rows] = DATABASE
     flags[query] = QUERY
-    rest = np.flatnonzero(flags == 0)
-    flags[rest] = DATABASE
+    flags[_draw_train(protocol, rng, np.flatnonzero(flags == DATABASE), labels)] |= TRAIN
+    return flags
+
+
+def _draw_query(
+    protocol: Protocol,
+    rng: np.random.Generator,
+    rows: np.ndarray,
+    labels: pa.Array | None,
+    fixed: np.ndarray | None,
+) -> np.ndarray:
+    if protocol.query_per_class:
+        labels = _needed(labels, "query_per_class")
+        return _per_class(rng, rows, labels, protocol.query_per_class, "query")
+    if protocol.n_query is not None:
+        return _some(rng, rows, protocol.n_query, "query")
+    if fixed is not None and (fixed & QUERY).any():
+        return rows[(fixed[rows] & QUERY) > 0]
+    # Nothing was asked for: rows without labels are only searched.
+    return _some(rng, rows, 0 if labels is None else min(AUTO_QUERY, len(rows) // 10), "query")
+
+
+def _draw_train(
+    protocol: Protocol, rng: np.random.Generator, rows: np.ndarray, labels: pa.Array | None
+) -> np.ndarray:
     if protocol.train_per_class:
         labels = _needed(labels, "train_per_class")
-        train = _per_class(rng, rest, labels, protocol.train_per_class, "training")
-    else:
-        n_train = protocol.n_train
-        if n_train is None:
-            n_train = 0 if labels is None else min(AUTO_TRAIN, len(rest))
-        train = _some(rng, rest, n_train, "training")
-    flags[train] |= TRAIN
-    return flags
+        return _per_class(rng, rows, labels, protocol.train_per_class, "training")
+    n_train = protocol.n_train
+    if n_train is None:
+        n_train = 0 if labels is None else min(AUTO_TRAIN, len(rows))
+    return _some(rng, rows, n_train, "training")
 
 
 def _some(rng: np.random.Generator, rows: np.ndarray, wanted: int, what: str) -> np.ndarray:
@@ -148,8 +155,10 @@ def _per_class(
     return np.flatnonzero(chosen)
 
 
-def _zero_shot(protocol: Protocol, n: int, labels: pa.Array, n_classes: int) -> np.ndarray:
-    """Training rows have only seen classes, queries and database only unseen ones; mixed rows are left out."""
+def _zero_shot(
+    protocol: Protocol, n: int, labels: pa.Array, n_classes: int, fixed: np.ndarray | None
+) -> np.ndarray:
+    """Training rows have only seen classes, queries and database only unseen ones; mixed rows are in none."""
     rng = np.random.default_rng([protocol.seed, 1])
     n_unseen = round((protocol.zero_shot or 0) * n_classes)
     if not 0 < n_unseen < n_classes:
@@ -165,19 +174,12 @@ def _zero_shot(protocol: Protocol, n: int, labels: pa.Array, n_classes: int) -> 
     n_of_unseen = np.bincount(owners, weights=of_unseen, minlength=n)
     new = np.flatnonzero((n_labels > 0) & (n_of_unseen == n_labels))
     old = np.flatnonzero((n_labels > 0) & (n_of_unseen == 0))
+    if fixed is not None:
+        new, old = new[fixed[new] > 0], old[(fixed[old] & ~np.uint8(QUERY)) > 0]
     flags = np.zeros(n, dtype=np.uint8)
-    n_query = min(AUTO_QUERY, len(new) // 10) if protocol.n_query is None else protocol.n_query
     flags[new] = DATABASE
-    if protocol.query_per_class:
-        query = _per_class(rng, new, labels, protocol.query_per_class, "query")
-    else:
-        query = _some(rng, new, n_query, "query")
-    flags[query] = QUERY
-    if protocol.train_per_class:
-        flags[_per_class(rng, old, labels, protocol.train_per_class, "training")] = TRAIN
-    else:
-        n_train = min(AUTO_TRAIN, len(old)) if protocol.n_train is None else protocol.n_train
-        flags[_some(rng, old, n_train, "training")] = TRAIN
+    flags[_draw_query(protocol, rng, new, labels, fixed)] = QUERY
+    flags[_draw_train(protocol, rng, old, labels)] = TRAIN
     return flags
 
 
@@ -220,34 +222,6 @@ def _check(flags: np.ndarray, labels: pa.Array | None) -> None:
     of_train = labels.take(pa.array(train)).flatten().to_numpy()
     if len(of_train) == 0 or np.bincount(of_train).max() < 2:
         raise DataError(
-            f"no two of the {len(train):,} training images share a label, so there is no similar pair to learn "
-            "from; take more training images, or check that the labels are classes and not ids"
+            f"no two of the {len(train):,} training images share a label, so there is no similar pair to "
+            "learn from; take more training images, or check that the labels are classes and not ids"
         )
-
-
-def summarise(manifest: Manifest, pairs: bool = True) -> dict[str, Any]:
-    """Sizes, classes and labels per image of each split, and the training set's pairs (exact counts)."""
-    about: dict[str, Any] = {"rows": len(manifest), "splits": {}}
-    for name, rows in manifest.splits.items():
-        entry: dict[str, Any] = {"rows": rows}
-        if manifest.n_classes is not None:
-            per_class = np.zeros(manifest.n_classes, dtype=np.int64)
-            labelled = 0
-            for table in manifest.batches(name, columns=["labels"], rows=65_536):
-                lists = table["labels"].combine_chunks()
-                per_class += np.bincount(lists.flatten().to_numpy(), minlength=manifest.n_classes)
-                labelled += int(np.count_nonzero(lists.value_lengths().fill_null(0).to_numpy()))
-            entry["classes"] = int(np.count_nonzero(per_class))
-            entry["labelled"] = labelled
-            entry["labels_per_image"] = float(per_class.sum() / max(rows, 1))
-            entry["largest_class"], entry["smallest_class"] = int(per_class.max()), int(per_class.min())
-        about["splits"][name] = entry
-    train = manifest.labels("train") if pairs and manifest.count("train") else None
-    if train is not None:
-        counted = label_sets.count_pairs(train)
-        about["train_pairs"] = {
-            "pairs": counted.n_pairs,
-            "similar": counted.n_similar,
-            "dissimilar_per_similar": counted.ratio if counted.n_similar else None,
-        }
-    return about

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hashnet.errors import DataError
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -38,3 +40,17 @@ class Rows:
 def from_uris(uris: pa.Array, **about: Any) -> Rows:
     """Rows of pictures given by their uris alone."""
     return Rows(n=len(uris), payload=lambda start, stop: pa.table({"uri": uris[start:stop]}), **about)
+
+
+def refuse_duplicates(ids: pa.Array, what: str) -> None:
+    """DataError that names the first id that comes twice, with both rows."""
+    codes = ids.dictionary_encode().indices.to_numpy()
+    if len(codes) == 0 or len(codes) == codes.max() + 1:
+        return
+    order = np.argsort(codes, kind="stable")
+    again = np.flatnonzero(np.diff(codes[order]) == 0)
+    first, second = order[again[0]], order[again[0] + 1]
+    raise DataError(
+        f"{what}: rows {first} and {second} both have id {ids[int(first)].as_py()!r} "
+        f"({len(again):,} duplicated ids in all); ids must differ"
+    )

@@ -18,17 +18,6 @@ PARQUET_GROUP = 512  # rows of a row group: what fetching one picture has to rea
 FILES_PER_FOLDER = 1_000
 
 
-def absolute(uri: str) -> str:
-    """``uri`` so that it means the same from anywhere: URIs as they are, paths made absolute."""
-    return uri if storage.is_uri(uri) else storage.resolve(uri)[1]
-
-
-def beside(uri: str, suffix: str) -> str:
-    """A neighbour of ``uri``: its name without ``.parquet``, plus ``suffix``."""
-    base, mark, options = uri.partition("?") if storage.is_uri(uri) else (uri, "", "")
-    return base.rstrip("/").removesuffix(".parquet") + suffix + mark + options
-
-
 def keep(
     store: str, folder: str, number: int, names: list[str], pictures: Iterable[bytes], labels: pa.Array
 ) -> pa.Table:

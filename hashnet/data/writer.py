@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from hashnet import storage
+from hashnet.data.class_lists import renumber
 from hashnet.data.manifest import FILE, Manifest, write_about
 from hashnet.data.parts import PartsWriter, check_labels, schema_of
 from hashnet.data.rows import Rows
@@ -25,19 +27,76 @@ def write_manifest(
     check_labels(rows.labels, rows.n_classes)
     with _staged(uri, overwrite) as folder:
         writer = PartsWriter(folder, schema_of(rows.modality, rows.n_features, rows.inline))
-        try:
-            for start in range(0, rows.n, rows.block_rows):
-                stop = min(start + rows.block_rows, rows.n)
-                labels = None if rows.labels is None else rows.labels[start:stop]
-                writer.write(rows.payload(start, stop), labels, flags[start:stop])
-            parts = tuple(writer.finish())
-        except BaseException:
-            writer.abort()
-            if rows.undo is not None:
-                rows.undo()
-            raise
-        write_about(folder, rows, parts, source or {})
+        with _all_or_nothing(writer, rows):
+            _write(writer, rows, rows.labels, flags)
+            write_about(folder, rows, tuple(writer.finish()), source or {})
     return Manifest.open(uri)
+
+
+def append_rows(
+    manifest: Manifest, rows: Rows, flags: np.ndarray, *, source: dict[str, Any] | None = None
+) -> Manifest:
+    """Adds ``rows`` to ``manifest`` as new parts, the old ones unchanged, and opens it anew.
+
+    Where both name their classes, labels are matched by name; otherwise by number.
+    """
+    labels = _fitting_labels(manifest, rows)
+    writer = PartsWriter(manifest.uri, manifest.schema, len(manifest.parts), len(manifest))
+    with _all_or_nothing(writer, rows):
+        _write(writer, rows, labels, flags)
+        parts = (*manifest.parts, *writer.finish())
+        if Manifest.open(manifest.uri).parts != manifest.parts:
+            raise ManifestError(f"{manifest.uri} was changed by somebody else meanwhile; append again")
+        appended = [*manifest.source.get("appended", []), source or {}]
+        write_about(manifest.uri, manifest, parts, {**manifest.source, "appended": appended})
+    return Manifest.open(manifest.uri, check=manifest.check)
+
+
+def _write(writer: PartsWriter, rows: Rows, labels: pa.Array | None, flags: np.ndarray) -> None:
+    for start in range(0, rows.n, rows.block_rows):
+        stop = min(start + rows.block_rows, rows.n)
+        block = None if labels is None else labels[start:stop]
+        writer.write(rows.payload(start, stop), block, flags[start:stop])
+
+
+@contextmanager
+def _all_or_nothing(writer: PartsWriter, rows: Rows) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        writer.abort()
+        if rows.undo is not None:
+            rows.undo()
+        raise
+
+
+def _fitting_labels(manifest: Manifest, rows: Rows) -> pa.Array | None:
+    """The new rows' labels in the manifest's numbering, or ManifestError when the two do not fit."""
+    if rows.modality != manifest.modality:
+        raise ManifestError(f"{manifest.uri} holds {manifest.modality}, the new rows are {rows.modality}")
+    if rows.n_features != manifest.n_features:
+        raise ManifestError(
+            f"{manifest.uri} has {manifest.n_features} features a row, the new rows have {rows.n_features}"
+        )
+    if rows.inline and not manifest.inline:
+        raise ManifestError(
+            f"{manifest.uri} keeps its pictures by reference, the new rows bring theirs along; "
+            "store them as files, tar or Parquet"
+        )
+    labels = rows.labels
+    if labels is None:
+        return None
+    if manifest.n_classes is None:
+        raise ManifestError(f"{manifest.uri} has no labels, the new rows have; make a new manifest of both")
+    if rows.class_names is not None and manifest.class_names is not None:
+        return renumber(labels, rows.class_names, manifest.class_names)
+    if rows.n_classes is not None and rows.n_classes > manifest.n_classes:
+        raise ManifestError(
+            f"{manifest.uri} has {manifest.n_classes} classes, the new rows have {rows.n_classes}; "
+            "the classes of a manifest are fixed when it is made"
+        )
+    check_labels(labels, manifest.n_classes)
+    return labels
 
 
 @contextmanager

@@ -15,12 +15,21 @@ from hashnet import config
 from hashnet.data.manifest import Manifest
 from hashnet.data.protocols import Protocol, split
 from hashnet.data.rows import Rows
-from hashnet.data.writer import write_manifest
+from hashnet.data.writer import append_rows, write_manifest
 from hashnet.errors import ConfigError, DataError
 
 SOURCES = {  # name → what it reads, for --help
     "digits": "scikit-learn's 1,797 handwritten digits; nothing to download",
     "synthetic": "drawn JPEG pictures, any number of classes and images",
+    "imagefolder": "ROOT/CLASS/picture.jpg, or ROOT/train/CLASS/… and ROOT/val/CLASS/…, or one flat folder",
+    "listfile": "the public hashing lists: path 0 1 0 … (or path class_id), one list or one for each split",
+    "parquet": "picture bytes (plain, or a struct with bytes and path) or feature vectors",
+    "webdataset": "tars of KEY.jpg with KEY.cls or KEY.json",
+    "npy": "features in an .npy or .npz file, with labels",
+    "imagenet100": "100 classes of ILSVRC's folders, the paper's protocol",
+    "nuswide": "NUS-WIDE's concept files, 81 or the 21 most frequent",
+    "coco": "MS COCO's instances JSON, 80 classes",
+    "cifar10": "CIFAR-10's binary version",
 }
 
 
@@ -45,26 +54,37 @@ def make_manifest(name: str, out: str, *, overwrite: bool = False, **options: An
     return write_manifest(out, rows, flags, source=source, overwrite=overwrite)
 
 
-def load_rows(name: str, out: str | None = None, **options: Any) -> tuple[Rows, Protocol]:
+def append_to(manifest: Manifest, name: str, **options: Any) -> Manifest:
+    """Reads a source and adds its rows to a manifest; they go into the database unless options say else."""
+    options = {k: v for k, v in options.items() if v is not None}
+    if not any(options.get(k) for k in _PROTOCOL):
+        options["all_in"] = ["database"]
+    rows, protocol = load_rows(name, manifest.uri, defaults=False, **options)
+    flags = split(protocol, rows.n, rows.labels, rows.n_classes, rows.names, rows.fixed)
+    source = {"name": name, "options": _plain(options), **rows.about}
+    return append_rows(manifest, rows, flags, source=source)
+
+
+def load_rows(
+    name: str, out: str | None = None, defaults: bool = True, **options: Any
+) -> tuple[Rows, Protocol]:
     """A source's rows and the protocol that was asked for, the source's defaults filled in."""
     module = source_module(name)
     own = {field.name for field in fields(module.Options)}
-    asked = {field.name for field in fields(Protocol)}
-    unknown = [word for word in options if word not in own | asked]
+    unknown = [word for word in options if word not in own | _PROTOCOL]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], own | asked, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(sorted(own | asked))}"
+        near = difflib.get_close_matches(unknown[0], own | _PROTOCOL, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(sorted(own | _PROTOCOL))}"
         raise ConfigError(f"{name} has no option {unknown[0]!r}; {hint}")
-    mine = config.from_dict(module.Options, {k: v for k, v in options.items() if k in own})
-    wishes = {k: v for k, v in options.items() if k in asked and v is not None}
-    defaults = getattr(module, "DEFAULTS", {})
-    if callable(defaults):
-        defaults = defaults(mine)
-    taken = {k.removesuffix("_per_class").removeprefix("n_") for k in wishes}  # train, query, …
-    if "zero_shot" not in wishes:  # the paper's counts are for the plain protocol
-        for k, v in defaults.items():
-            if k.removesuffix("_per_class").removeprefix("n_") not in taken:
-                wishes[k] = v
+    mine = config.from_dict(module.Options, {k: v for k, v in options.items() if k in own and v is not None})
+    wishes = {k: v for k, v in options.items() if k in _PROTOCOL and v is not None}
+    usual = getattr(module, "DEFAULTS", {}) if defaults else {}
+    for wish, value in (usual(mine) if callable(usual) else usual).items():
+        # Whoever says n_train does not want the default train_per_class, too. And the paper's counts
+        # are for the plain protocol: only a number per class means the same in the zero-shot one.
+        said = any(_role(wish) == _role(other) for other in wishes)
+        if not said and ("zero_shot" not in wishes or wish == "train_per_class"):
+            wishes[wish] = value
     protocol = config.from_dict(Protocol, wishes)
     rows = module.load(mine, out) if getattr(module, "WRITES", False) else module.load(mine)
     if rows.n == 0:
@@ -72,9 +92,13 @@ def load_rows(name: str, out: str | None = None, **options: Any) -> tuple[Rows, 
     return rows, protocol
 
 
+_PROTOCOL = {field.name for field in fields(Protocol)}
+
+
+def _role(option: str) -> str:
+    return {"query_per_class": "n_query", "train_per_class": "n_train"}.get(option, option)
+
+
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    return {
-        k: v if isinstance(v, (int, float, bool, list)) else str(v)
-        for k, v in options.items()
-        if v is not None
-    }
+    kept = {k: v for k, v in options.items() if v is not None}
+    return {k: v if isinstance(v, (int, float, bool, list)) else str(v) for k, v in kept.items()}

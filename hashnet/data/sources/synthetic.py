@@ -14,6 +14,7 @@ from hashnet import labels as label_sets
 from hashnet import storage
 from hashnet.config import key
 from hashnet.data import shards
+from hashnet.data.files import absolute, beside
 from hashnet.data.rows import Rows
 from hashnet.data.sources.drawing import BLOCK, draw_block, encode_jpegs
 from hashnet.errors import DataError
@@ -56,7 +57,7 @@ def load(options: Options, out: str | None) -> Rows:
     if store != "inline":
         if options.images is None and out is None:
             raise DataError("give images=FOLDER: the pictures need a place")
-        folder = shards.absolute(options.images or shards.beside(str(out), "-images"))
+        folder = absolute(options.images or beside(str(out), "-images"))
     lists = _label_lists(classes)
 
     def payload(start: int, stop: int) -> pa.Table:
@@ -65,8 +66,7 @@ def load(options: Options, out: str | None) -> Rows:
         return shards.keep(store, folder, start // SHARD, names, pictures, lists[start:stop])
 
     if folder and storage.list_names(folder):
-        if out is None or not storage.exists(out):  # no manifest that could be the owner
-            raise DataError(f"{folder} is not empty; choose another folder with images=")
+        raise DataError(f"{folder} is not empty; remove it or choose another folder with images=")
     return Rows(
         n=options.n_images,
         payload=payload,

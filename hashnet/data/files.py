@@ -1,0 +1,86 @@
+"""Finding input files: one, a folder of them, a pattern such as ``shard-{000..012}.tar`` or ``*.tar``."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Iterable
+
+from pyarrow import fs
+
+from hashnet import storage
+from hashnet.errors import DataError
+
+PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+_BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+def absolute(uri: str) -> str:
+    """``uri`` so that it means the same from anywhere: URIs as they are, paths made absolute."""
+    return uri if storage.is_uri(uri) else storage.resolve(uri)[1]
+
+
+def beside(uri: str, suffix: str) -> str:
+    """A neighbour of ``uri``: its name without ``.parquet``, plus ``suffix``."""
+    base, mark, options = uri.partition("?") if storage.is_uri(uri) else (uri, "", "")
+    return base.rstrip("/").removesuffix(".parquet") + suffix + mark + options
+
+
+def find_below(folder: str, endings: Iterable[str]) -> list[str]:
+    """Paths relative to ``folder`` of all files below it with one of the endings, sorted.
+
+    Names that start with a dot or an underscore are not data and are left out.
+    """
+    if not storage.is_folder(folder):
+        raise DataError(f"{folder} is not a folder; check the path")
+    ends = tuple(ending.lower() for ending in endings)
+    filesystem, path = storage.resolve(folder)
+    if isinstance(filesystem, fs.LocalFileSystem):
+        found = _walk(path, "")
+    else:
+        infos = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
+        found = [info.path[len(path) :].lstrip("/") for info in infos if info.is_file]
+    return sorted(name for name in found if name.lower().endswith(ends) and not _hidden(name))
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith((".", "_")) for part in name.split("/"))
+
+
+def _walk(root: str, below: str) -> list[str]:
+    """Faster than pyarrow's selector on a million files; follows links to folders."""
+    found: list[str] = []
+    with os.scandir(os.path.join(root, below)) as entries:
+        for entry in entries:
+            name = f"{below}/{entry.name}" if below else entry.name
+            if entry.is_dir():
+                found += _walk(root, name)
+            else:
+                found.append(name)
+    return found
+
+
+def expand(uri: str, ending: str) -> list[str]:
+    """The files a path means, absolute and in order; DataError when it means none.
+
+    A file; a folder (all files below it with that ending); ``a-{000..012}.tar``; ``folder/*.tar``.
+    """
+    if found := _BRACES.search(uri):
+        low, high = found.groups()
+        numbers = range(int(low), int(high) + 1)
+        names = [uri[: found.start()] + f"{i:0{len(low)}d}" + uri[found.end() :] for i in numbers]
+        return [file for name in names for file in expand(name, ending)]
+    if "*" in storage.name_of(uri):
+        pattern = storage.name_of(uri)
+        base, mark, options = uri.partition("?") if storage.is_uri(uri) else (uri, "", "")
+        folder = (base.rpartition("/")[0] or ".") + mark + options
+        matching = [n for n in storage.list_names(folder) if fnmatch.fnmatch(n, pattern)]
+        files = [absolute(storage.join(folder, name)) for name in matching]
+    elif storage.is_folder(uri):
+        files = [absolute(storage.join(uri, name)) for name in find_below(uri, [ending])]
+    else:
+        files = [absolute(uri)] if storage.exists(uri) else []
+    if not files:
+        raise DataError(f"there is no {ending} file at {uri}; check the path")
+    return files

@@ -1,0 +1,81 @@
+"""A label column of somebody's Parquet file, in any usual form → class id lists."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hashnet import labels as label_sets
+from hashnet.data.class_lists import by_name, one_each
+from hashnet.errors import CodeError, DataError
+
+Labels = tuple[pa.Array, tuple[str, ...] | None, int]
+
+
+def read_labels(
+    column: pa.Array, name: str, multi_hot: bool, n_classes: int | None, class_names: tuple[str, ...] | None
+) -> Labels:
+    """Class id lists list<int32> (n,), class names or None, and the number of classes.
+
+    A column holds a class id, a class name, a list of either, or (``multi_hot``) a 0 or 1 a class.
+    """
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.dictionary_decode(), kind.value_type
+    if multi_hot and is_list(kind):
+        lists, width = _from_multi_hot(column, name)
+        return lists, class_names, n_classes or width
+    if _is_text(kind):
+        _refuse_unknown(pc.unique(column).to_pylist(), class_names, name)
+        lists, names = by_name(column.cast(pa.string()), class_names)
+        return lists, tuple(names), len(names)
+    if is_list(kind) and _is_text(kind.value_type):
+        words = column.flatten().cast(pa.string())
+        found = pc.unique(words).to_pylist()
+        _refuse_unknown(found, class_names, name)
+        classes = class_names or tuple(sorted(found))
+        ids = pc.index_in(words, value_set=pa.array(classes, pa.string()))
+        return _with_values(column, ids), classes, len(classes)
+    if pa.types.is_integer(kind):
+        lists = one_each(column)
+    elif is_list(kind) and pa.types.is_integer(kind.value_type):
+        lists = _with_values(column, column.flatten())
+    else:
+        raise DataError(f"column {name!r} is {kind}; labels are class ids, names, or lists of them")
+    top = pc.max(lists.flatten()).as_py() or 0
+    return lists, class_names, n_classes or (len(class_names) if class_names else top + 1)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _refuse_unknown(found: list[str | None], class_names: tuple[str, ...] | None, name: str) -> None:
+    unknown = sorted(set(found) - {None} - set(class_names or found))  # type: ignore[type-var]
+    if unknown:
+        raise DataError(f"column {name!r} has class {unknown[0]!r}, which is not among the class_names")
+
+
+def _with_values(column: pa.Array, values: pa.Array) -> pa.Array:
+    """The lists of ``column`` with other values in them."""
+    lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, values.cast(pa.int32()))
+
+
+def _from_multi_hot(column: pa.Array, name: str) -> tuple[pa.Array, int]:
+    lengths = pc.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero(lengths != lengths[0])
+    if len(wrong):
+        row = int(wrong[0])
+        raise DataError(f"column {name!r} row {row} has {lengths[row]} labels, row 0 has {lengths[0]}")
+    values = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
+    try:
+        return label_sets.to_lists(label_sets.as_multi_hot(values, name=f"column {name!r}")), values.shape[1]
+    except CodeError as error:
+        raise DataError(str(error)) from error

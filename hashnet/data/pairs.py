@@ -1,0 +1,182 @@
+"""Similarity without labels: a table of pairs, ``row_a, row_b, similar``, beside a manifest.
+
+S is the listed pairs; a pair that is not listed is unknown and carries no loss. Pairs are kept once
+each, with row_a < row_b, in ascending order.
+
+>>> pairs = PairTable.from_arrays([0, 2, 1], [1, 0, 2], [True, False, True])
+>>> pairs.counts()
+PairCounts(n_pairs=3, n_similar=2, jaccard_sum=2.0)
+>>> similar, known = pairs.block(np.array([0, 1, 3]))
+>>> similar.astype(int).tolist(), known.astype(int).tolist()
+([[0, 1, 0], [1, 0, 0], [0, 0, 0]], [[0, 1, 0], [1, 0, 0], [0, 0, 0]])
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from hashnet import storage
+from hashnet.errors import DataError, StorageError
+from hashnet.labels import PairCounts
+
+if TYPE_CHECKING:
+    from hashnet.data.manifest import Manifest
+
+COLUMNS = ("row_a", "row_b", "similar")
+
+
+@dataclass(frozen=True)
+class PairTable:
+    """Listed pairs: row_a < row_b int64 (n,), similar bool (n,), sorted by (row_a, row_b), each once."""
+
+    row_a: np.ndarray
+    row_b: np.ndarray
+    similar: np.ndarray
+
+    @classmethod
+    def open(cls, uri: str, manifest: Manifest | None = None, split: str = "train") -> PairTable:
+        """Pairs from a Parquet or CSV file with the columns row_a, row_b, similar.
+
+        With a manifest, every row must be one of its ``split``.
+        """
+        table = _read(uri)
+        missing = [name for name in COLUMNS if name not in table.column_names]
+        if missing:
+            raise DataError(f"{uri} has no column {missing[0]!r}; a pairs table has {', '.join(COLUMNS)}")
+        rows = None if manifest is None else manifest.row_ids(split)
+        where = "" if manifest is None else f"the {split} rows of {manifest.uri}"
+        return cls.from_arrays(*_columns(uri, table), rows=rows, where=where, name=uri)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        row_a: Any,
+        row_b: Any,
+        similar: Any,
+        rows: np.ndarray | None = None,
+        where: str = "the given rows",
+        name: str = "pairs",
+    ) -> PairTable:
+        """Validated pairs: no self pair, no contradiction, no row outside ``rows`` (where given).
+
+        The same pair listed twice with the same answer, in either order, is kept once.
+        """
+        a, b = np.asarray(row_a, dtype=np.int64), np.asarray(row_b, dtype=np.int64)
+        answers = np.asarray(similar, dtype=bool)
+        if not len(a) == len(b) == len(answers):
+            raise DataError(
+                f"{name}: {len(a)} row_a, {len(b)} row_b and {len(answers)} similar; they must be equal"
+            )
+        if len(a) == 0:
+            raise DataError(f"{name} lists no pair")
+        _refuse(np.flatnonzero(a == b), a, b, name, "pairs a row with itself; take such pairs out")
+        if rows is not None:
+            unknown = ~(np.isin(a, rows) & np.isin(b, rows))
+            _refuse(np.flatnonzero(unknown), a, b, name, f"names a row that is not among {where}")
+        low, high = np.minimum(a, b), np.maximum(a, b)
+        order = np.lexsort((high, low))
+        low, high, sorted_answers = low[order], high[order], answers[order]
+        again = np.flatnonzero((low[1:] == low[:-1]) & (high[1:] == high[:-1])) + 1
+        against = again[sorted_answers[again] != sorted_answers[again - 1]]
+        if len(against):
+            first, second = sorted((int(order[against[0] - 1]), int(order[against[0]])))
+            raise DataError(
+                f"{name} rows {first} and {second} contradict each other: pair ({low[against[0]]}, "
+                f"{high[against[0]]}) is similar in one, dissimilar in the other "
+                f"({len(against):,} contradictions in all); keep one of them"
+            )
+        once = np.ones(len(low), dtype=bool)
+        once[again] = False
+        return cls(low[once], high[once], sorted_answers[once])
+
+    def __len__(self) -> int:
+        return len(self.row_a)
+
+    def rows(self) -> np.ndarray:
+        """The rows that are in some pair, int64, ascending."""
+        return np.unique(np.concatenate([self.row_a, self.row_b]))
+
+    def counts(self) -> PairCounts:
+        """|S| and |S1| of the listed pairs; without labels c_ij is 1, so its sum is |S1|."""
+        n_similar = int(np.count_nonzero(self.similar))
+        return PairCounts(n_pairs=len(self), n_similar=n_similar, jaccard_sum=float(n_similar))
+
+    def block(self, row_ids: Any, other_ids: Any | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """(similar, known), both bool (n, m), of every row of a batch with every row of the other.
+
+        Pairs that are not listed, and a row with itself, are not known.
+        """
+        a = np.asarray(row_ids, dtype=np.int64)[:, None]
+        b = (np.asarray(row_ids if other_ids is None else other_ids, dtype=np.int64))[None, :]
+        wide = int(max(self.row_b.max(initial=0), a.max(initial=0), b.max(initial=0))) + 1
+        listed = self.row_a * wide + self.row_b  # ascending, as the pairs are
+        asked = np.minimum(a, b) * wide + np.maximum(a, b)  # (n, m)
+        at = np.minimum(np.searchsorted(listed, asked), len(listed) - 1)
+        known = (listed[at] == asked) & (a != b)
+        return self.similar[at] & known, known
+
+    def hold_out(self, share: float, seed: int = 0) -> tuple[PairTable, PairTable]:
+        """(kept, held out): a random share of the similar and of the dissimilar pairs each."""
+        if not 0 < share < 1:
+            raise DataError(f"the share of pairs to hold out must lie between 0 and 1, got {share}")
+        rng = np.random.default_rng([seed, 5])
+        held = np.zeros(len(self), dtype=bool)
+        for answer in (True, False):
+            of_kind = np.flatnonzero(self.similar == answer)
+            held[rng.permutation(of_kind)[: round(share * len(of_kind))]] = True
+        if held.all() or not held.any():
+            raise DataError(
+                f"holding out {share} of {len(self)} pairs leaves one side empty; list more pairs"
+            )
+        return self._take(~held), self._take(held)
+
+    def save(self, uri: str) -> None:
+        """Writes the pairs as Parquet."""
+        table = pa.table({name: getattr(self, name) for name in COLUMNS})
+        with storage.open_output(uri) as sink:
+            pq.write_table(table, sink, compression="zstd")
+
+    def _take(self, mask: np.ndarray) -> PairTable:
+        return PairTable(self.row_a[mask], self.row_b[mask], self.similar[mask])
+
+
+def _read(uri: str) -> pa.Table:
+    try:
+        with storage.open_input(uri) as source:
+            if storage.name_of(uri).endswith((".csv", ".txt")):
+                return pyarrow.csv.read_csv(source)
+            return pq.read_table(source)
+    except StorageError as error:
+        raise DataError(f"cannot read the pairs {uri}: {error}") from error
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{uri} is neither Parquet nor CSV (a .csv file): {error}") from error
+
+
+def _columns(uri: str, table: pa.Table) -> list[np.ndarray]:
+    columns = []
+    for name in COLUMNS:
+        column = table[name].combine_chunks()
+        if column.null_count:
+            raise DataError(f"{uri} row {column.is_null().index(True).as_py()}: {name} is missing")
+        if name == "similar" and not pa.types.is_boolean(column.type):
+            allowed = pc.is_in(column, value_set=pa.array([0, 1]).cast(column.type, safe=False))
+            if not pc.all(allowed).as_py():
+                row = allowed.index(False).as_py()
+                raise DataError(f"{uri} row {row}: similar is {column[row].as_py()!r}; it must be 0 or 1")
+        elif name != "similar" and not pa.types.is_integer(column.type):
+            raise DataError(f"{uri}: {name} must hold row ids, whole numbers; it is {column.type}")
+        columns.append(column.to_numpy(zero_copy_only=False))
+    return columns
+
+
+def _refuse(wrong: np.ndarray, a: np.ndarray, b: np.ndarray, name: str, what: str) -> None:
+    if len(wrong):
+        row = wrong[0]
+        raise DataError(f"{name} row {row}: ({a[row]}, {b[row]}) {what} ({len(wrong):,} such rows)")

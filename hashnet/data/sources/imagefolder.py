@@ -1,0 +1,86 @@
+"""``imagefolder``: ``ROOT/CLASS/a.jpg``, ``ROOT/SPLIT/CLASS/a.jpg``, or pictures without classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hashnet import storage
+from hashnet.config import REQUIRED, key
+from hashnet.data.class_lists import by_name, choose, read_names
+from hashnet.data.files import PICTURES, absolute, find_below
+from hashnet.data.rows import Rows, from_uris
+from hashnet.data.splits import DATABASE, QUERY, TRAIN
+from hashnet.errors import DataError
+
+SPLIT_FOLDERS = {
+    "train": TRAIN | DATABASE, "training": TRAIN | DATABASE, "database": DATABASE, "gallery": DATABASE,
+    "query": QUERY, "val": QUERY, "valid": QUERY, "validation": QUERY, "test": QUERY,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    path: str = key(REQUIRED, "the folder")
+    layout: str = key(
+        "auto",
+        "classes: ROOT/CLASS/…; splits: ROOT/train/CLASS/…, ROOT/val/CLASS/…; flat: no labels",
+        choices=("auto", "classes", "splits", "flat"),
+    )
+    classes: list[str] = key([], "take only these classes (names, or a text file with one a line)")
+
+
+def load(options: Options) -> Rows:
+    """Rows in the order of their paths; the class is the name of the first folder (below the split's)."""
+    names = pa.array(find_below(options.path, PICTURES), pa.string())
+    if len(names) == 0:
+        raise DataError(f"there is no picture below {options.path} (looked for {', '.join(PICTURES)})")
+    layout = options.layout if options.layout != "auto" else _guess(names)
+    base = absolute(options.path)
+    if layout == "flat":
+        return from_uris(complete(base, names), names=names)
+    fixed, below = None, names
+    if layout == "splits":
+        fixed, below = _split_flags(options.path, names), pc.replace_substring_regex(names, "^[^/]*/", "")
+    folders = pc.extract_regex(below, "^(?P<folder>[^/]*)/").field("folder")
+    if folders.null_count:
+        stray = names[folders.is_null().index(True).as_py()].as_py()
+        raise DataError(f"{options.path}/{stray} lies in no class folder; move it, or say layout=flat")
+    if options.classes:
+        known = sorted(pc.unique(folders).to_pylist())
+        wanted = choose(read_names(options.classes), known, options.path)
+        keep = pc.is_in(folders, value_set=pa.array(wanted))
+        names, folders = names.filter(keep), folders.filter(keep)
+        fixed = None if fixed is None else fixed[keep.to_numpy(zero_copy_only=False)]
+    labels, classes = by_name(folders)
+    return from_uris(
+        complete(base, names), labels=labels, n_classes=len(classes), class_names=tuple(classes), names=names,
+        fixed=fixed,
+    )  # fmt: skip
+
+
+def complete(folder: str, names: pa.Array) -> pa.Array:
+    """Names below a folder as uris."""
+    base, mark, options = folder.partition("?") if storage.is_uri(folder) else (folder, "", "")
+    return pc.binary_join_element_wise(base.rstrip("/") + "/", names, mark + options, "")
+
+
+def _guess(names: pa.Array) -> str:
+    tops = set(pc.unique(pc.replace_substring_regex(names, "/.*", "")).to_pylist())
+    depth = pc.min(pc.count_substring(names, "/")).as_py()
+    if depth == 0:
+        return "flat"
+    return "splits" if depth >= 2 and tops <= set(SPLIT_FOLDERS) else "classes"
+
+
+def _split_flags(path: str, names: pa.Array) -> np.ndarray:
+    tops = pc.replace_substring_regex(names, "/.*", "").dictionary_encode()
+    folders = tops.dictionary.to_pylist()
+    unknown = [name for name in folders if name not in SPLIT_FOLDERS]
+    if unknown:
+        raise DataError(f"{path}/{unknown[0]} is no split folder; there may be {', '.join(SPLIT_FOLDERS)}")
+    bits = np.array([SPLIT_FOLDERS[name] for name in folders], dtype=np.uint8)
+    return bits[tops.indices.to_numpy()]

@@ -1,0 +1,207 @@
+"""``listfile``: the public hashing lists, ``images/cat.jpg 0 1 0 …``, one list or one for each split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hashnet import storage
+from hashnet.config import key
+from hashnet.data.class_lists import read_names
+from hashnet.data.files import absolute
+from hashnet.data.lists import ListFile, read_list
+from hashnet.data.rows import Rows
+from hashnet.data.splits import DATABASE, QUERY, TRAIN
+from hashnet.errors import DataError
+
+FILES = {"train": ("train.txt",), "query": ("query.txt", "test.txt"), "database": ("database.txt",)}
+BITS = {"database": DATABASE, "train": TRAIN, "query": QUERY}  # the order of the rows, too
+
+
+@dataclass(frozen=True)
+class Options:
+    path: str | None = key(
+        None, "a list, or a folder with train.txt, query.txt (or test.txt) and database.txt: a fixed split"
+    )
+    root: str | None = key(None, "folder the paths in the lists start from (default: the list's)")
+    strip: str = key("", "beginning to take off the paths in the lists, such as the authors' own folder")
+    train: str | None = key(None, "list of the training images, instead of PATH")
+    query: str | None = key(None, "list of the queries")
+    database: str | None = key(None, "list of the database")
+    overlap: str = key(
+        "error",
+        "queries that are also in the database list: error, or drop them there",
+        choices=("error", "drop"),
+    )
+    class_names: list[str] = key([], "names of the label columns, or a text file with one a line")
+
+
+def load(options: Options) -> Rows:
+    """Rows of one list, or of the lists of three splits, joined by path."""
+    files = _files(options)
+    root = absolute(options.root or _folder(next(iter(files.values()))))
+    lists = {name: read_list(uri) for name, uri in files.items()}
+    for found in lists.values():
+        _refuse_duplicates(found)
+    if "all" in lists:
+        found = lists["all"]
+        return _rows(options, root, found.paths, found.labels, found.n_classes, None, {})
+    return _join(options, root, lists)
+
+
+def _files(options: Options) -> dict[str, str]:
+    """Split name → list; one list under the name "all" when it is to be split here."""
+    given = {name: getattr(options, name) for name in BITS if getattr(options, name)}
+    if given and options.path:
+        raise DataError("give one list as PATH, or lists as train, query and database, not both")
+    if given:
+        return given
+    if options.path is None:
+        raise DataError("which list? Give PATH, or train, query and database")
+    if not storage.is_folder(options.path):
+        return {"all": options.path}
+    found = {}
+    for split in BITS:
+        here = [storage.join(options.path, name) for name in FILES[split]]
+        here = [uri for uri in here if storage.exists(uri)]
+        if here:
+            found[split] = here[0]
+    if "query" not in found or len(found) < 2:
+        raise DataError(
+            f"{options.path} must hold query.txt (or test.txt) and train.txt or database.txt; "
+            f"it holds {', '.join(storage.list_names(options.path)[:5]) or 'nothing'}"
+        )
+    return found
+
+
+def _folder(uri: str) -> str:
+    if not storage.is_uri(uri):
+        return uri.rpartition("/")[0] or "."
+    base, mark, options = uri.partition("?")
+    return base.rpartition("/")[0] + mark + options
+
+
+def _refuse_duplicates(found: ListFile) -> None:
+    """A path twice in one list is a mistake: an image would be found twice."""
+    codes = found.paths.dictionary_encode().indices.to_numpy()
+    if len(codes) == codes.max() + 1:
+        return
+    order = np.argsort(codes, kind="stable")
+    again = np.flatnonzero(np.diff(codes[order]) == 0)
+    first, second = order[again[0]], order[again[0] + 1]
+    raise DataError(
+        f"{found.uri} line {found.lines[second]} repeats {found.paths[int(second)].as_py()!r} of line "
+        f"{found.lines[first]} ({len(again):,} duplicated ids in all); keep one of them"
+    )
+
+
+def _join(options: Options, root: str, lists: dict[str, ListFile]) -> Rows:
+    """One row a path; its splits are the lists that name it."""
+    _refuse_other_widths(lists)
+    n_classes = max((found.n_classes or 0 for found in lists.values()), default=0) or None
+    paths: pa.Array = pa.concat_arrays([found.paths for found in lists.values()])
+    codes = paths.dictionary_encode().indices.to_numpy()  # numbered in the order of appearance
+    n = int(codes.max()) + 1
+    first = np.full(n, -1, dtype=np.int64)
+    first[codes[::-1]] = np.arange(len(codes))[::-1]  # where each path appears first
+    flags = np.zeros(n, dtype=np.uint8)
+    start = 0
+    for name, found in lists.items():
+        flags[codes[start : start + len(found)]] |= BITS[name]
+        start += len(found)
+    if "database" not in lists:
+        flags[(flags & TRAIN) > 0] |= DATABASE  # the training images are the database
+    notes = _overlap(options, lists, paths, flags, first)
+    labels = None
+    if n_classes is not None:
+        joined = pa.concat_arrays([found.labels for found in lists.values()])
+        _refuse_other_labels(lists, joined, codes, first)
+        labels = joined.take(pa.array(first))
+    return _rows(options, root, paths.take(pa.array(first)), labels, n_classes, flags, notes)
+
+
+def _refuse_other_widths(lists: dict[str, ListFile]) -> None:
+    (_, one), *others = lists.items()
+    for _, other in others:
+        same = (one.labels is None) == (other.labels is None) and one.multi_hot == other.multi_hot
+        if not same or (one.multi_hot and one.n_classes != other.n_classes):
+            widths = [0 if f.labels is None else f.n_classes if f.multi_hot else 1 for f in (one, other)]
+            raise DataError(
+                f"{one.uri} has {widths[0]} label columns, {other.uri} has {widths[1]}; they must be equal"
+            )
+
+
+def _overlap(
+    options: Options, lists: dict[str, ListFile], paths: pa.Array, flags: np.ndarray, first: np.ndarray
+) -> dict[str, Any]:
+    both = np.flatnonzero(((flags & QUERY) > 0) & ((flags & ~np.uint8(QUERY)) > 0))
+    if len(both) == 0:
+        return {}
+    name = paths[int(first[both[0]])].as_py()
+    if options.overlap == "error":
+        raise DataError(
+            f"{len(both):,} paths of {lists['query'].uri} are also in the database or training list, the "
+            f"first is {name!r}; a query in the database finds itself: correct the lists, or say overlap=drop"
+        )
+    flags[both] = QUERY
+    return {"queries_dropped_from_database": len(both)}
+
+
+def _refuse_other_labels(
+    lists: dict[str, ListFile], joined: pa.Array, codes: np.ndarray, first: np.ndarray
+) -> None:
+    """The same path must have the same labels in every list."""
+    again = np.flatnonzero(first[codes] != np.arange(len(codes)))
+    if len(again) == 0:
+        return
+    here, there = joined.take(pa.array(again)), joined.take(pa.array(first[codes[again]]))
+    same = pc.equal(here.value_lengths(), there.value_lengths()).to_numpy(zero_copy_only=False)
+    if same.all():
+        differing = np.flatnonzero(here.flatten().to_numpy() != there.flatten().to_numpy())
+        if len(differing) == 0:
+            return
+        at = int(pc.list_parent_indices(here)[int(differing[0])].as_py())
+    else:
+        at = int(np.flatnonzero(~same)[0])
+    row, start = int(again[at]), 0
+    for found in lists.values():
+        if row < start + len(found):
+            i = row - start
+            raise DataError(
+                f"{found.uri} line {found.lines[i]}: {found.paths[i].as_py()!r} has other labels here than "
+                "in another list; correct one of them"
+            )
+        start += len(found)
+
+
+def _rows(
+    options: Options,
+    root: str,
+    paths: pa.Array,
+    labels: pa.Array | None,
+    n_classes: int | None,
+    flags: np.ndarray | None,
+    notes: dict[str, Any],
+) -> Rows:
+    names = tuple(read_names(options.class_names)) or None
+    if names is not None and len(names) != n_classes:
+        raise DataError(f"class_names has {len(names)} names, the lists have {n_classes} classes")
+    if options.strip:
+        kept = pc.starts_with(paths, options.strip)
+        paths = pc.if_else(kept, pc.utf8_slice_codeunits(paths, len(options.strip)), paths)
+    base, mark, tail = root.partition("?") if storage.is_uri(root) else (root, "", "")
+
+    def payload(start: int, stop: int) -> pa.Table:
+        some = paths[start:stop]
+        complete = pc.or_(pc.starts_with(some, "/"), pc.match_substring(some, "://"))
+        below = pc.binary_join_element_wise(base.rstrip("/") + "/", some, mark + tail, "")
+        return pa.table({"uri": pc.if_else(complete, some, below)})
+
+    return Rows(
+        n=len(paths), payload=payload, labels=labels, n_classes=n_classes, class_names=names, names=paths,
+        fixed=flags, about=notes,
+    )  # fmt: skip

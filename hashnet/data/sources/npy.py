@@ -1,0 +1,197 @@
+"""``npy``: features in an .npy file with labels beside it, or everything in one .npz.
+
+An .npz holds ``features`` (and ``labels``, ``ids``), or ``train_features``, ``query_features`` and
+``database_features`` with ``*_labels`` and ``*_ids``: a fixed split. Rows of two splits with the
+same id are one row. An array ``scale`` multiplies the features (which may then be uint8).
+"""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hashnet import labels as label_sets
+from hashnet import storage
+from hashnet.config import REQUIRED, key
+from hashnet.data import features as vectors
+from hashnet.data.class_lists import one_each, read_names
+from hashnet.data.rows import Rows, refuse_duplicates
+from hashnet.data.splits import DATABASE, QUERY, TRAIN
+from hashnet.errors import DataError, HashnetError, StorageError
+
+BITS = {"database": DATABASE, "train": TRAIN, "query": QUERY}  # the order of the rows, too
+
+
+@dataclass(frozen=True)
+class Options:
+    path: str = key(REQUIRED, "features.npy of shape (n, d), or an .npz")
+    labels: str | None = key(None, "labels.npy: class ids (n,), or 0 and 1 (n, n_classes)")
+    ids: str | None = key(None, "ids.npy (n,): checked for duplicates, and what split files name rows by")
+    scale: float = key(1.0, "multiplies the features, as for uint8 ones")
+    n_classes: int | None = key(None, "number of classes, where ids of the last ones may be missing", low=1)
+    class_names: list[str] = key([], "names of the classes, or a text file with one a line")
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Arrays of one split, or of everything."""
+
+    where: str
+    features: np.ndarray
+    labels: np.ndarray | None
+    ids: pa.Array | None
+
+
+def load(options: Options) -> Rows:
+    """Rows in the order of the file; of an .npz with splits: database, further training rows, queries."""
+    blocks, scale = _read(options)
+    d = blocks[next(iter(blocks))].features.shape[1]
+    for block in blocks.values():
+        _check(block, d)
+    if list(blocks) == ["all"]:
+        block = blocks["all"]
+        rows, fixed = np.arange(len(block.features)), None
+    else:
+        rows, fixed = _join(blocks)
+    ids = [block.ids for block in blocks.values()]
+    names = pa.concat_arrays(ids).take(pa.array(rows)) if all(i is not None for i in ids) else None
+    labels, n_classes = _labels(options, blocks, rows)
+    names_of = tuple(read_names(options.class_names)) or None
+    if names_of is not None and n_classes != len(names_of):
+        raise DataError(f"class_names has {len(names_of)} names, the labels have {n_classes} classes")
+    starts = np.cumsum([0] + [len(block.features) for block in blocks.values()])
+    parts = list(blocks.values())
+
+    def payload(start: int, stop: int) -> pa.Table:
+        wanted = rows[start:stop]
+        matrix = np.empty((len(wanted), d), dtype=np.float32)
+        owner = np.searchsorted(starts, wanted, side="right") - 1
+        for i, block in enumerate(parts):
+            mine = owner == i
+            matrix[mine] = block.features[wanted[mine] - starts[i]]
+        matrix *= scale
+        vectors.check_finite(matrix, storage.name_of(options.path), start)
+        uris = names[start:stop] if names is not None else _numbered(options.path, start, stop)
+        return pa.table({"uri": uris, "feature": vectors.to_column(matrix)})
+
+    return Rows(
+        n=len(rows), payload=payload, modality="features", labels=labels, n_classes=n_classes,
+        class_names=names_of, n_features=d, names=names, fixed=fixed, block_rows=4_096,
+    )  # fmt: skip
+
+
+def _numbered(path: str, start: int, stop: int) -> pa.Array:
+    numbers = pc.cast(pa.array(np.arange(start, stop)), pa.string())
+    return pc.binary_join_element_wise(f"{storage.name_of(path)}#row=", numbers, "")
+
+
+def _read(options: Options) -> tuple[dict[str, _Block], np.ndarray]:
+    scale = np.float32(options.scale)
+    if not options.path.partition("?")[0].endswith(".npz"):
+        labels = None if options.labels is None else _load(options.labels)
+        ids = None if options.ids is None else _text(_load(options.ids))
+        return {"all": _Block(options.path, _load(options.path), labels, ids)}, scale
+    arrays = _load(options.path)
+    if "scale" in arrays:
+        scale = scale * np.asarray(arrays["scale"], dtype=np.float32)
+
+    def block(prefix: str) -> _Block:
+        ids = arrays.get(f"{prefix}ids")
+        return _Block(
+            f"{options.path} {prefix}features",
+            arrays[f"{prefix}features"],
+            arrays.get(f"{prefix}labels"),
+            None if ids is None else _text(ids),
+        )
+
+    if "features" in arrays:
+        return {"all": block("")}, scale
+    found = {split: block(f"{split}_") for split in BITS if f"{split}_features" in arrays}
+    if not found:
+        raise DataError(
+            f"{options.path} has neither 'features' nor 'train_features', 'query_features' and "
+            f"'database_features'; it has {', '.join(arrays)}"
+        )
+    return found, scale
+
+
+def _load(uri: str) -> Any:
+    """An array (mapped, where it lies on a local disk), or the arrays of an .npz; never a pickle."""
+    try:
+        if not storage.exists(uri):
+            raise DataError(f"{uri} does not exist; check the path")
+        with storage.local_copy(uri) as path:
+            if storage.name_of(uri).endswith(".npz"):
+                with np.load(path, allow_pickle=False) as archive:
+                    return {name: archive[name] for name in archive.files}
+            return np.load(path, allow_pickle=False, mmap_mode="r" if storage.is_local(uri) else None)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, StorageError) as error:
+        raise DataError(f"cannot read {uri} as numpy arrays (without pickle): {error}") from error
+
+
+def _text(ids: np.ndarray) -> pa.Array:
+    return pa.array(np.asarray(ids).ravel()).cast(pa.string())
+
+
+def _check(block: _Block, d: int) -> None:
+    shape = block.features.shape
+    if block.features.ndim != 2 or block.features.dtype.kind not in "fiu":
+        raise DataError(f"{block.where} must be numbers of shape (n, d), got {block.features.dtype} {shape}")
+    if shape[1] != d:
+        raise DataError(f"{block.where} has {shape[1]} features, another array has {d}; they must be equal")
+    for name, other in (("labels", block.labels), ("ids", block.ids)):
+        if other is not None and len(other) != shape[0]:
+            raise DataError(
+                f"{block.where} has {shape[0]:,} rows, its {name} have {len(other):,}; they must be equal"
+            )
+    if block.ids is not None:
+        refuse_duplicates(block.ids, f"the ids of {block.where}")
+
+
+def _join(blocks: dict[str, _Block]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the stacked arrays to keep (the first of each id) and their split flags."""
+    bits = np.concatenate(
+        [np.full(len(b.features), BITS[name], dtype=np.uint8) for name, b in blocks.items()]
+    )
+    if any(block.ids is None for block in blocks.values()):
+        if "database" not in blocks:
+            bits[bits == TRAIN] |= DATABASE
+        return np.arange(len(bits)), bits
+    codes = pa.concat_arrays([block.ids for block in blocks.values()]).dictionary_encode().indices.to_numpy()
+    first = np.full(int(codes.max()) + 1, -1, dtype=np.int64)
+    first[codes[::-1]] = np.arange(len(codes))[::-1]
+    flags = np.zeros(len(first), dtype=np.uint8)
+    np.bitwise_or.at(flags, codes, bits)
+    if "database" not in blocks:
+        flags[(flags & TRAIN) > 0] |= DATABASE
+    both = np.flatnonzero(((flags & QUERY) > 0) & (flags != QUERY))
+    if len(both):
+        raise DataError(
+            f"{len(both):,} ids are query and database (or training) at once; a query in the database "
+            "finds itself: take them out of one"
+        )
+    return first, flags
+
+
+def _labels(
+    options: Options, blocks: dict[str, _Block], rows: np.ndarray
+) -> tuple[pa.Array | None, int | None]:
+    given = [block.labels for block in blocks.values()]
+    if any(labels is None for labels in given):
+        return None, None
+    try:
+        if given[0].ndim == 1:  # type: ignore[union-attr]
+            ids = np.concatenate(given)[rows]  # type: ignore[arg-type]
+            if ids.dtype.kind not in "iu":
+                raise DataError(f"labels of {options.path} must be whole numbers, got {ids.dtype}")
+            lists = one_each(pa.array(ids))
+            return lists, options.n_classes or int(ids.max()) + 1
+        stacked = np.concatenate([label_sets.as_multi_hot(labels) for labels in given])
+        return label_sets.to_lists(stacked[rows]), stacked.shape[1]
+    except (HashnetError, ValueError) as error:
+        raise DataError(f"labels of {options.path}: {error}") from error

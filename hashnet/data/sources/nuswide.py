@@ -1,0 +1,98 @@
+"""``nuswide``: NUS-WIDE as published: a list of images and one file of 0 and 1 a concept.
+
+81 concepts, or the 21 most frequent; images with no label at all are pruned. Split as in the paper:
+5,000 queries, the rest as database, 10,000 of it to train on. With 21 concepts it is, as usual
+there, 100 queries and 500 training images a concept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hashnet import labels as label_sets
+from hashnet import storage
+from hashnet.config import REQUIRED, key
+from hashnet.data.files import absolute
+from hashnet.data.rows import Rows, from_uris
+from hashnet.data.sources.imagefolder import complete
+from hashnet.errors import DataError, StorageError
+
+CONCEPTS = ("Concepts81.txt", "ConceptsList/Concepts81.txt")
+IMAGES = ("Imagelist.txt", "ImageList/Imagelist.txt")
+LABELS = ("AllLabels", "Groundtruth/AllLabels", "GroundTruth/AllLabels")
+PICTURES = ("Flickr", "images", "")
+
+
+@dataclass(frozen=True)
+class Options:
+    path: str = key(REQUIRED, "folder with ConceptsList/, ImageList/ and Groundtruth/AllLabels/")
+    images: str | None = key(None, "folder of the pictures (default: PATH/Flickr, PATH/images or PATH)")
+    n_concepts: int = key(81, "the so many most frequent concepts: 81 (all) or 21 are usual", low=1)
+
+
+def DEFAULTS(options: Options) -> dict[str, Any]:  # noqa: N802 - a table that depends on an option
+    if options.n_concepts == 21:
+        return {"query_per_class": 100, "train_per_class": 500}
+    return {"n_query": 5_000, "n_train": 10_000}
+
+
+def load(options: Options) -> Rows:
+    """Rows in the order of the image list, without the unlabelled."""
+    concepts = _lines(options.path, CONCEPTS)
+    paths = pc.replace_substring(pa.array(_lines(options.path, IMAGES), pa.string()), "\\", "/")
+    columns = [_column(options.path, concept, len(paths)) for concept in concepts]
+    counts = np.array([column.sum() for column in columns])
+    if options.n_concepts > len(concepts):
+        raise DataError(
+            f"n_concepts is {options.n_concepts}, but {options.path} has {len(concepts)} concepts"
+        )
+    chosen = np.sort(np.argsort(-counts, kind="stable")[: options.n_concepts])  # in the order of the list
+    labels = np.stack([columns[i] for i in chosen], axis=1)  # (n, n_concepts) of 0 and 1
+    labelled = labels.any(axis=1)
+    kept = paths.filter(pa.array(labelled))
+    pictures = absolute(options.images or _first_folder(options.path, PICTURES))
+    return from_uris(
+        complete(pictures, kept), labels=label_sets.to_lists(labels[labelled]), n_classes=len(chosen),
+        class_names=tuple(concepts[i] for i in chosen), names=kept,
+        about={"pruned_unlabelled": int((~labelled).sum())},
+    )  # fmt: skip
+
+
+def _column(path: str, concept: str, n: int) -> np.ndarray:
+    """uint8 (n,) of one concept's file: a 0 or a 1 on each line."""
+    uri = storage.join(_first_folder(path, LABELS), f"Labels_{concept}.txt")
+    try:
+        data = np.frombuffer(storage.read_bytes(uri), dtype=np.uint8)
+    except StorageError as error:
+        raise DataError(f"cannot read the labels of {concept!r}: {error}") from error
+    digits = data[(data != 10) & (data != 13) & (data != 32)]
+    wrong = np.flatnonzero((digits | 1) != 49)
+    if len(wrong):
+        raise DataError(f"{uri} line {wrong[0] + 1}: a label must be 0 or 1, got {chr(digits[wrong[0]])!r}")
+    if len(digits) != n:
+        raise DataError(
+            f"{uri} has {len(digits):,} labels, the image list has {n:,} images; they must be equal"
+        )
+    return digits & 1
+
+
+def _lines(path: str, names: tuple[str, ...]) -> list[str]:
+    for name in names:
+        uri = storage.join(path, name)
+        if storage.exists(uri):
+            lines = storage.read_bytes(uri).decode(errors="replace").splitlines()
+            return [line.strip() for line in lines if line.strip()]
+    raise DataError(f"{path} has no {' or '.join(names)}; check the path")
+
+
+def _first_folder(path: str, names: tuple[str, ...]) -> str:
+    for name in names:
+        folder = storage.join(path, name) if name else path
+        if storage.is_folder(folder):
+            return folder
+    raise DataError(f"{path} has no folder {' or '.join(names)}; check the path")

@@ -1,0 +1,156 @@
+"""``webdataset``: tars of KEY.jpg with KEY.cls or KEY.json beside it.
+
+Pictures stay in the tars and are given by offset and size, so that reading one is one ranged read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from hashnet import storage
+from hashnet.config import REQUIRED, key
+from hashnet.data.class_lists import read_names
+from hashnet.data.files import PICTURES, expand
+from hashnet.data.references import byte_ranges
+from hashnet.data.rows import Rows, from_uris, refuse_duplicates
+from hashnet.errors import DataError
+
+BUFFER = 8 << 20  # a tar is read through once, in pieces of this size
+
+
+@dataclass(frozen=True)
+class Options:
+    path: str = key(REQUIRED, "a tar, a folder of tars, or a pattern such as shard-{00000..00012}.tar")
+    label: str = key("label,labels,cls,class", "fields of KEY.json to look for labels in")
+    n_classes: int | None = key(None, "number of classes, where ids of the last ones may be missing", low=1)
+    class_names: list[str] = key([], "names of the classes, or a text file with one a line")
+
+
+@dataclass
+class _Sample:
+    key: str
+    offset: int = -1
+    size: int = 0
+    labels: list[int | str] | None = field(default=None)
+
+
+def load(options: Options) -> Rows:
+    """Rows in the order of the tars; samples without a picture are left out."""
+    uris, keys, found = [], [], list[list[int | str] | None]()
+    for uri in expand(options.path, ".tar"):
+        samples = [sample for sample in _samples(uri, options.label.split(",")) if sample.offset >= 0]
+        uris.append(byte_ranges(uri, [s.offset for s in samples], [s.size for s in samples]))
+        keys += [sample.key for sample in samples]
+        found += [sample.labels for sample in samples]
+    names = pa.array(keys, pa.string())
+    refuse_duplicates(names, f"the keys of {options.path}")
+    given = read_names(options.class_names)
+    labels, classes, n_classes = _numbered(found, given, options)
+    return from_uris(
+        pa.concat_arrays(uris), labels=labels, n_classes=n_classes, class_names=classes, names=names
+    )
+
+
+def _samples(uri: str, fields: list[str]) -> Iterator[_Sample]:
+    """The samples of one tar: neighbouring members whose names are equal up to the first dot."""
+    current: _Sample | None = None
+    try:
+        with storage.open_input(uri) as source:
+            reader = io.BufferedReader(_Raw(source), BUFFER)
+            with tarfile.open(fileobj=reader, mode="r:") as tar:
+                for member in tar:
+                    if not member.isfile():
+                        continue
+                    folder, slash, base = member.name.rpartition("/")
+                    stem, _, ending = base.partition(".")
+                    name = folder + slash + stem
+                    if current is None or current.key != name:
+                        if current is not None:
+                            yield current
+                        current = _Sample(name)
+                    ending = ending.lower()
+                    if f".{ending.rpartition('.')[2]}" in PICTURES and current.offset < 0:
+                        current.offset, current.size = member.offset_data, member.size
+                    elif ending in ("cls", "json"):
+                        content = tar.extractfile(member)
+                        assert content is not None
+                        current.labels = _read_labels(f"{uri}: {member.name}", ending, content.read(), fields)
+    except tarfile.TarError as error:
+        hint = "; unpack .gz first: a picture inside cannot be read on its own" if uri.endswith("gz") else ""
+        raise DataError(f"{uri} is not a plain tar ({error}){hint}") from error
+    if current is not None:
+        yield current
+
+
+class _Raw(io.RawIOBase):
+    """A pyarrow file as Python's raw file, for a BufferedReader."""
+
+    def __init__(self, source: pa.NativeFile) -> None:
+        self._source = source
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._source.seek(offset, whence)
+        return self._source.tell()
+
+    def tell(self) -> int:
+        return self._source.tell()
+
+    def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def,override]
+        data = self._source.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _read_labels(where: str, ending: str, content: bytes, fields: list[str]) -> list[int | str] | None:
+    text = content.decode(errors="replace").strip()
+    if ending == "cls":
+        words = text.split()
+        return [int(word) if word.lstrip("-").isdigit() else word for word in words]
+    try:
+        about = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{where} is not JSON: {error}") from error
+    value = (
+        next((about[name] for name in fields if name in about), None) if isinstance(about, dict) else about
+    )
+    if value is None:
+        return None
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(v, (int, str)) and not isinstance(v, bool) for v in values):
+        raise DataError(f"{where}: labels must be class ids or names, got {value!r}")
+    return values
+
+
+def _numbered(
+    found: list[list[int | str] | None], given: list[str], options: Options
+) -> tuple[pa.Array | None, tuple[str, ...] | None, int | None]:
+    """Label lists, class names, number of classes; names become ids in sorted order."""
+    if all(labels is None for labels in found):
+        return None, None, None
+    words = {v for labels in found for v in labels or () if isinstance(v, str)}
+    classes: tuple[str, ...] | None = tuple(given) or None
+    if words:
+        classes = classes or tuple(sorted(words))
+        number: dict[int | str, int] = {name: i for i, name in enumerate(classes)}
+        unknown = sorted(words - set(classes))
+        if unknown:
+            raise DataError(f"class {unknown[0]!r} of {options.path} is not among the class_names")
+        found = [None if labels is None else [number.get(v, v) for v in labels] for labels in found]
+    lists = pa.array(
+        [None if v is None else sorted({int(i) for i in v if int(i) >= 0}) for v in found],
+        pa.list_(pa.int32()),
+    )
+    top = max((max(v, default=0) for v in lists.to_pylist() if v), default=0)
+    return lists, classes, options.n_classes or (len(classes) if classes else top + 1)
