@@ -52,7 +52,8 @@ class PairTable:
             raise DataError(f"{uri} has no column {missing[0]!r}; a pairs table has {', '.join(COLUMNS)}")
         rows = None if manifest is None else manifest.row_ids(split)
         where = "" if manifest is None else f"the {split} rows of {manifest.uri}"
-        return cls.from_arrays(*_columns(uri, table), rows=rows, where=where, name=uri)
+        row_a, row_b, similar = _columns(uri, table)
+        return cls.from_arrays(row_a, row_b, similar, rows=rows, where=where, name=uri)
 
     @classmethod
     def from_arrays(

@@ -1,0 +1,1 @@
+"""The commands of ``hashnet``, a file each: ``configure(parser, words)``, ``run(arguments)`` → exit code."""
