@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from hashnet import config, storage
 from hashnet.errors import ConfigError, HashnetError
 
 C = TypeVar("C")
+SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's job supervisor sets it, under this very name
 
 
 def run_job(cls: type[C], function: Callable[[C], dict[str, Any]], argv: list[str] | None = None) -> NoReturn:
@@ -27,6 +29,7 @@ def run_job(cls: type[C], function: Callable[[C], dict[str, Any]], argv: list[st
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for noisy in ("ray", "httpx", "numba", "matplotlib", "botocore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    signal.signal(signal.SIGTERM, _terminated)  # `ray job stop`, a shutdown, a spot node taken back
     try:
         settings = read_settings(cls, sys.argv[1:] if argv is None else argv)
         result = function(settings)
@@ -39,6 +42,10 @@ def run_job(cls: type[C], function: Callable[[C], dict[str, Any]], argv: list[st
     sys.stderr.flush()
     print(json.dumps(result, default=float), flush=True)
     _stop("", 0)
+
+
+def _terminated(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def read_settings(cls: type[C], argv: list[str]) -> C:
@@ -66,7 +73,7 @@ def read_settings(cls: type[C], argv: list[str]) -> C:
 
 def _check_run(run: str | None) -> None:
     """A submitted job works in a throw-away copy of the working directory: no relative output there."""
-    submitted = "RAY_JOB_SUBMISSION_ID" in os.environ or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    submitted = SUBMITTED in os.environ
     if run and submitted and not storage.is_uri(run) and not os.path.isabs(run):
         raise ConfigError(
             f"run={run} is relative, and a submitted job's working directory is thrown away; give an "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 import warnings
 from pathlib import Path
 
@@ -38,6 +40,7 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
     options = {"logging_level": logging.WARNING, "log_to_driver": True}
+    on_terminate = signal.getsignal(signal.SIGTERM)
     if address:
         ray.init(address=address, **options)
     else:
@@ -53,6 +56,8 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
             _node_ip_address="127.0.0.1",
             **options,
         )
+    if on_terminate != signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_terminate)  # ray.init put its own in place of a job's
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     logging.getLogger("ray.train").setLevel(logging.WARNING)
     logging.getLogger("ray.tune").setLevel(logging.WARNING)

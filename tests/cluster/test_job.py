@@ -81,7 +81,7 @@ def test_a_config_file_and_overrides(tmp_path):
 
 def test_a_relative_run_is_refused_in_a_submitted_job(monkeypatch):
     assert job.read_settings(Settings, ["run=runs/demo"]).run == "runs/demo"
-    monkeypatch.setenv("RAY_JOB_SUBMISSION_ID", "raysubmit_1")
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")  # what Ray's job supervisor sets
     for good in ("/abs/run", "s3://bucket/run"):
         job.read_settings(Settings, [f"run={good}"])
     with pytest.raises(ConfigError, match="run=runs/demo is relative"):
