@@ -48,7 +48,9 @@ class ArraySource:
                     f"{(~finite).sum():,} rows of the features hold NaN or infinity, the first is row "
                     f"{int((~finite).argmax())}; drop or repair them"
                 )
-        self.array = torch.from_numpy(np.ascontiguousarray(array))
+        array = np.ascontiguousarray(array)
+        # Arrow's memory is read-only, which torch does not know
+        self.array = torch.from_numpy(array if array.flags.writeable else array.copy())
 
     def __len__(self) -> int:
         return len(self.array)

@@ -1,0 +1,193 @@
+"""Train a run's model data-parallel on Ray Train.
+
+The work is in ``hashnet.training``: each worker runs ``train_run`` inside a torch process group that Ray
+sets up. What makes it survive is on storage: checkpoints in RUN/checkpoints, read by whoever starts
+next, be it a worker that replaces a lost one, a group of another size, or the same command after the
+driver was killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from cluster import metrics, placement, session
+from cluster.planning import Need
+from hashnet import config as configs
+from hashnet import errors, storage
+from hashnet.errors import HashnetError
+from hashnet.progress import Progress
+from hashnet.training.config import TrainConfig
+from hashnet.training.run import CHECKPOINTS, prepare, result_of
+
+logger = logging.getLogger(__name__)
+REPORT_EVERY_S = 30.0
+MOST_CPUS = 8  # a worker gains little from more threads
+ERROR = "error.json"  # why a worker stopped on purpose: trying again would end the same way
+
+
+def train(config: TrainConfig) -> dict[str, Any]:
+    """Trains the run to its end and returns what the job prints; a finished run is left as it is."""
+    prepared = prepare(config)
+    if prepared.finished is not None:
+        return {**prepared.finished, "already_finished": True}
+    session.connect()
+    resources = worker_resources(prepared.config)
+    fewest = config.min_workers or config.num_workers
+    need = Need("worker", config.num_workers, resources, at_least=fewest, fix="lower num_workers")
+    placement.ensure("train", [need])
+    storage.delete(storage.join(config.run, CHECKPOINTS, ERROR))
+    summary = _fit(prepared.config, resources)
+    storage.delete(storage.join(config.run, CHECKPOINTS, "ray"))
+    return result_of(config.run, summary["sha256"], summary)
+
+
+def worker_resources(config: TrainConfig) -> dict[str, float]:
+    """CPUs of a worker, and a GPU where there are enough of them or they are asked for."""
+    gpu = config.gpu
+    if gpu is None:
+        gpu = placement.capacity({"GPU": 1}) >= config.num_workers
+    extra: dict[str, float] = {"GPU": 1} if gpu else {}
+    if config.cpus_per_worker:
+        return {"CPU": config.cpus_per_worker, **extra}
+    import ray
+
+    free = int(ray.available_resources().get("CPU", 0)) // config.num_workers  # not what others are using
+    for cpus in range(min(MOST_CPUS, free), 1, -1):
+        if placement.capacity({"CPU": cpus, **extra}) >= config.num_workers:
+            return {"CPU": cpus, **extra}
+    return {"CPU": 1, **extra}
+
+
+def _fit(config: TrainConfig, resources: dict[str, float]) -> dict[str, Any]:
+    from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+    from ray.train.v2.api.exceptions import TrainingFailedError
+
+    filesystem, path = storage.resolve(storage.join(config.run, CHECKPOINTS, "ray"))
+    storage.make_folder(storage.join(config.run, CHECKPOINTS, "ray"))
+    elastic = (config.min_workers, config.num_workers) if config.min_workers else config.num_workers
+    trainer = TorchTrainer(
+        _work,
+        train_loop_config={"config": configs.to_dict(config), "cpus": resources["CPU"]},
+        scaling_config=ScalingConfig(
+            num_workers=elastic, use_gpu="GPU" in resources, resources_per_worker=resources
+        ),
+        run_config=RunConfig(
+            name="train",
+            storage_path=path,
+            storage_filesystem=filesystem,
+            failure_config=FailureConfig(max_failures=config.max_failures),
+            logging_config=LoggingConfig(log_level="ERROR"),  # progress and stages are said by us
+        ),
+    )
+    try:
+        summary = trainer.fit().return_value
+    except TrainingFailedError as error:
+        raise _reason(config) or error from error
+    reason = _reason(config)
+    if reason is not None:
+        raise reason
+    return summary
+
+
+def _reason(config: TrainConfig) -> HashnetError | None:
+    """The error a worker left behind, as it was raised there."""
+    uri = storage.join(config.run, CHECKPOINTS, ERROR)
+    if not storage.exists(uri):
+        return None
+    left = storage.read_json(uri)
+    kind = getattr(errors, str(left["type"]), errors.TrainingError)
+    return kind(left["message"])
+
+
+def _work(settings: dict[str, Any]) -> dict[str, Any]:
+    """One worker. A mistake that would repeat itself is written down; the group that is started again
+    finds it and ends, instead of making it ``max_failures`` times."""
+    import ray.train
+    import torch
+    from ray.train.torch import get_device
+
+    from hashnet.training.worker import train_run
+
+    _speak()
+    config = configs.from_dict(TrainConfig, settings["config"])
+    left = storage.join(config.run, CHECKPOINTS, ERROR)
+    if storage.exists(left):
+        return {}
+    torch.set_num_threads(max(1, int(settings["cpus"])))
+    rank = ray.train.get_context().get_world_rank()
+    report = _Report(config, rank)
+    try:
+        return train_run(config, device=get_device(), on_step=report.step, on_stage=report.stage)
+    except HashnetError as error:
+        storage.write_json(left, {"kind": "error", "type": type(error).__name__, "message": str(error)})
+        raise
+    finally:
+        report.close()
+
+
+def _speak() -> None:
+    """Lets this project's messages, and no others, out of a worker."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    for name in ("hashnet", "cluster"):
+        ours = logging.getLogger(name)
+        ours.handlers, ours.propagate = [handler], False
+        ours.setLevel(logging.INFO)
+
+
+class _Report:
+    """Tells Ray and the terminal how training goes."""
+
+    def __init__(self, config: TrainConfig, rank: int) -> None:
+        self.config, self.rank = config, rank
+        self.last_report = time.monotonic()
+        self.run = metrics.run_name(config.run)
+        self.progress: Progress | None = None
+
+    def step(self, row: dict[str, Any]) -> None:  # worker 0 only
+        every = self.config.log_every
+        if self.progress is None:
+            self.progress = Progress(None, "steps", "train", done=row["step"])
+        self.progress.update(
+            every,
+            epoch=row["epoch"],
+            beta=f"{row['beta']:g}",
+            lr=f"{row['lr']:.2g}",
+            J=f"{row['J']:.4f}",
+            L=f"{row['L']:.4f}",
+            rows_per_s=f"{row['rows_per_s']:.0f}",
+        )
+        metrics.count("train_steps", every, run=self.run)
+        metrics.gauge("train_J", row["J"], run=self.run)
+        metrics.gauge("train_L", row["L"], run=self.run)
+        metrics.gauge("train_beta", row["beta"], run=self.run)
+        metrics.gauge("train_learning_rate", row["lr"] * self.config.head_lr_scale, run=self.run)
+        metrics.gauge("images_per_second", row["rows_per_s"], run=self.run, stage="train")
+
+    def stage(self, record: dict[str, Any]) -> None:  # every worker
+        import ray.train
+
+        from hashnet.training.gather import from_first
+
+        if self.rank == 0:
+            logger.info("%s", stage_line(record))
+        # A report is a barrier that takes seconds: all workers make it, or none does.
+        if from_first(float(time.monotonic() - self.last_report > REPORT_EVERY_S)) > 0.5:
+            self.last_report = time.monotonic()
+            ray.train.report({name: value for name, value in record.items() if value is not None})
+
+    def close(self) -> None:
+        if self.progress is not None:
+            self.progress.close()
+
+
+def stage_line(record: dict[str, Any]) -> str:
+    """A finished stage in one line."""
+    parts = [f"stage {record['stage']} done: beta {record['beta']:g}, {record['epochs']} epochs"]
+    for name in ("J", "L", "quantisation", "map"):
+        if record.get(name) is not None:
+            parts.append(f"{name} {record[name]:.4f}")
+    return ", ".join(parts)

@@ -1,0 +1,144 @@
+"""A training run on disk: RUN/{config.yaml, manifest.parquet, checkpoints/, model/}.
+
+``prepare`` is for the one process that starts a run: it settles the data, refuses what does not fit and
+says whether anything is left to do. Then ``hashnet.training.worker.train_run`` trains, in one process or in
+every worker. Neither knows Ray.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hashnet import config as configs
+from hashnet import storage
+from hashnet.data import Manifest
+from hashnet.errors import ConfigError, LineageMismatch, TrainingError
+from hashnet.labels import count_pairs
+from hashnet.losses.pairwise import check_pairs
+from hashnet.training.bundle import ABOUT, bundle_info
+from hashnet.training.config import HOW, TrainConfig
+
+MODEL, MANIFEST, CHECKPOINTS, CONFIG = "model", "manifest.parquet", "checkpoints", "config.yaml"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready to train (``finished`` is None) or done (what it came to)."""
+
+    config: TrainConfig
+    manifest: Manifest
+    finished: dict[str, Any] | None
+
+
+def prepare(config: TrainConfig) -> Prepared:
+    """Settles data and configuration of the run; raises before anything is trained.
+
+    The configuration is written to RUN/config.yaml. One that is already there must say the same but
+    for the keys about how the work is done (workers, threads, …): LineageMismatch names what differs.
+    """
+    saved_at = storage.join(config.run, CONFIG)
+    before = read_config(config.run) if storage.exists(saved_at) else None
+    if before is not None:
+        refuse_other_config(config, before)
+    manifest = _settle_manifest(config)
+    resolved = config.resolved(manifest.modality, manifest.count("train"))
+    finished = finished_result(config.run)
+    if finished is not None:
+        return Prepared(resolved, manifest, finished)
+    check_data(resolved, manifest)
+    configs.save(config, saved_at)
+    return Prepared(resolved, manifest, None)
+
+
+def read_config(run: str) -> TrainConfig:
+    """The configuration a run was trained with."""
+    return configs.load(TrainConfig, storage.join(run, CONFIG), [f"run={run}"])
+
+
+def refuse_other_config(config: TrainConfig, before: TrainConfig) -> None:
+    """LineageMismatch when a run folder is used again with settings that would train another model."""
+    new, old = configs.to_dict(config), configs.to_dict(before)
+    differing = [
+        f"{name} was {old[name]}, now {new[name]}"
+        for name in new
+        if name not in HOW and new[name] != old[name]
+    ]
+    if differing:
+        raise LineageMismatch(
+            f"{config.run} was started with another configuration: {'; '.join(differing)}. Use another run "
+            "folder, or the same settings to go on with it"
+        )
+
+
+def finished_result(run: str) -> dict[str, Any] | None:
+    """What a finished run came to, None when it has no complete model yet."""
+    model = storage.join(run, MODEL)
+    if not storage.exists(storage.join(model, ABOUT)):
+        return None
+    info = bundle_info(model)
+    return result_of(run, info.sha256, info.summary)
+
+
+def result_of(run: str, sha256: str, summary: dict[str, Any]) -> dict[str, Any]:
+    """The short answer of a training job."""
+    keys = ("n_bits", "variant", "backbone", "steps", "epochs", "J", "L", "quantisation", "binary_share",
+            "distinct", "validation_map", "rows_per_s", "seconds", "warnings")  # fmt: skip
+    chosen = {name: summary[name] for name in keys if summary.get(name) not in (None, [])}
+    return {"run": run, "model": storage.join(run, MODEL), "sha256": sha256, **chosen}
+
+
+def _settle_manifest(config: TrainConfig) -> Manifest:
+    """The run's own copy of its manifest, made when it is not there yet."""
+    mine = storage.join(config.run, MANIFEST)
+    there = storage.exists(storage.join(mine, "_manifest.json"))
+    if config.manifest is not None:
+        given = Manifest.open(config.manifest)
+        if not there:
+            return given.copy_to(mine)
+        kept = Manifest.open(mine)
+        # The run's copy may have grown since by parts appended for encoding.
+        if kept.parts[: len(given.parts)] != given.parts:
+            raise LineageMismatch(
+                f"{config.run} was trained on other data ({len(kept):,} rows, sha256 {kept.sha256[:12]}…) "
+                f"than {config.manifest} ({len(given):,} rows, {given.sha256[:12]}…); use another run folder"
+            )
+        return kept
+    if there:
+        return Manifest.open(mine)
+    if config.dataset is None:
+        raise ConfigError("give the data: manifest=PATH (made by `hashnet dataset`), or dataset=digits")
+    from hashnet.data.sources import make_manifest
+
+    options = {"modality": config.modality} if config.dataset == "digits" else {}
+    return make_manifest(config.dataset, mine, **options)
+
+
+def check_data(config: TrainConfig, manifest: Manifest) -> None:
+    """Raises when there is nothing to learn from: no training rows, no labels, only one kind of pair."""
+    n_train = manifest.count("train")
+    if n_train < 2:
+        raise TrainingError(
+            f"{manifest.uri} has {n_train} training rows; make it with some (splits: {manifest.splits})"
+        )
+    if config.pairs is None:
+        labels = manifest.labels("train")
+        if labels is None:
+            raise TrainingError(
+                f"{manifest.uri} has no labels; give pairs=TABLE with similar and dissimilar pairs"
+            )
+        check_pairs(count_pairs(labels))
+    if min(config.batch_size, n_train) < config.num_workers:
+        raise TrainingError(
+            f"{n_train} training rows for {config.num_workers} workers: each needs at least one a batch"
+        )
+    recorded = storage.join(config.run, CHECKPOINTS, "data.json")
+    if storage.exists(recorded):
+        trained_on = storage.read_json(recorded).get("manifest_sha256")
+        if trained_on != manifest.sha256:
+            raise LineageMismatch(
+                f"{config.run} was begun on data with sha256 {str(trained_on)[:12]}…, its manifest now has "
+                f"{manifest.sha256[:12]}…; use another run folder"
+            )
+    else:
+        storage.write_json(recorded, {"kind": "training_data", "manifest_sha256": manifest.sha256})

@@ -1,0 +1,242 @@
+"""What every worker of a training run does; also the whole run, in one process without a cluster.
+
+from hashnet.training.run import prepare
+from hashnet.training.worker import train_run
+
+prepared = prepare(TrainConfig(run="runs/demo", dataset="digits"))
+summary = train_run(prepared.config)
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from hashnet import config as configs
+from hashnet import storage
+from hashnet.codes import pack_signs
+from hashnet.data import Manifest
+from hashnet.losses import DHNLoss, LabelSimilarity, Loss, PairwiseLoss, TableSimilarity
+from hashnet.losses.pairwise import Similarity
+from hashnet.models import HashModel, build_model
+from hashnet.training.bundle import save_bundle
+from hashnet.training.checkpoints import Checkpoints
+from hashnet.training.collapse import explain_codes, explain_loss
+from hashnet.training.config import TrainConfig
+from hashnet.training.data import Rows, held_out, open_rows, sample
+from hashnet.training.gather import world
+from hashnet.training.history import write_history
+from hashnet.training.loop import Record, fit
+from hashnet.training.measure import logits_of, measure
+from hashnet.training.run import CHECKPOINTS, MANIFEST, MODEL
+from hashnet.training.sampling import PairSampler, Sampler
+from hashnet.training.standardise import standardise
+
+logger = logging.getLogger(__name__)
+WARN_AFTER_EPOCHS = 3
+Callback = Callable[[Record], None]
+
+
+def train_run(
+    config: TrainConfig,
+    *,
+    device: str | torch.device = "cpu",
+    on_step: Callback | None = None,
+    on_epoch: Callback | None = None,
+    on_stage: Callback | None = None,
+) -> dict[str, Any]:
+    """Trains a prepared run and returns its summary with the bundle's ``sha256`` (worker 0; {} elsewhere)."""
+    started = time.monotonic()
+    rank, n_workers = world()
+    manifest = Manifest.open(storage.join(config.run, MANIFEST))
+    torch.manual_seed(config.seed)
+    model = make_model(config, manifest)
+    kept, held = held_out(manifest.count("train"), config.validation)
+    rows = open_rows(
+        manifest, "train", model, config, train=True, positions=kept if config.validation else None
+    )
+    similarity, sampler = make_similarity(config, rows, device)
+    loss = make_loss(config, similarity)
+    checkpoints = Checkpoints(storage.join(config.run, CHECKPOINTS))
+    if config.standardise and rank == 0 and not checkpoints.steps():  # the other workers are told by worker 0
+        standardise(model, rows.source, seed=config.seed, device=device)
+    watch = _Watch(config, model, manifest, device, on_epoch, on_stage)
+    history = fit(
+        model,
+        rows.source,
+        loss,
+        config.make_stages(),
+        config.fit_settings(),
+        sampler=sampler,
+        checkpoints=checkpoints,
+        on_step=on_step,
+        on_epoch=watch.epoch,
+        on_stage=watch.stage,
+        device=device,
+    )
+    if rank != 0:
+        return {}
+    last = history.stages[-1]
+    summary: dict[str, Any] = {
+        "variant": config.variant,
+        "backbone": config.backbone,
+        "n_bits": config.n_bits,
+        "steps": last["first_step"] + last["steps"],
+        "epochs": sum(stage["epochs"] for stage in history.stages),
+        "train_rows": len(rows),
+        "n_workers": n_workers,
+        "rows_per_s": last["rows_per_s"],
+        "stages": history.stages,
+        "manifest_sha256": manifest.sha256,
+    }
+    summary |= final_figures(config, model, manifest, similarity, last["beta"], device)
+    summary["J"], summary["L"] = summary["measured"]["J"], summary["measured"]["L"]
+    if config.validation:
+        summary["validation_map"] = validation_map(config, model, manifest, kept, held, device)
+    summary["warnings"] = [text for text in (explain_loss(last["J"] or 0.0, summary["steps"]),) if text]
+    summary["warnings"] += explain_codes(summary["measured"])
+    for text in summary["warnings"]:
+        logger.warning("%s", text)
+    summary["seconds"] = round(time.monotonic() - started, 3)
+    target = storage.join(config.run, MODEL)
+    write_history(target, history)
+    names = list(manifest.class_names) if manifest.class_names else None
+    sha256 = save_bundle(target, model, class_names=names, summary=summary, config=configs.to_dict(config))
+    return {**summary, "sha256": sha256}
+
+
+def make_model(config: TrainConfig, manifest: Manifest) -> HashModel:
+    """The model a resolved configuration describes, for this manifest's rows."""
+    return build_model(
+        str(config.backbone),
+        config.n_bits,
+        n_features=manifest.n_features,
+        hidden=config.hidden,
+        weights=config.weights,
+        download=config.download,
+        dropout=float(config.dropout or 0),
+        resize=config.resize,
+        crop=config.crop,
+        flip=config.flip,
+    )
+
+
+def make_similarity(
+    config: TrainConfig, rows: Rows, device: str | torch.device
+) -> tuple[Similarity, Sampler | None]:
+    """Similarity of the training rows by labels, or by the pairs table with batches drawn around pairs."""
+    if config.pairs is None:
+        assert rows.labels is not None
+        return LabelSimilarity(rows.labels, device), None
+    from hashnet.data.pairs import PairTable
+
+    table = PairTable.read(config.pairs)
+    a, b, similar = table.positions(rows.row_ids)
+    return TableSimilarity(a, b, similar, len(rows), device), PairSampler(
+        a, b, config.batch_size, config.seed
+    )
+
+
+def make_loss(config: TrainConfig, similarity: Similarity) -> Loss:
+    """The loss of the configured variant."""
+    if config.variant == "dhn":
+        return DHNLoss(similarity, config.n_bits, alpha=config.alpha, quantisation=config.quantisation)
+    return PairwiseLoss(
+        similarity,
+        config.n_bits,
+        alpha=config.alpha,
+        weights=config.pair_weights,
+        continuous=config.continuous_on,
+    )
+
+
+def final_figures(
+    config: TrainConfig,
+    model: HashModel,
+    manifest: Manifest,
+    similarity: Similarity,
+    beta: float,
+    device: str | torch.device,
+) -> dict[str, Any]:
+    """``measured``: J, L, |g| and bits at the last finite beta on a sample of the database rows."""
+    split = "database" if manifest.count("database") else "train"
+    chosen = sample(manifest.count(split), config.measure_rows or 1, config.seed)
+    rows = open_rows(manifest, split, model, config, positions=chosen)
+    logits, usable = logits_of(model, rows.source, device=device)
+    labels = rows.labels[usable] if rows.labels is not None else None
+    loss, classes = None, None
+    if labels is not None:
+        classes = int(labels.any(axis=0).sum())
+        if config.pairs is None and len(labels) > 1:
+            known = LabelSimilarity(labels)
+            if known.counts.n_similar and known.counts.n_dissimilar:
+                loss = make_loss(config, known)
+    measured = measure(logits[torch.from_numpy(usable)], beta, loss, classes)
+    short = {name: measured[name] for name in ("quantisation", "binary_share", "distinct")}
+    return {"measured": {**measured, "split": split}, **short}
+
+
+def validation_map(
+    config: TrainConfig,
+    model: HashModel,
+    manifest: Manifest,
+    kept: np.ndarray,
+    held: np.ndarray,
+    device: str | torch.device,
+) -> float:
+    """MAP (`retrieved`, whole depth up to 5,000) of the held-out rows against the rows trained on."""
+    from hashnet.metrics import evaluate
+
+    sets = []
+    for positions in (held, kept):
+        rows = open_rows(manifest, "train", model, config, positions=positions)
+        logits, usable = logits_of(model, rows.source, device=device)
+        assert rows.labels is not None
+        sets += [pack_signs(logits[torch.from_numpy(usable)]), rows.labels[usable]]
+    return float(evaluate(*sets, k=min(5000, len(sets[2]))).map)
+
+
+class _Watch:
+    """Looks at training from outside: collapse, MAP at the end of a stage, the caller's own callbacks."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: HashModel,
+        manifest: Manifest,
+        device: str | torch.device,
+        on_epoch: Callback | None,
+        on_stage: Callback | None,
+    ) -> None:
+        self.config, self.model, self.manifest, self.device = config, model, manifest, device
+        self.on_epoch, self.on_stage = on_epoch, on_stage
+
+    def epoch(self, record: Record) -> None:
+        if record["epoch"] == WARN_AFTER_EPOCHS and world()[0] == 0:
+            text = explain_loss(record["J"], record["step"])
+            if text:
+                logger.warning("%s", text)
+        if self.on_epoch:
+            self.on_epoch(record)
+
+    def stage(self, record: Record) -> None:
+        if self.config.map_k and world()[0] == 0:
+            record["map"] = self._map(self.config.map_k)
+        if self.on_stage:
+            self.on_stage(record)
+
+    def _map(self, k: int) -> float:
+        from hashnet.metrics import evaluate
+
+        sets = []
+        for split in ("query", "database"):
+            rows = open_rows(self.manifest, split, self.model, self.config)
+            logits, usable = logits_of(self.model, rows.source, device=self.device)
+            assert rows.labels is not None
+            sets += [pack_signs(logits[torch.from_numpy(usable)]), rows.labels[usable]]
+        return float(evaluate(*sets, k=k).map)

@@ -1,0 +1,21 @@
+"""Train a model that turns pictures or feature vectors into binary codes: RUN/model.
+
+    ray job submit --working-dir . -- \\
+        python jobs/train.py --config jobs/configs/digits.yaml run=$PWD/runs/demo n_bits=48 num_workers=2
+    python jobs/train.py manifest=manifest.parquet run=runs/mine backbone=lite0 weights=pretrained
+
+Start it again after a crash and it goes on from the last checkpoint, with as many workers as you like;
+after success it does nothing. Another configuration needs another run folder.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from cluster.job import run_job
+from cluster.training import train
+from hashnet.training.config import TrainConfig
+
+if __name__ == "__main__":
+    run_job(TrainConfig, train)
