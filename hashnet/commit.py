@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hashnet import storage
+from hashnet.distinct import DistinctCounter
 from hashnet.errors import StoreError
 from hashnet.plan import BIT_ORDER, FORMAT_VERSION, Plan, ShardRange
 
@@ -198,18 +199,12 @@ def read_quarantine(uri: str, records: Mapping[str, ShardRecord]) -> pa.Table:
     return bad.sort_by("row_id")
 
 
-def finish(uri: str, plan: Plan, statistics: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def finish(uri: str, plan: Plan) -> dict[str, Any]:
     """Writes manifest.json and then _SUCCESS; returns what manifest.json holds.
 
     Refused with StoreError while a shard is missing. Mending shards come last in the list.
     """
-    records = read_records(uri)
-    ranges = list(plan.ranges())
-    missing = [shard.name for shard in ranges if shard.name not in records]
-    if missing:
-        raise StoreError(f"{uri} lacks {len(missing)} of {len(ranges)} shards, the first is {missing[0]}")
-    mending = sorted(record.name for record in records.values() if record.mends)
-    shards = [records[shard.name] for shard in ranges] + [records[name] for name in mending]
+    shards = listed(uri, plan)
     mended = sum(record.rows for record in shards if record.mends)
     about = plan.to_dict() | {
         "kind": plan.output,
@@ -217,12 +212,39 @@ def finish(uri: str, plan: Plan, statistics: Mapping[str, Any] | None = None) ->
         "bad_rows": sum(record.bad_rows for record in shards if not record.mends) - mended,
         "shards": [asdict(record) for record in shards],
         "sha256": content_sha256(shards),
-        "statistics": dict(statistics or {}),
+        "statistics": code_statistics(uri, plan, shards) if plan.output == "codes" else {},
     }
     storage.write_json(storage.join(uri, LIST), about)
     storage.write_bytes(storage.join(uri, SUCCESS), b"")
     _remove_leftovers(uri)
     return about
+
+
+def listed(uri: str, plan: Plan) -> list[ShardRecord]:
+    """The records of a complete store in the order of its list: the ranges, then what was mended."""
+    records = read_records(uri)
+    names = [shard.name for shard in plan.ranges()]
+    missing = [name for name in names if name not in records]
+    if missing:
+        raise StoreError(f"{uri} lacks {len(missing)} of {len(names)} shards, the first is {missing[0]}")
+    names += sorted(record.name for record in records.values() if record.mends)
+    return [records[name] for name in names]
+
+
+def code_statistics(uri: str, plan: Plan, shards: list[ShardRecord]) -> dict[str, Any]:
+    """How many different codes there are, and the share of ones per bit."""
+    counter = DistinctCounter()
+    for record in shards:
+        with storage.open_input(storage.join(uri, record.file)) as source:
+            column = pq.read_table(source, columns=["code"])["code"]
+        counter.add(binary_matrix(column, plan.width // 8))
+    rows = max(sum(record.rows for record in shards), 1)
+    ones = np.sum([record.ones for record in shards], axis=0) if shards else np.zeros(plan.width)
+    return {
+        "distinct_codes": counter.count,
+        "distinct_is_exact": counter.exact,
+        "bit_balance": [round(float(share), 6) for share in ones / rows],
+    }
 
 
 def content_sha256(shards: list[ShardRecord]) -> str:

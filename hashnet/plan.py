@@ -28,7 +28,7 @@ FORMAT_VERSION = 1
 PLAN = "_plan.json"
 BIT_ORDER = "msb first, 1 where >= 0"
 # Lineage that decides the bytes of a code: output made with another value is never mixed in.
-IDENTITY = ("model_sha256", "preprocess_version", "engine", "dtype", "bit_order")
+IDENTITY = ("model_sha256", "preprocess_version", "engine", "dtype", "batch_rows", "bit_order")
 
 
 @dataclass(frozen=True)

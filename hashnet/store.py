@@ -15,7 +15,7 @@ polars, DuckDB and Spark. How the folder is written is told in ``hashnet.commit`
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,9 +69,11 @@ class ShardStore:
         """The Parquet files, in order, for any other reader."""
         return [storage.join(self.uri, shard.file) for shard in self.shards]
 
-    def tables(self, columns: list[str] | None = None) -> Iterator[pa.Table]:
-        """One Arrow table a shard, in order."""
-        for shard in self.shards:
+    def tables(
+        self, columns: list[str] | None = None, shards: Sequence[int] | None = None
+    ) -> Iterator[pa.Table]:
+        """One Arrow table a shard, in order; ``shards`` picks some by their place in the list."""
+        for shard in self.shards if shards is None else [self.shards[i] for i in shards]:
             with storage.open_input(storage.join(self.uri, shard.file)) as source:
                 try:
                     table = pq.read_table(source, columns=columns)

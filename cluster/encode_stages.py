@@ -1,0 +1,275 @@
+"""The Ray Data pipelines of encoding: each stage is one call into ``hashnet.pipeline``.
+
+    pictures   work → fetch + decode (tasks) → encoder actors → rows to the driver, which commits shards
+    features   work → encoder actors that read, encode and commit whole shards → records to the driver
+
+A decode task is a generator: it hands out ``chunk_rows`` decoded pictures at a time and waits while
+those behind it are busy. Besides the rows in flight, which Ray Data bounds by the object store, only
+codes wait anywhere. Several actors and decode tasks may share a core: the operating system then keeps
+all cores busy whichever of the two is the slower half.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from cluster import metrics, placement
+from cluster.planning import Need
+from hashnet.commit import ShardRecord
+from hashnet.data import Manifest
+from hashnet.data.images import Preprocess
+from hashnet.errors import HashnetError
+from hashnet.pipeline import encode_features, encode_rows, picture_rows
+from hashnet.plan import BIT_ORDER, Plan
+from hashnet.training.bundle import BundleInfo
+from hashnet.work import Source, Work
+
+log = logging.getLogger(__name__)
+
+WAVE = 4096  # units of work planned into Ray Data at once: the plan of any database fits in memory
+CHUNK_BYTES = 32 << 20  # pixels that move at once …
+CHUNK_ROWS = (64, 512)  # … within these bounds
+# An actor claims next to no CPU, so that decoding is never locked out, also when a lost node's actors come
+# back on the nodes that are left. More than 0 keeps it off a head without CPUs.
+ACTOR_CPUS, DECODE_CPUS = 0.01, 0.99
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What every worker of one run needs to know; small, and sent to all of them."""
+
+    source: Source
+    plan: Plan
+    uri: str
+    model_uri: str
+    run: str
+    mends: bool
+    preprocess: Preprocess | None
+    chunk_rows: int
+    n_actors: int
+    use_gpu: bool
+
+
+def chunk_rows(preprocess: Preprocess | None, batch_rows: int) -> int:
+    """Pictures that move together: a few hundred, whole inference batches, about 32 MB of pixels."""
+    if preprocess is None:
+        return batch_rows
+    low, high = CHUNK_ROWS
+    rows = min(max(CHUNK_BYTES // (3 * preprocess.crop**2), low), high)
+    return max(rows // batch_rows, 1) * batch_rows
+
+
+class EncoderActor:
+    """Holds one model: on its GPU, or on one thread of a CPU."""
+
+    def __init__(self, stage: Stage) -> None:
+        import torch
+
+        from hashnet.encoding import Encoder
+        from hashnet.errors import LineageMismatch
+
+        if not stage.use_gpu:
+            torch.set_num_threads(1)
+        self.stage = stage
+        lineage = stage.plan.lineage
+        self.encoder = Encoder.load(stage.model_uri, engine=lineage["engine"])
+        if self.encoder.model_sha256 != lineage["model_sha256"]:
+            raise LineageMismatch(
+                f"{stage.model_uri} changed while encoding: it was {lineage['model_sha256'][:12]}, "
+                f"now it is {self.encoder.model_sha256[:12]}; run again"
+            )
+        self.name = worker_name()
+
+
+class PictureEncoder(EncoderActor):
+    """Decoded pictures → codes or features."""
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        with metrics.timed("forward_seconds", run=self.stage.run, stage="encode"):
+            encoded = encode_rows(self.encoder, self.stage.plan.output, table)
+        return encoded.append_column("worker", pa.array([self.name] * len(table), pa.string()))
+
+
+class FeatureEncoder(EncoderActor):
+    """Work over feature rows → committed shards; gives one row a shard."""
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        stage = self.stage
+        works = [Work.from_json(text) for text in table["work"].to_pylist()]
+        records: list[ShardRecord] = []
+        for work in works:
+            with metrics.timed("commit_seconds", run=stage.run, stage="encode"):
+                records += encode_features(
+                    stage.source, work, self.encoder, stage.plan, stage.uri, stage.mends
+                )
+        rows = sum(work.stop - work.start for work in works)
+        listed = json.dumps([asdict(record) for record in records])
+        return pa.table({"records": [listed], "rows": [rows], "worker": [self.name]})
+
+
+def run_pictures(stage: Stage, works: Iterator[Work]) -> Iterator[pa.Table]:
+    """Encoded rows of pictures in any order, as they come."""
+    from ray.data import ActorPoolStrategy
+
+    assert stage.preprocess is not None
+    source, preprocess, rows, run = stage.source, stage.preprocess, stage.chunk_rows, stage.run
+
+    def decode(table: pa.Table) -> Iterator[pa.Table]:
+        for text in table["work"].to_pylist():
+            tables = picture_rows(source, Work.from_json(text), preprocess, rows)
+            while True:
+                with metrics.timed("decode_seconds", run=run, stage="encode"):
+                    decoded = next(tables, None)
+                if decoded is None:
+                    break
+                yield decoded
+
+    chunk_bytes = rows * 3 * preprocess.crop**2
+    for wave in _waves(works):
+        with _block_size(int(chunk_bytes * 0.9)):  # each chunk is one block, never joined with the next
+            data = _items(wave).map_batches(
+                decode, batch_size=None, batch_format="pyarrow", num_cpus=DECODE_CPUS
+            )
+            data = data.map_batches(
+                PictureEncoder,
+                fn_constructor_kwargs={"stage": stage},
+                batch_size=rows if stage.use_gpu else None,  # Ray wants a number with GPUs
+                batch_format="pyarrow",
+                compute=ActorPoolStrategy(size=stage.n_actors, max_tasks_in_flight_per_actor=2),
+                num_cpus=ACTOR_CPUS,
+                num_gpus=1 if stage.use_gpu else None,
+            )
+            yield from data.iter_batches(batch_size=None, batch_format="pyarrow")
+
+
+def run_features(stage: Stage, works: Iterator[Work]) -> Iterator[tuple[list[ShardRecord], int, str]]:
+    """(records, rows, worker) of each unit of work over feature rows, as it is committed."""
+    from ray.data import ActorPoolStrategy
+
+    for wave in _waves(works):
+        data = _items(wave).map_batches(
+            FeatureEncoder,
+            fn_constructor_kwargs={"stage": stage},
+            batch_size=1 if stage.use_gpu else None,
+            batch_format="pyarrow",
+            compute=ActorPoolStrategy(size=min(stage.n_actors, len(wave)), max_tasks_in_flight_per_actor=2),
+            num_cpus=ACTOR_CPUS,
+            num_gpus=1 if stage.use_gpu else None,
+        )
+        for table in data.iter_batches(batch_size=None, batch_format="pyarrow"):
+            for row in table.to_pylist():
+                records = [ShardRecord.from_dict(about) for about in json.loads(row["records"])]
+                yield records, row["rows"], row["worker"]
+
+
+def _waves(works: Iterator[Work]) -> Iterator[list[Work]]:
+    while wave := list(islice(works, WAVE)):
+        yield wave
+
+
+def _items(works: list[Work]) -> Any:
+    import ray.data
+
+    for handler in logging.getLogger("ray.data").handlers:
+        if type(handler).__name__ != "SessionFileHandler":  # its log file keeps everything
+            handler.setLevel(logging.ERROR)
+    items = [{"work": work.to_json()} for work in works]
+    return ray.data.from_items(items, override_num_blocks=len(items))
+
+
+@contextmanager
+def _block_size(n_bytes: int) -> Iterator[None]:
+    """Data sets made inside have blocks of about this size."""
+    from ray.data import DataContext
+
+    context = DataContext.get_current()
+    before = context.target_max_block_size
+    context.target_max_block_size = n_bytes
+    try:
+        yield
+    finally:
+        context.target_max_block_size = before
+
+
+def worker_name() -> str:
+    """Node and process, to count who took part."""
+    import ray
+
+    return f"{ray.get_runtime_context().get_node_id()[:8]}/{os.getpid()}"
+
+
+def lineage(info: BundleInfo, engine: str) -> dict[str, Any]:
+    """What the plan of a run says about how its codes are made."""
+    from hashnet.encoding import versions
+    from hashnet.engine import facts
+
+    return {
+        "model_sha256": info.sha256,
+        "preprocess_version": info.preprocess_version,
+        "bit_order": BIT_ORDER,
+        "versions": versions(),
+    } | facts(engine, info.modality)
+
+
+def settle_engine(engine: str, modality: str, use_gpu: bool) -> str:
+    """What ``engine`` comes to on a worker's machine; asked there, since the driver's may differ."""
+    import ray
+
+    from hashnet.engine import choose
+
+    ask = ray.remote(num_cpus=1, num_gpus=1 if use_gpu else 0, max_retries=3)(choose)
+    try:
+        name, why = ray.get(ask.remote(engine, modality))
+    except ray.exceptions.RayTaskError as error:
+        raise known_error(error) from error
+    log.info("engine: %s (%s)", name, why)
+    return name
+
+
+def place(num_actors: int | None, use_gpu: bool) -> int:
+    """How many encoder actors run: as asked, else one a GPU or one a CPU; says what goes where."""
+    n_cpus = placement.capacity({"CPU": 1})
+    per_actor = {"GPU": 1, "CPU": ACTOR_CPUS} if use_gpu else {"CPU": ACTOR_CPUS}
+    n_actors = num_actors or (placement.capacity({"GPU": 1}) if use_gpu else n_cpus) or 1
+    needs = [
+        Need("decode", n_cpus or 1, {"CPU": DECODE_CPUS}, at_least=1),
+        Need("encoder", n_actors, per_actor, at_least=1, strategy="spread", fix="lower num_actors"),
+    ]
+    placement.ensure("encode", needs)
+    return n_actors
+
+
+def verify_parts(manifest: Manifest, names: set[str]) -> None:
+    """Compares the manifest parts that will be read with their sha256, one task a part."""
+    import ray
+
+    check = ray.remote(num_cpus=1)(verify_part)
+    try:
+        ray.get([check.remote(manifest, i) for i, part in enumerate(manifest.parts) if part.name in names])
+    except ray.exceptions.RayTaskError as error:
+        raise known_error(error) from error
+
+
+def verify_part(manifest: Manifest, number: int) -> None:
+    """ManifestError when that part is missing or changed."""
+    replace(manifest, parts=(manifest.parts[number],)).verify()
+
+
+def known_error(error: BaseException) -> BaseException:
+    """The HashnetError inside what Ray made of it, or the error itself."""
+    seen: BaseException | None = error
+    while seen is not None:
+        inner = getattr(seen, "cause", None)
+        if isinstance(seen, HashnetError) and not isinstance(inner, BaseException):
+            return seen
+        seen = inner if isinstance(inner, BaseException) else seen.__cause__
+    return error

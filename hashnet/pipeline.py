@@ -1,0 +1,162 @@
+"""The steps from manifest rows to a committed shard, one function each; Ray only moves tables between them.
+
+    Work  →  picture_rows  →  encode_rows  →  Gatherer       pictures: fetch + decode, forward, commit
+    Work  →  encode_features                                 features: all of it in one place
+
+A table on its way has the columns shard, row_id, uri, labels, reason (null for a good row) and one of
+``pixels`` (uint8, fixed size), ``code`` or ``feature``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hashnet.codes import pack_signs
+from hashnet.commit import ShardRecord, binary_column, binary_matrix, commit_shard
+from hashnet.data.fetch import fetch_images
+from hashnet.data.images import Preprocess
+from hashnet.encoding import Encoder
+from hashnet.plan import Plan, ShardRange
+from hashnet.work import Source, Work, pieces
+
+CARRIED = ("shard", "row_id", "uri", "labels", "reason")
+
+
+def picture_rows(source: Source, work: Work, preprocess: Preprocess, rows: int) -> Iterator[pa.Table]:
+    """Fetched and decoded pictures of ``work``, ``rows`` at a time: uint8 pixels, a reason where bad."""
+    n = work.stop - work.start
+    for table in pieces(source.rows(work), [rows] * (n // rows)):
+        pixels, bad = preprocess.eval_many(fetch_images(table, source.base_uri))
+        reasons = [bad[i].reason if i in bad else None for i in range(len(table))]
+        columns = {
+            "shard": pa.array([work.shards[0].name] * len(table), pa.string()),
+            "row_id": table["row_id"],
+            "uri": table["uri"],
+            "labels": table["labels"],
+            "reason": pa.array(reasons, pa.string()),
+            "pixels": binary_column(pixels.reshape(len(table), -1)),
+        }
+        yield pa.table(columns)
+
+
+def encode_rows(encoder: Encoder, output: str, table: pa.Table) -> pa.Table:
+    """The table with ``code`` or ``feature`` in place of ``pixels``; bad rows get zeros."""
+    assert encoder.preprocess is not None
+    crop = encoder.preprocess.crop
+    pixels = binary_matrix(table["pixels"], 3 * crop * crop).reshape(-1, 3, crop, crop)
+    good = table["reason"].is_null().to_numpy()
+    return table.select(CARRIED).append_column(*_encoded(encoder, output, pixels, good))
+
+
+def _encoded(encoder: Encoder, output: str, rows: np.ndarray, good: np.ndarray) -> tuple[str, pa.Array]:
+    some = rows if good.all() else rows[good]
+    if output == "codes":
+        values = pack_signs(encoder.logits(some))
+    else:
+        values = encoder.features(some)
+    if not good.all():
+        whole = np.zeros((len(rows), values.shape[1]), dtype=values.dtype)
+        whole[good] = values
+        values = whole
+    if output == "codes":
+        return "code", binary_column(values)
+    return "feature", pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+
+
+def encode_features(
+    source: Source, work: Work, encoder: Encoder, plan: Plan, uri: str, mends: bool = False
+) -> list[ShardRecord]:
+    """Reads, encodes and commits the shards of ``work``, which are feature rows; returns their records."""
+    records = []
+    lengths = [len(shard) for shard in work.shards]
+    for shard, table in zip(work.shards, pieces(source.rows(work), lengths), strict=True):
+        features, reasons = _feature_rows(table, encoder)
+        good = reasons.is_null().to_numpy(zero_copy_only=False)
+        whole = table.select(["row_id", "uri", "labels"]).append_column("reason", reasons)
+        whole = whole.append_column(*_encoded(encoder, plan.output, features, good))
+        record = commit_table(uri, plan, shard, whole, mends)
+        if record is not None:
+            records.append(record)
+    return records
+
+
+def _feature_rows(table: pa.Table, encoder: Encoder) -> tuple[np.ndarray, pa.Array]:
+    """float32 (n, d), and why a row cannot be used: ``missing`` or ``not_finite``."""
+    column = table["feature"].combine_chunks()
+    width = column.type.list_size
+    values = column.values.slice(column.offset * width, len(column) * width)  # keeps the place of null rows
+    matrix = values.to_numpy(zero_copy_only=False).astype(np.float32, copy=False).reshape(-1, width)
+    finite = pa.array(np.isfinite(matrix).all(axis=1))
+    reasons = pc.if_else(finite, pa.scalar(None, pa.string()), pa.scalar("not_finite"))
+    return matrix, pc.if_else(column.is_valid(), reasons, pa.scalar("missing"))
+
+
+def commit_table(
+    uri: str, plan: Plan, shard: ShardRange, table: pa.Table, mends: bool = False
+) -> ShardRecord | None:
+    """Commits the rows of one shard, good and bad; a mending shard without a good row is not written."""
+    good = table["reason"].is_null()
+    rows, bad = table.filter(good), table.filter(pc.invert(good))
+    if mends:
+        return commit_shard(uri, plan, shard, rows, None, mends=True) if len(rows) else None
+    return commit_shard(uri, plan, shard, rows, bad)
+
+
+class Gatherer:
+    """Collects encoded rows in any order and commits each shard when its last row has come.
+
+    Only codes (or features) wait here, never pixels. A row that comes twice, as after a worker died,
+    counts once.
+    """
+
+    def __init__(self, uri: str, plan: Plan, shards: list[ShardRange], mends: bool = False) -> None:
+        self.uri, self.plan, self.mends = uri, plan, mends
+        self.records: list[ShardRecord] = []
+        self._shards = {shard.name: shard for shard in shards}
+        self._waiting: dict[str, list[pa.Table]] = {}
+        self._seen: dict[str, set[int]] = {}
+
+    def add(self, table: pa.Table) -> int:
+        """Takes encoded rows of one or more shards; returns how many of them had not come before."""
+        new = 0
+        for name in pc.unique(table["shard"]).to_pylist():
+            if name not in self._shards:  # committed already
+                continue
+            rows = table.filter(pc.equal(table["shard"], name))
+            seen = self._seen.setdefault(name, set())
+            ids = rows["row_id"].to_pylist()
+            fresh = [row_id not in seen for row_id in ids]
+            if not all(fresh):
+                rows = rows.filter(pa.array(fresh))
+            seen.update(ids)
+            self._waiting.setdefault(name, []).append(rows)
+            new += len(rows)
+            if len(seen) == len(self._shards[name]):
+                self._commit(name)
+        return new
+
+    @property
+    def unfinished(self) -> list[str]:
+        return list(self._shards)
+
+    def _commit(self, name: str) -> None:
+        shard = self._shards.pop(name)
+        del self._seen[name]
+        table = pa.concat_tables(self._waiting.pop(name))
+        record = commit_table(self.uri, self.plan, shard, table.drop_columns(["shard"]), self.mends)
+        if record is not None:
+            self.records.append(record)
+
+
+def reasons_of(records: list[ShardRecord]) -> dict[str, int]:
+    """Bad rows by reason, most frequent first."""
+    counts: dict[str, Any] = {}
+    for record in records:
+        for reason, n in record.reasons.items():
+            counts[reason] = counts.get(reason, 0) + n
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
