@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from hashnet.baselines.base import Baseline, BaselineWarning
+from hashnet.baselines.bre import BRE
 from hashnet.baselines.itq import ITQ
+from hashnet.baselines.itq_cca import ITQCCA
+from hashnet.baselines.ksh import KSH
 from hashnet.baselines.lsh import LSH
+from hashnet.baselines.sdh import SDH
+from hashnet.baselines.sh import SH
 
 REGISTRY: dict[str, type[Baseline]] = {
     "lsh": LSH,
+    "sh": SH,
     "itq": ITQ,
+    "itq-cca": ITQCCA,
+    "bre": BRE,
+    "ksh": KSH,
+    "sdh": SDH,
 }
 
-__all__ = ["ITQ", "LSH", "REGISTRY", "Baseline", "BaselineWarning"]
+__all__ = ["BRE", "ITQ", "ITQCCA", "KSH", "LSH", "REGISTRY", "SDH", "SH", "Baseline", "BaselineWarning"]

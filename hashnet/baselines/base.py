@@ -40,7 +40,7 @@ def warn(message: str) -> None:
     level, frame = 2, sys._getframe(1)
     while frame.f_back and str(frame.f_globals.get("__name__")).startswith(__package__):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, BaselineWarning, stacklevel=level - 1)
+    warnings.warn(message, BaselineWarning, stacklevel=level)
 
 
 class Baseline(ABC):

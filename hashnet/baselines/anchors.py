@@ -1,0 +1,31 @@
+"""RBF features: a row as its similarity to anchor rows. What KSH and SDH are linear in."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hashnet.baselines.base import warn
+
+
+def draw_rows(n_rows: int, wanted: int, rng: np.random.Generator, what: str) -> np.ndarray:
+    """Different row numbers, int64, ascending; all rows, with one warning, where there are too few."""
+    if n_rows < wanted:
+        warn(f"{what}: {wanted} wanted but only {n_rows} rows to draw from; all are used")
+        return np.arange(n_rows)
+    return np.sort(rng.choice(n_rows, wanted, replace=False))
+
+
+def squared_distances(X: np.ndarray, anchors: np.ndarray) -> np.ndarray:
+    """|x - a|^2, float64 (n, m), by one matrix product; never below 0."""
+    squared = (X**2).sum(axis=1)[:, None] + (anchors**2).sum(axis=1) - 2 * X @ anchors.T
+    return np.maximum(squared, 0)
+
+
+def rbf(X: np.ndarray, anchors: np.ndarray, sigma: float) -> np.ndarray:
+    """exp(-|x - a|^2 / (2 sigma^2)), float64 (n, m)."""
+    return np.exp(squared_distances(X, anchors) / (-2 * sigma**2))
+
+
+def root_mean_distance(X: np.ndarray, anchors: np.ndarray) -> float:
+    """sqrt(mean |x - a|^2): the kernel width that suits the data's own scale."""
+    return float(np.sqrt(squared_distances(X, anchors).mean())) or 1.0
