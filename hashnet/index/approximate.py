@@ -1,0 +1,124 @@
+"""What the approximate kinds scan, put into order: IVF lists, the HNSW walk, hash buckets.
+
+FAISS returns ties of these kinds in no particular order and cuts them anywhere. So more than k are
+asked for, until the k-th distance is smaller than the last one returned: then every candidate at
+the k-th distance is there and the smallest ids can be kept. Too few hits (removed rows, short
+lists) widen the search; they never come back as fewer results while the index holds more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import faiss
+import numpy as np
+
+from hashnet.index.exact import widen
+from hashnet.index.faiss_flat import split_hits
+
+if TYPE_CHECKING:
+    from hashnet.index.segment import Segment
+
+SLACK = 16  # asked for beyond k: resolves most ties in one go
+ID_BITS = 47  # ids below 2**47 sort as one integer together with their distance
+
+
+def ivf_top_k(
+    segment: Segment, queries: np.ndarray, k: int, exclude: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(ids, distances) (q, k) among the lists scanned: nprobe of them, more where k hits need more."""
+    ivf, n = segment.rows.inner, len(segment.rows)
+    wanted = _wanted(segment, len(queries), k, exclude)
+    ids = np.full((len(queries), k), -1, dtype=np.int64)
+    distances = np.full((len(queries), k), -1, dtype=np.int32)
+    work = [(np.arange(len(queries)), min(n, k + SLACK), segment.options.nprobe)]  # type: ignore[union-attr]
+    while work:
+        rows, fetch, nprobe = work.pop()
+        if not len(rows) or not n:
+            continue
+        parameters = faiss.SearchParametersIVF(nprobe=nprobe)
+        far, near = ivf.search(queries[rows], fetch, params=parameters)
+        all_scanned = near[:, -1] < 0  # an unused slot: nothing scanned is missing
+        last = far[:, -1].copy()
+        near, far, count = tidy(segment, near, far, None if exclude is None else exclude[rows])
+        kth = far[np.arange(len(rows)), np.minimum(k, near.shape[1]) - 1]
+        resolved = (count >= k) & (last > kth)
+        resolved |= (all_scanned | (fetch >= n)) & (count >= wanted[rows])
+        if nprobe >= ivf.nlist:
+            resolved |= all_scanned | (fetch >= n)
+        ids[rows[resolved]] = widen(near[resolved], k)
+        distances[rows[resolved]] = widen(far[resolved], k)
+        short = ~resolved & (all_scanned | (fetch >= n))
+        work.append((rows[short], fetch, min(int(ivf.nlist), nprobe * 4)))
+        work.append((rows[~resolved & ~short], min(n, fetch * 4), nprobe))
+    return ids, distances
+
+
+def hnsw_top_k(
+    segment: Segment, queries: np.ndarray, k: int, exclude: np.ndarray | None, engine: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """(ids, distances) (q, k) among the ef_search candidates of the walk; exact where it finds too few."""
+    n = len(segment.rows)
+    breadth = min(n, max(segment.options.ef_search, k + SLACK))  # type: ignore[union-attr]
+    if not len(queries) or not n:
+        nothing = np.full((len(queries), k), -1, dtype=np.int64)
+        return nothing, nothing.astype(np.int32)
+    parameters = faiss.SearchParametersHNSW(efSearch=breadth)
+    far, near = segment.rows.inner.search(queries, breadth, params=parameters)
+    near, far, count = tidy(segment, segment.rows.ids_at(near), far, exclude)
+    near, far = widen(near, k), widen(far, k)
+    short = np.flatnonzero(count < _wanted(segment, len(queries), k, exclude))
+    if len(short):
+        excluded = None if exclude is None else exclude[short]
+        positions, exact_far = segment.exact_top_k(queries[short], k, None, excluded, engine)
+        near[short], far[short] = segment.rows.ids_at(positions), exact_far
+    return near, far
+
+
+def range_hits(
+    segment: Segment, queries: np.ndarray, radius: int, exclude: np.ndarray | None
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each query (ids, distances) within the radius: of the hash buckets or of the lists scanned."""
+    if not len(queries):
+        return []
+    rows = segment.rows
+    radius = min(radius, rows.n_bits)
+    limits, distances, found = rows.inner.range_search(queries, radius + 1)
+    ids = found if rows.kind == "ivf" else rows.ids_at(found)
+    hits = split_hits(limits, ids, distances, exclude)
+    if not len(segment.dead):
+        return hits
+    dead = rows.ids[segment.dead]
+    live = [~np.isin(near, dead, assume_unique=True) for near, _ in hits]
+    return [(near[kept], far[kept]) for (near, far), kept in zip(hits, live, strict=True)]
+
+
+def _wanted(segment: Segment, n_queries: int, k: int, exclude: np.ndarray | None) -> np.ndarray:
+    """How many hits each query can have at most, int64 (q,)."""
+    available = np.full(n_queries, segment.n_live, dtype=np.int64)
+    if exclude is not None:
+        available -= segment.find(exclude) >= 0
+    return np.minimum(available, k)
+
+
+def tidy(
+    segment: Segment, ids: np.ndarray, distances: np.ndarray, exclude: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(ids, distances, hits a query) ordered by (distance, id), without removed and excluded ones."""
+    unwanted = ids < 0
+    if len(segment.dead):
+        unwanted |= np.isin(ids, segment.rows.ids[segment.dead])
+    if exclude is not None:
+        unwanted |= ids == exclude[:, None]
+    distances = distances.astype(np.int64)
+    distances[unwanted] = 1 << 14  # beyond every distance: sorts to the end
+    if ids.max(initial=0) < 1 << ID_BITS:
+        keys = (distances << ID_BITS) | np.where(unwanted, 0, ids)
+        keys.sort(axis=1)
+        ids, distances = keys & ((1 << ID_BITS) - 1), keys >> ID_BITS
+    else:
+        order = np.lexsort((ids, distances), axis=1)
+        ids, distances = np.take_along_axis(ids, order, 1), np.take_along_axis(distances, order, 1)
+    beyond = distances >= 1 << 14
+    ids[beyond], distances[beyond] = -1, -1
+    return ids, distances.astype(np.int32), (~beyond).sum(axis=1)

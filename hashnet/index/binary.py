@@ -1,0 +1,393 @@
+"""BinaryIndex: search packed codes by Hamming distance.
+
+>>> import numpy as np
+>>> codes = np.array([[0b00000000], [0b00000111], [0b11111111], [0b00000001]], dtype=np.uint8)
+>>> index = BinaryIndex.from_arrays(codes, ids=[10, 11, 12, 13])
+>>> hits = index.search(codes[:1], k=3)
+>>> hits.ids.tolist(), hits.distances.tolist()
+([[10, 13, 11]], [[0, 1, 3]])
+>>> index.search_radius(codes[:1], radius=1)[0].ids.tolist()
+[10, 13]
+
+Results are ordered by (distance, id), always. An index that was saved or loaded lives in its
+folder: ``add``, ``remove``, ``compact`` and ``tune`` are on disk when they return, each as one new
+``version``. Any number of threads may search while another updates.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hashnet.codes import check_codes
+from hashnet.errors import IndexMismatch, SearchError, Unsupported
+from hashnet.index import exact, files, gpu, kinds, tuning
+from hashnet.index.build import Part, build_state, lineage_of, read_parts
+from hashnet.index.checks import check_ids, check_k, check_labels, check_whole
+from hashnet.index.filters import parse_where
+from hashnet.index.state import State
+from hashnet.index.threads import default_threads
+from hashnet.results import SearchResult
+
+if TYPE_CHECKING:
+    from hashnet.store import CodeStore
+
+ENGINES = ("auto", "faiss", "kernel")
+KERNEL_BITS = 256  # up to here our kernel is the faster one (tests/bench/index.py)
+
+log = logging.getLogger(__name__)
+
+
+class BinaryIndex:
+    """An index over codes of ``n_bits`` bits with int64 ids >= 0. Build, load, search, update."""
+
+    def __init__(
+        self, state: State, *, engine: str = "auto", device: str = "cpu", path: str | None = None
+    ) -> None:
+        """Use ``build``, ``from_arrays`` or ``load``."""
+        if engine not in ENGINES:
+            raise Unsupported(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+        if device not in ("cpu", "cuda"):
+            raise Unsupported(f"device must be cpu or cuda, got {device!r}")
+        self._state = state
+        self._path = path
+        self._writing = threading.RLock()
+        self.engine = engine if engine != "auto" else _engine_for(state.n_bits)
+        self.device = "cpu"
+        self._gpu: gpu.GpuFlat | None = None
+        if device == "cuda":
+            self._move_to_gpu()
+        if self.engine == "kernel":
+            exact.warm_up(state.n_bits)
+
+    # -- making one
+
+    @classmethod
+    def build(
+        cls,
+        store: CodeStore | str | Path,
+        kind: str = "flat",
+        *,
+        engine: str = "auto",
+        device: str = "cpu",
+        labels: bool = True,
+        **options: Any,
+    ) -> BinaryIndex:
+        """An index of a CodeStore (or of the one at a path or URI), read shard by shard.
+
+        ``labels=False`` leaves labels out. ``options`` are the kind's: see ``hashnet.index.kinds``.
+        """
+        from hashnet.store import CodeStore
+
+        source = store if isinstance(store, CodeStore) else CodeStore.open(str(store))
+        state = build_state(
+            read_parts(source, labels),
+            len(source),
+            source.n_bits,
+            source.n_classes if labels else None,
+            kind,
+            options,
+            lineage_of(source),
+        )
+        return cls(state, engine=engine, device=device)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        codes: np.ndarray,
+        ids: Any = None,
+        labels: Any = None,
+        kind: str = "flat",
+        *,
+        engine: str = "auto",
+        device: str = "cpu",
+        n_classes: int | None = None,
+        lineage: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> BinaryIndex:
+        """An index of ``codes`` uint8 (n, n_bits // 8); ids default to 0..n-1, labels are optional."""
+        codes = check_codes(codes)
+        given = np.arange(len(codes), dtype=np.int64) if ids is None else check_ids(ids, len(codes))
+        multi_hot = None if labels is None else check_labels(labels, len(codes), n_classes)
+        rows, classes = (None, None) if multi_hot is None else np.nonzero(multi_hot)
+        state = build_state(
+            [Part(given, codes, classes, rows)],
+            len(codes),
+            codes.shape[1] * 8,
+            None if multi_hot is None else multi_hot.shape[1],
+            kind,
+            options,
+            dict(lineage or {}),
+        )
+        return cls(state, engine=engine, device=device)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        engine: str = "auto",
+        device: str = "cpu",
+        mmap: bool = True,
+        verify: bool = True,
+    ) -> BinaryIndex:
+        """The index saved at a path or URI, memory-mapped where FAISS can (flat, ivf).
+
+        ``verify`` compares every file's sha256 first: a changed file is refused, never searched.
+        """
+        state = files.read_state(str(path), mmap=mmap, verify=verify)
+        return cls(state, engine=engine, device=device, path=str(path))
+
+    def save(self, path: str | Path) -> int:
+        """Writes the index to a folder and goes on living there; returns the version it has there.
+
+        An index already there is replaced by the next version of it, which its readers follow.
+        """
+        with self._writing, files.writer_lock(str(path)):
+            state = self._state
+            if str(path) != self._path:
+                state = state.unsaved()
+            state = state.at_version(max(files.disk_version(str(path)) + 1, state.version))
+            self._state = files.write_state(str(path), state)
+            self._path = str(path)
+            return self._state.version
+
+    # -- searching
+
+    def search(
+        self, codes: np.ndarray, k: int = 10, *, where: Any = None, exclude_self: Any = None
+    ) -> SearchResult:
+        """The k nearest of each query: ids int64 and distances int32, (q, k); -1 in unused slots.
+
+        ``where`` limits what may be found: ids, or {"ids": …, "labels": …} (``hashnet.index.filters``).
+        ``exclude_self`` holds the queries' own ids, (q,), where they are indexed items (-1: it is none).
+        """
+        state = self._state
+        queries = self._queries(codes, state)
+        k = check_k(k, len(queries))
+        checked = parse_where(where, state.n_classes)
+        exclude = self._excluded(exclude_self, queries, state)
+        on_gpu = self._gpu if checked is None else None
+        parts = [
+            on_gpu.search(segment, queries, k, exclude, self.engine)
+            if on_gpu is not None and on_gpu.holds(segment, k)
+            else segment.search(queries, k, checked, exclude, self.engine)
+            for segment in state.segments
+        ]
+        ids, distances = exact.merge([i for i, _ in parts], [d for _, d in parts], k)
+        return SearchResult(ids, distances, state.version)
+
+    def search_radius(
+        self, codes: np.ndarray, radius: int = 2, *, where: Any = None, exclude_self: Any = None
+    ) -> list[SearchResult]:
+        """For each query a 1-D SearchResult of everything with distance <= radius."""
+        state = self._state
+        queries = self._queries(codes, state)
+        radius = check_whole(radius, "radius", 0)
+        checked = parse_where(where, state.n_classes)
+        exclude = self._excluded(exclude_self, queries, state)
+        parts = [s.search_radius(queries, radius, checked, exclude, self.engine) for s in state.segments]
+        hits = [of[0] if len(of) == 1 else exact.merge_hits(list(of)) for of in zip(*parts, strict=True)]
+        return [SearchResult(ids, distances, state.version) for ids, distances in hits]
+
+    # -- updating
+
+    def add(self, codes: np.ndarray, ids: Any = None, labels: Any = None) -> np.ndarray:
+        """Adds codes under new ids (by default those after the largest); returns their ids, int64.
+
+        Nothing is rebuilt: they become a segment of their own.
+        """
+        with self._writing:
+            state = self._state
+            codes = self._queries(codes, state, what="the new codes have", may_be_empty=True)
+            if ids is None:
+                first = int(state.ids()[-1]) + 1 if state.n_live else 0
+                ids = np.arange(first, first + len(codes), dtype=np.int64)
+            else:
+                ids = check_ids(ids, len(codes), distinct=True)
+            multi_hot = None
+            if labels is not None:
+                if state.n_classes is None:
+                    raise Unsupported("this index was built without labels; add the codes without them")
+                multi_hot = check_labels(labels, len(codes), state.n_classes)
+            if len(ids):
+                self._commit(state.added(codes, ids, multi_hot))
+            return ids
+
+    def remove(self, ids: Any) -> None:
+        """Removes items; UnknownId (and nothing is removed) where one is not in the index."""
+        with self._writing:
+            ids = check_ids(ids, distinct=True)
+            if len(ids):
+                self._commit(self._state.removed(ids))
+
+    def compact(self) -> bool:
+        """Merges all segments and drops removed rows for good; False where there was nothing to do."""
+        with self._writing:
+            compacted = self._state.compacted()
+            if compacted is self._state:
+                return False
+            self._commit(compacted)
+            return True
+
+    def tune(self, queries: np.ndarray | None = None, *, recall: float = 0.95, k: int = 10) -> dict[str, Any]:
+        """Sets and stores the smallest nprobe of an IVF that reaches ``recall`` on sample queries.
+
+        Without queries, indexed codes with a few bits flipped stand in. See ``hashnet.index.tuning``.
+        """
+        with self._writing:
+            state = self._state
+            if queries is not None:
+                queries = self._queries(queries, state)
+            self._refuse_empty(state)
+            tuned = tuning.tuned_state(state, queries, recall, check_whole(k, "k", 1))
+            self._commit(tuned)
+            return dict(tuned.tuned or {})
+
+    def refresh(self) -> bool:
+        """Takes over the version on disk if it is newer; unchanged segments are not read again."""
+        with self._writing:
+            if self._path is None or files.disk_version(self._path) == self.version:
+                return False
+            self._state = files.read_state(self._path, known=self._state.segments)
+            if self._gpu is not None:
+                self._move_to_gpu()
+            return True
+
+    # -- looking
+
+    def __len__(self) -> int:
+        return self._state.n_live
+
+    @property
+    def n_bits(self) -> int:
+        return self._state.n_bits
+
+    @property
+    def kind(self) -> str:
+        return self._state.kind
+
+    @property
+    def n_classes(self) -> int | None:
+        """How many label classes it knows; None for an index without labels."""
+        return self._state.n_classes
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        """Where the codes come from: model sha256, code store, bit order …"""
+        return dict(self._state.lineage)
+
+    @property
+    def version(self) -> int:
+        """Grows by one with every update; every answer carries it."""
+        return self._state.version
+
+    @property
+    def path(self) -> str | None:
+        """The folder it lives in; None while it is only in memory."""
+        return self._path
+
+    def disk_version(self) -> int:
+        """The version on disk, by reading one small file: newer than ``version`` → ``refresh()``."""
+        return files.disk_version(self._path) if self._path is not None else self.version
+
+    def ids(self) -> np.ndarray:
+        """All ids, ascending int64."""
+        return self._state.ids()
+
+    def contains(self, ids: Any) -> np.ndarray:
+        """bool (n,): whether the index holds each id."""
+        return self._state.contains(check_ids(ids))
+
+    def codes(self, ids: Any) -> np.ndarray:
+        """The codes of these ids, uint8 (n, n_bits // 8); UnknownId where one is not here."""
+        return self._state.codes_of(check_ids(ids))
+
+    def describe(self) -> dict[str, Any]:
+        """What it is and how it searches, as plain JSON-able values."""
+        state = self._state
+        about: dict[str, Any] = {
+            "kind": state.kind,
+            "n_bits": state.n_bits,
+            "rows": state.n_live,
+            "version": state.version,
+            "engine": self.engine,
+            "device": self.device,
+            "threads": default_threads(),
+            "exact": state.kind in ("flat", "multihash"),
+            "options": vars(state.options) | {},
+            "n_classes": state.n_classes,
+            "segments": len(state.segments),
+            "removed_rows": state.n_dead,
+            "memory_mapped": bool(state.segments) and state.segments[0].rows.mapped,
+            "path": self._path,
+            "lineage": dict(state.lineage),
+        }
+        if isinstance(state.options, kinds.MultihashOptions):
+            about["max_hash_radius"] = state.options.max_radius
+        if state.tuned:
+            about["tuned"] = dict(state.tuned)
+        return about
+
+    def __repr__(self) -> str:
+        return f"BinaryIndex({self.kind}, {len(self):,} x {self.n_bits} bits, version {self.version})"
+
+    # -- inside
+
+    def _commit(self, state: State) -> None:
+        if self._path is not None:
+            with files.writer_lock(self._path):
+                found = files.disk_version(self._path)
+                if found != self.version:
+                    raise IndexMismatch(
+                        f"{self._path} is at version {found}, this index at {self.version}: somebody else "
+                        "wrote it; call refresh() and repeat the update"
+                    )
+                state = files.write_state(self._path, state)
+        self._state = state
+
+    def _queries(
+        self, codes: Any, state: State, what: str = "the query has", may_be_empty: bool = False
+    ) -> np.ndarray:
+        codes = check_codes(codes)
+        if codes.shape[1] * 8 != state.n_bits:
+            raise IndexMismatch(
+                f"the index has {state.n_bits} bits, {what} {codes.shape[1] * 8}; "
+                "encode with the model the index was made with"
+            )
+        if not may_be_empty:
+            self._refuse_empty(state)
+        return codes
+
+    def _refuse_empty(self, state: State) -> None:
+        if not state.n_live:
+            raise SearchError("the index is empty: every item was removed; add codes before searching")
+
+    def _excluded(self, ids: Any, queries: np.ndarray, state: State) -> np.ndarray | None:
+        if ids is None or ids is False:
+            return None
+        if ids is True:
+            raise IndexMismatch(
+                "exclude_self needs to know which items the queries are: pass their ids, exclude_self=ids"
+            )
+        ids = check_ids(ids, len(queries), lowest=-1)
+        unknown = ids[(ids >= 0) & ~state.contains(ids)]
+        if len(unknown):
+            state.codes_of(unknown[:1])  # raises UnknownId with its sentence
+        return ids
+
+    def _move_to_gpu(self) -> None:
+        missing = gpu.why_not(self._state)
+        if missing is not None:
+            log.warning("device=cuda: %s; searching on the CPU", missing)
+            self.device, self._gpu = "cpu", None
+            return
+        self.device, self._gpu = "cuda", gpu.GpuFlat(self._state.segments[0].rows)
+
+
+def _engine_for(n_bits: int) -> str:
+    return "kernel" if n_bits <= KERNEL_BITS else "faiss"

@@ -1,0 +1,67 @@
+"""A flat index on a GPU: FAISS finds the candidates there, ties are settled as everywhere.
+
+GpuIndexBinaryFlat answers k <= 2048 and cuts ties anywhere. So more than k are asked for; a query
+whose last one is as far as its k-th is answered again on the CPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import faiss
+import numpy as np
+
+from hashnet.index import approximate
+from hashnet.index.exact import widen
+from hashnet.index.rows import Rows
+from hashnet.index.segment import Segment
+from hashnet.index.state import State
+
+MAX_K = 2048
+log = logging.getLogger(__name__)
+
+
+def why_not(state: State) -> str | None:
+    """Why this index cannot be searched on a GPU by this process; None when it can."""
+    if state.kind != "flat" or not state.segments:
+        return f"a {state.kind} index has no GPU form; kind='flat' has"
+    if not hasattr(faiss, "StandardGpuResources"):
+        return "the installed FAISS has no GPU support (install hashnet[gpu] instead of hashnet[cpu])"
+    if faiss.get_num_gpus() == 0:
+        return "FAISS sees no GPU here"
+    return None
+
+
+class GpuFlat:
+    """The codes of a flat index's main segment on GPU 0."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self._resources = faiss.StandardGpuResources()  # must outlive the index
+        self._index: Any = faiss.index_binary_cpu_to_gpu(self._resources, 0, rows.flat)
+
+    def holds(self, segment: Segment, k: int) -> bool:
+        """Whether the GPU can answer for this segment; what it cannot, the CPU does."""
+        if self.rows is not segment.rows or len(segment.dead):
+            return False
+        if k > MAX_K:
+            log.warning("k = %d is beyond the GPU's %d; searching on the CPU", k, MAX_K)
+        return k <= MAX_K
+
+    def search(
+        self, segment: Segment, queries: np.ndarray, k: int, exclude: np.ndarray | None, engine: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, distances) (q, k), as ``Segment.search``."""
+        n = len(segment.rows)
+        fetch = min(n, MAX_K, 2 * k + 64)
+        found, near = self._index.search(queries, fetch)
+        cut_at = found[:, -1].copy()
+        ids = segment.rows.ids_at(near.astype(np.int64))
+        ids, distances, count = approximate.tidy(segment, ids, found, exclude)
+        ids, distances = widen(ids, k), widen(distances, k)
+        unsure = (count >= k) & (cut_at <= distances[:, -1]) | (count < k)
+        if fetch < n and unsure.any():
+            some = None if exclude is None else exclude[unsure]
+            ids[unsure], distances[unsure] = segment.search(queries[unsure], k, None, some, engine)
+        return ids, distances

@@ -1,0 +1,71 @@
+"""Postings: which rows carry which label, small enough to keep beside an index.
+
+>>> import numpy as np
+>>> postings = Postings.from_multi_hot(np.array([[1, 0], [1, 1], [0, 0]]))
+>>> postings.rows_with([1]).tolist(), postings.rows_with([0, 1]).tolist()
+([1], [0, 1])
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hashnet import storage
+from hashnet.errors import FormatError
+
+
+@dataclass(frozen=True)
+class Postings:
+    """Pairs (label, row), sorted by both: ``labels`` int32 (m,), ``rows`` int64 (m,)."""
+
+    labels: np.ndarray
+    rows: np.ndarray
+    n_classes: int
+
+    @classmethod
+    def from_pairs(cls, labels: np.ndarray, rows: np.ndarray, n_classes: int) -> Postings:
+        order = np.lexsort((rows, labels))
+        return cls(labels[order].astype(np.int32), rows[order].astype(np.int64), n_classes)
+
+    @classmethod
+    def from_multi_hot(cls, multi_hot: np.ndarray) -> Postings:
+        rows, labels = np.nonzero(multi_hot)
+        return cls.from_pairs(labels, rows, multi_hot.shape[1])
+
+    def rows_with(self, labels: list[int]) -> np.ndarray:
+        """Rows that carry at least one of the labels, ascending int64."""
+        starts = np.searchsorted(self.labels, labels, side="left")
+        stops = np.searchsorted(self.labels, labels, side="right")
+        found = [self.rows[a:b] for a, b in zip(starts, stops, strict=True)]
+        if len(found) == 1:
+            return found[0]
+        return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
+
+    def take(self, rows: np.ndarray, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """(labels, new rows) of the rows picked: row ``rows[i]`` of the ``n_rows`` becomes row i."""
+        renamed = np.full(n_rows, -1, dtype=np.int64)
+        renamed[rows] = np.arange(len(rows))
+        new = renamed[self.rows]
+        kept = new >= 0
+        return self.labels[kept], new[kept]
+
+    def write(self, uri: str) -> None:
+        table = pa.table({"label": self.labels, "row": self.rows})
+        with storage.open_output(uri) as sink:
+            pq.write_table(table, sink, compression="zstd")
+
+    @classmethod
+    def read(cls, uri: str, n_rows: int, n_classes: int) -> Postings:
+        with storage.open_input(uri) as source:
+            try:
+                table = pq.read_table(source)
+                labels, rows = table["label"].to_numpy(), table["row"].to_numpy()
+            except (pa.ArrowException, KeyError) as error:
+                raise FormatError(f"{uri} does not hold labels of an index: {error}") from error
+        if len(rows) and (rows.min() < 0 or rows.max() >= n_rows or labels.min() < 0):
+            raise FormatError(f"{uri} names rows or labels that do not exist")
+        return cls(labels, rows, n_classes)

@@ -1,0 +1,166 @@
+"""State: everything an index is at one version, never changed in place.
+
+An update makes a new State that shares the untouched segments. A search takes the state once and
+keeps it, so it never sees half of an update, and any number of threads may search meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hashnet.errors import IndexMismatch, UnknownId
+from hashnet.index.kinds import FlatOptions, Options, build_rows, centroids_of, parse_options
+from hashnet.index.postings import Postings
+from hashnet.index.segment import Segment
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """``segments[0]`` is of the index's kind; what was added since lies in flat segments behind it."""
+
+    kind: str
+    n_bits: int
+    options: Options
+    n_classes: int | None
+    lineage: dict[str, Any]
+    segments: tuple[Segment, ...]
+    version: int = 1
+    tuned: dict[str, Any] | None = None
+
+    @property
+    def n_live(self) -> int:
+        return sum(segment.n_live for segment in self.segments)
+
+    @property
+    def n_dead(self) -> int:
+        return sum(len(segment.dead) for segment in self.segments)
+
+    def ids(self) -> np.ndarray:
+        """All ids, ascending int64."""
+        parts = [segment.rows.ids[segment.live_positions] for segment in self.segments]
+        return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
+
+    def contains(self, ids: np.ndarray) -> np.ndarray:
+        """bool (n,): whether the index holds each id."""
+        held = np.zeros(len(ids), dtype=bool)
+        for segment in self.segments:
+            held |= segment.find(ids) >= 0
+        return held
+
+    def codes_of(self, ids: np.ndarray) -> np.ndarray:
+        """The codes of these ids, uint8 (n, n_bits // 8); UnknownId where one is not here."""
+        codes = np.empty((len(ids), self.n_bits // 8), dtype=np.uint8)
+        missing = np.ones(len(ids), dtype=bool)
+        for segment in self.segments:
+            positions = segment.find(ids)
+            here = positions >= 0
+            codes[here] = segment.rows.take(positions[here])
+            missing &= ~here
+        self._refuse_missing(ids, missing)
+        return codes
+
+    def added(self, codes: np.ndarray, ids: np.ndarray, multi_hot: np.ndarray | None) -> State:
+        """With these rows in a new segment; small segments before it are merged into it.
+
+        Each merge at least doubles a segment, so there are never more than log2(n) of them.
+        """
+        known = np.flatnonzero(self.contains(ids))
+        if len(known):
+            raise IndexMismatch(
+                f"id {ids[known[0]]} is in the index already ({len(known)} of {len(ids)} are); "
+                "remove them first to replace their codes"
+            )
+        order = np.argsort(ids, kind="stable")
+        postings = None if multi_hot is None else Postings.from_multi_hot(multi_hot[order])
+        rows = build_rows("flat", FlatOptions(), codes[order], ids[order], postings)
+        new = Segment(rows, FlatOptions())
+        kept = list(self.segments)
+        while kept and kept[-1].rows.kind == "flat" and kept[-1].n_live <= new.n_live:
+            new = merged([kept.pop(), new], "flat", FlatOptions(), self.n_classes)
+        return self._next(segments=(*kept, new))
+
+    def removed(self, ids: np.ndarray) -> State:
+        """Without these ids; UnknownId where one is not here."""
+        missing = np.ones(len(ids), dtype=bool)
+        segments = []
+        for segment in self.segments:
+            positions = segment.find(ids)
+            missing &= positions < 0
+            gone = positions[positions >= 0]
+            if len(gone):
+                dead = np.union1d(segment.dead, gone)
+                segment = dataclasses.replace(segment, dead=dead)
+            if segment.n_live or segment is self.segments[0]:
+                segments.append(segment)
+        self._refuse_missing(ids, missing)
+        return self._next(segments=tuple(segments))
+
+    def compacted(self) -> State:
+        """The same items in one segment of the index's kind; itself where there is nothing to do."""
+        if len(self.segments) == 1 and not self.n_dead:
+            return self
+        if not self.n_live:
+            return self._next(segments=())
+        options, centroids = self.options, None
+        if self.segments and self.segments[0].rows.kind == self.kind:
+            centroids = centroids_of(self.segments[0].rows)  # the same lists, so tuning stays true
+        if centroids is None:  # lists that suited the old size need not suit the new one
+            options = parse_options(self.kind, dataclasses.asdict(options), self.n_bits, self.n_live)
+        segment = merged(list(self.segments), self.kind, options, self.n_classes, centroids)
+        return self._next(segments=(segment,), options=options)
+
+    def unsaved(self) -> State:
+        """The same, not written anywhere yet."""
+        segments = tuple(dataclasses.replace(segment, record=None) for segment in self.segments)
+        return dataclasses.replace(self, segments=segments)
+
+    def at_version(self, version: int) -> State:
+        return dataclasses.replace(self, version=version)
+
+    def _next(self, **changes: Any) -> State:
+        return dataclasses.replace(self, version=self.version + 1, **changes)
+
+    def _refuse_missing(self, ids: np.ndarray, missing: np.ndarray) -> None:
+        if missing.any():
+            first = int(ids[missing][0])
+            raise UnknownId(
+                f"the index holds no id {first} ({int(missing.sum())} of {len(ids)} ids are unknown; "
+                f"it has {self.n_live} items)"
+            )
+
+
+def merged(
+    segments: list[Segment],
+    kind: str,
+    options: Options,
+    n_classes: int | None,
+    centroids: np.ndarray | None = None,
+) -> Segment:
+    """One segment of all live rows of several, in id order."""
+    ids = np.concatenate([segment.rows.ids[segment.live_positions] for segment in segments])
+    codes = np.concatenate([segment.rows.take(segment.live_positions) for segment in segments])
+    order = np.argsort(ids, kind="stable")
+    place = np.empty(len(order), dtype=np.int64)  # where each row goes
+    place[order] = np.arange(len(order))
+    labels, rows, start = [], [], 0
+    for segment in segments:
+        if segment.rows.postings is not None:
+            found, row = segment.rows.postings.take(segment.live_positions, len(segment.rows))
+            labels.append(found)
+            rows.append(place[row + start])
+        start += segment.n_live
+    postings = None
+    if labels and n_classes is not None:
+        postings = Postings.from_pairs(np.concatenate(labels), np.concatenate(rows), n_classes)
+    ids = ids[order]
+    given = None if is_plain_range(ids) else ids
+    return Segment(build_rows(kind, options, codes[order], given, postings, centroids=centroids), options)
+
+
+def is_plain_range(ids: np.ndarray) -> bool:
+    """Whether ascending distinct ids are 0..n-1, which need not be stored."""
+    return not len(ids) or (int(ids[0]) == 0 and int(ids[-1]) == len(ids) - 1)
