@@ -17,6 +17,8 @@ QUIET = {  # set before ray is imported; a user's own setting wins
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",  # ours say rate and time left
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_DEDUP_LOGS": "1",
+    # Ray Train asks a dashboard that a local Ray does not start, once a second, and warns about itself.
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "Failed to query Ray Train Controller|'PreemptionWatcher' and ID",
     "PYTHONWARNINGS": "ignore::FutureWarning",
 }
 

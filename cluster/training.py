@@ -150,7 +150,7 @@ class _Report:
     def step(self, row: dict[str, Any]) -> None:  # worker 0 only
         every = self.config.log_every
         if self.progress is None:
-            self.progress = Progress(None, "steps", "train", done=row["step"])
+            self.progress = Progress(row["total_steps"], "steps", "train", done=row["step"])
         self.progress.update(
             every,
             epoch=row["epoch"],

@@ -22,8 +22,8 @@ def explain_loss(j: float, step: int) -> str | None:
             "things run together; use a smaller lr or head_lr_scale, or a larger batch_size"
         )
     return (
-        f"nothing is learnt so far: the loss is {j:.3f} at step {step}, and {LN2:.3f} (ln 2) means codes near "
-        "0; raise lr, train longer, and check that features are standardised and labels belong to their rows"
+        f"nothing is learnt so far: the loss is {j:.3f} at step {step}, and {LN2:.3f} (ln 2) means codes "
+        "near 0; raise lr, train longer, and check that features are standardised and labels belong to their rows"
     )
 
 
@@ -33,8 +33,8 @@ def explain_codes(measured: dict[str, Any]) -> list[str]:
     rows, distinct, classes = measured["rows"], measured["distinct"], measured.get("classes") or 2
     if rows > classes and distinct < min(classes, rows):
         found.append(
-            f"only {distinct} different codes on {rows:,} rows of {classes} classes: classes share a code; use "
-            "a smaller lr or more bits, a longer first stage, or class_weights=global for rare similar pairs"
+            f"only {distinct} different codes on {rows:,} rows of {classes} classes: classes share a code; "
+            "use a smaller lr or more bits, a longer first stage, or class_weights=global for rare pairs"
         )
     n_bits, dead = measured["n_bits"], measured["dead_bits"]
     if dead >= max(1, MANY_DEAD * n_bits):

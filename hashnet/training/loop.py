@@ -114,6 +114,7 @@ class _Trainer:
                 f"a batch of {self.sampler.batch_size} rows cannot be cut over {self.n_workers} workers; "
                 "use fewer workers or a larger batch_size"
             )
+        self.total_steps = sum(stage.epochs for stage in stages) * self.sampler.steps_per_epoch
         self.loss, self.stages, self.settings, self.checkpoints = loss, stages, settings, checkpoints
         self.model = model.to(self.device)
         if self.device.type == "cuda" and model.modality == "image":
@@ -236,7 +237,7 @@ class _Trainer:
         self._clock, self._rows_since = now, 0
         self.history.add(row)
         if self.on_step:
-            self.on_step(row)
+            self.on_step({**row, "total_steps": self.total_steps})
 
     def _end_epoch(self, stage: Stage) -> bool:
         """Whether the stage is over before its cap because J has stopped improving."""

@@ -110,7 +110,7 @@ def _settle_manifest(config: TrainConfig) -> Manifest:
         raise ConfigError("give the data: manifest=PATH (made by `hashnet dataset`), or dataset=digits")
     from hashnet.data.sources import make_manifest
 
-    options = {"modality": config.modality} if config.dataset == "digits" else {}
+    options: dict[str, Any] = {"modality": config.modality} if config.dataset == "digits" else {}
     return make_manifest(config.dataset, mine, **options)
 
 

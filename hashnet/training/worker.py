@@ -39,6 +39,7 @@ from hashnet.training.standardise import standardise
 
 logger = logging.getLogger(__name__)
 WARN_AFTER_EPOCHS = 3
+VALIDATION_K = 5000
 Callback = Callable[[Record], None]
 
 
@@ -60,7 +61,7 @@ def train_run(
     rows = open_rows(
         manifest, "train", model, config, train=True, positions=kept if config.validation else None
     )
-    similarity, sampler = make_similarity(config, rows, device)
+    similarity, sampler = make_similarity(config, manifest, rows, device)
     loss = make_loss(config, similarity)
     checkpoints = Checkpoints(storage.join(config.run, CHECKPOINTS))
     if config.standardise and rank == 0 and not checkpoints.steps():  # the other workers are told by worker 0
@@ -94,10 +95,12 @@ def train_run(
         "stages": history.stages,
         "manifest_sha256": manifest.sha256,
     }
-    summary |= final_figures(config, model, manifest, similarity, last["beta"], device)
+    summary |= final_figures(config, model, manifest, last["beta"], device)
     summary["J"], summary["L"] = summary["measured"]["J"], summary["measured"]["L"]
     if config.validation:
-        summary["validation_map"] = validation_map(config, model, manifest, kept, held, device)
+        queries = open_rows(manifest, "train", model, config, positions=held)
+        database = open_rows(manifest, "train", model, config, positions=kept)
+        summary["validation_map"] = map_between(config, model, queries, database, VALIDATION_K, device)
     summary["warnings"] = [text for text in (explain_loss(last["J"] or 0.0, summary["steps"]),) if text]
     summary["warnings"] += explain_codes(summary["measured"])
     for text in summary["warnings"]:
@@ -127,7 +130,7 @@ def make_model(config: TrainConfig, manifest: Manifest) -> HashModel:
 
 
 def make_similarity(
-    config: TrainConfig, rows: Rows, device: str | torch.device
+    config: TrainConfig, manifest: Manifest, rows: Rows, device: str | torch.device
 ) -> tuple[Similarity, Sampler | None]:
     """Similarity of the training rows by labels, or by the pairs table with batches drawn around pairs."""
     if config.pairs is None:
@@ -159,7 +162,6 @@ def final_figures(
     config: TrainConfig,
     model: HashModel,
     manifest: Manifest,
-    similarity: Similarity,
     beta: float,
     device: str | torch.device,
 ) -> dict[str, Any]:
@@ -181,24 +183,19 @@ def final_figures(
     return {"measured": {**measured, "split": split}, **short}
 
 
-def validation_map(
-    config: TrainConfig,
-    model: HashModel,
-    manifest: Manifest,
-    kept: np.ndarray,
-    held: np.ndarray,
-    device: str | torch.device,
+def map_between(
+    config: TrainConfig, model: HashModel, queries: Rows, database: Rows, k: int, device: str | torch.device
 ) -> float:
-    """MAP (`retrieved`, whole depth up to 5,000) of the held-out rows against the rows trained on."""
+    """MAP@k (`retrieved`, 0 for a query without a hit) of the codes of some rows against those of others."""
     from hashnet.metrics import evaluate
 
-    sets = []
-    for positions in (held, kept):
-        rows = open_rows(manifest, "train", model, config, positions=positions)
+    codes, labels = [], []
+    for rows in (queries, database):
         logits, usable = logits_of(model, rows.source, device=device)
         assert rows.labels is not None
-        sets += [pack_signs(logits[torch.from_numpy(usable)]), rows.labels[usable]]
-    return float(evaluate(*sets, k=min(5000, len(sets[2]))).map)
+        codes.append(pack_signs(logits[torch.from_numpy(usable)]))
+        labels.append(rows.labels[usable])
+    return float(evaluate(codes[0], labels[0], codes[1], labels[1], k=k).map)
 
 
 class _Watch:
@@ -226,17 +223,10 @@ class _Watch:
 
     def stage(self, record: Record) -> None:
         if self.config.map_k and world()[0] == 0:
-            record["map"] = self._map(self.config.map_k)
+            queries = open_rows(self.manifest, "query", self.model, self.config)
+            database = open_rows(self.manifest, "database", self.model, self.config)
+            record["map"] = map_between(
+                self.config, self.model, queries, database, self.config.map_k, self.device
+            )
         if self.on_stage:
             self.on_stage(record)
-
-    def _map(self, k: int) -> float:
-        from hashnet.metrics import evaluate
-
-        sets = []
-        for split in ("query", "database"):
-            rows = open_rows(self.manifest, split, self.model, self.config)
-            logits, usable = logits_of(self.model, rows.source, device=self.device)
-            assert rows.labels is not None
-            sets += [pack_signs(logits[torch.from_numpy(usable)]), rows.labels[usable]]
-        return float(evaluate(*sets, k=k).map)
