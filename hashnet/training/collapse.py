@@ -23,7 +23,7 @@ def explain_loss(j: float, step: int) -> str | None:
         )
     return (
         f"nothing is learnt so far: the loss is {j:.3f} at step {step}, and {LN2:.3f} (ln 2) means codes "
-        "near 0; raise lr, train longer, and check that features are standardised and labels belong to their rows"
+        "near 0; raise lr, train longer, and check that features are standardised and labels fit their rows"
     )
 
 

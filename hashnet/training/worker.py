@@ -138,11 +138,10 @@ def make_similarity(
         return LabelSimilarity(rows.labels, device), None
     from hashnet.data.pairs import PairTable
 
-    table = PairTable.read(config.pairs)
-    a, b, similar = table.positions(rows.row_ids)
-    return TableSimilarity(a, b, similar, len(rows), device), PairSampler(
-        a, b, config.batch_size, config.seed
-    )
+    table = PairTable.open(config.pairs, manifest)
+    a, b = (np.searchsorted(rows.row_ids, ids) for ids in (table.row_a, table.row_b))
+    similarity = TableSimilarity(a, b, table.similar, len(rows), device)
+    return similarity, PairSampler(a, b, config.batch_size, config.seed)
 
 
 def make_loss(config: TrainConfig, similarity: Similarity) -> Loss:
