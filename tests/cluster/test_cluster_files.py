@@ -1,0 +1,210 @@
+"""ray_cluster.yaml, the Kubernetes files and the dashboard: checked without a cloud."""
+
+import json
+import re
+from decimal import Decimal
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from ray.autoscaler._private.kuberay import autoscaling_config
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+import hashnet
+from cluster import metrics, nodes
+
+KUBERNETES = ("cluster.yaml", "encode.yaml", "train.yaml")
+
+
+@pytest.fixture(scope="module")
+def launcher(repo):
+    return yaml.safe_load((repo / "ray_cluster.yaml").read_text())
+
+
+def test_ray_accepts_the_launcher_file(launcher):
+    ready = prepare_config(launcher)
+    validate_config(ready)
+    broken = prepare_config({**launcher, "idle_timeout_hours": 1})
+    with pytest.raises(Exception, match="idle_timeout_hours"):
+        validate_config(broken)
+
+
+def test_the_head_takes_no_work_and_gpus_come_from_zero_on_spot(launcher):
+    kinds = launcher["available_node_types"]
+    head, cpu, gpu = kinds[launcher["head_node_type"]], kinds["cpu"], kinds["gpu"]
+    assert head["resources"] == {"CPU": 0, "GPU": 0}
+    assert "GPU" not in cpu["resources"]
+    assert gpu["min_workers"] == 0
+    assert gpu["resources"]["GPU"] >= 1
+    assert gpu["node_config"]["InstanceMarketOptions"] == {"MarketType": "spot"}
+    assert [kind["labels"][nodes.POOL] for kind in (head, cpu, gpu)] == ["head", "cpu", "gpu"]
+    assert nodes._from_bootstrap(prepare_config(launcher)) == [
+        ("cpu", {"CPU": 16}, 8),
+        ("gpu", {"CPU": 8, "GPU": 1}, 8),
+    ]
+
+
+def test_the_launcher_installs_this_project_and_keeps_strangers_out(launcher, repo):
+    assert any("[gpu" in command and "constraints.txt" in command for command in launcher["setup_commands"])
+    assert "-e RAY_AUTH_MODE=token" in launcher["docker"]["run_options"]
+    assert "/home/ray/.ray/auth_token" in launcher["file_mounts"]
+    (start,) = [c for c in launcher["head_start_ray_commands"] if "ray start" in c]
+    assert "--dashboard-host=127.0.0.1" in start
+    assert "--autoscaling-config=~/ray_bootstrap_config.yaml" in start
+    text = (repo / "ray_cluster.yaml").read_text()
+    assert not re.search(r"AKIA|aws_secret|password", text)
+
+
+def test_images_carry_the_tested_ray_and_python(launcher, repo):
+    pins = [Requirement(line) for line in _lines(repo / "constraints.txt")]
+    (ray,) = [str(pin.specifier).removeprefix("==") for pin in pins if pin.name == "ray"]
+    kinds = launcher["available_node_types"].values()
+    images = [launcher["docker"]["image"], *(k["docker"]["worker_image"] for k in kinds if "docker" in k)]
+    images.append((repo / "cluster/kubernetes/Dockerfile").read_text().split("FROM ")[1].split()[0])
+    for image in images:
+        assert re.fullmatch(rf"rayproject/ray:{re.escape(ray)}-py311-(cpu|gpu)", image)
+    for name in KUBERNETES:
+        assert _ray_cluster(repo, name)["rayVersion"] == ray
+
+
+def _lines(path):
+    return [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+
+
+def _document(repo, name):
+    (document,) = list(yaml.safe_load_all((repo / "cluster/kubernetes" / name).read_text()))
+    return document
+
+
+def _ray_cluster(repo, name):
+    """The RayClusterSpec inside any of the three kinds."""
+    spec = _document(repo, name)["spec"]
+    return spec.get("rayClusterSpec") or spec.get("rayClusterConfig") or spec
+
+
+@pytest.mark.parametrize("name", KUBERNETES)
+def test_kuberay_finds_what_it_requires(repo, name):
+    document = _document(repo, name)
+    kind = {"cluster.yaml": "RayCluster", "serve.yaml": "RayService"}.get(name, "RayJob")
+    assert (document["apiVersion"], document["kind"]) == ("ray.io/v1", kind)
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?", document["metadata"]["name"])
+    spec = _ray_cluster(repo, name)
+    assert spec["authOptions"] == {"mode": "token"}
+    head = spec["headGroupSpec"]
+    assert head["rayStartParams"] == {"num-cpus": "0", "num-gpus": "0"}
+    groups = spec["workerGroupSpecs"]
+    assert len({group["groupName"] for group in groups}) == len(groups)
+    for group in groups:
+        assert 0 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+    for group in (head, *groups):
+        _check_pod(group["template"])
+
+
+@pytest.mark.parametrize("name", KUBERNETES)
+def test_rays_own_autoscaler_reads_the_cluster(repo, name):
+    spec = _ray_cluster(repo, name)
+    custom = {"metadata": {"name": "hashnet", "namespace": "default"}, "spec": spec}
+    derived = autoscaling_config._derive_autoscaling_config_from_ray_cr(custom)  # validates it, too
+    kinds = derived["available_node_types"]
+    assert kinds["headgroup"]["resources"]["CPU"] == 0
+    assert kinds["gpu"]["resources"]["GPU"] == 1
+    assert (kinds["cpu"]["labels"], kinds["gpu"]["labels"]["hashnet.io/pool"]) == ({nodes.POOL: "cpu"}, "gpu")
+    # What we tell jobs about the autoscaler is what the autoscaler is told.
+    env = {e["name"]: e for e in spec["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]}
+    ours = {
+        kind: (resources, most) for kind, resources, most in nodes._from_json(env[nodes.NODE_TYPES]["value"])
+    }
+    for kind, (resources, most) in ours.items():
+        assert most == kinds[kind]["max_workers"]
+        assert {key: kinds[kind]["resources"][key] for key in resources} == resources
+    assert set(ours) == set(kinds) - {"headgroup"}
+
+
+POD_KEYS = {"containers", "volumes", "tolerations", "nodeSelector", "affinity", "serviceAccountName"}
+CONTAINER_KEYS = {
+    "name",
+    "image",
+    "ports",
+    "env",
+    "resources",
+    "volumeMounts",
+    "command",
+    "args",
+    "lifecycle",
+}
+
+
+def _check_pod(template):
+    """A pod template Kubernetes could take: known keys, quantities that parse, mounts that exist."""
+    pod = template["spec"]
+    assert set(pod) <= POD_KEYS
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes["shm"]["emptyDir"]["medium"] == "Memory"
+    for container in pod["containers"]:
+        assert set(container) <= CONTAINER_KEYS
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", container["name"])
+        assert container["image"]
+        requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+        for quantity in (*requests.values(), *limits.values()):
+            assert _quantity(quantity) > 0
+        assert requests == limits  # guaranteed: not evicted for what it asked for
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        assert set(mounts.values()) <= set(volumes)
+        assert mounts["/dev/shm"] == "shm"
+        assert _quantity(volumes["shm"]["emptyDir"]["sizeLimit"]) < _quantity(limits["memory"]) / 2
+        for entry in container.get("env", []):
+            assert set(entry) in ({"name", "value"}, {"name", "valueFrom"})
+            assert isinstance(entry.get("value", ""), str)
+        for port in container.get("ports", []):
+            assert 0 < port["containerPort"] < 65536
+            assert len(port["name"]) <= 15
+
+
+def _quantity(text):
+    number, unit = re.fullmatch(r"([0-9.]+)(m|Ki|Mi|Gi|Ti|k|M|G|T)?", str(text)).groups()
+    powers = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4}
+    return Decimal(number) * Decimal(1024) ** powers.get(unit, 0)
+
+
+@pytest.mark.parametrize("name", ["train.yaml", "encode.yaml"])
+def test_ray_jobs_go_on_after_a_failure_and_clean_up(repo, name):
+    spec = _document(repo, name)["spec"]
+    assert spec["backoffLimit"] > 0
+    assert spec["shutdownAfterJobFinishes"] is True
+    words = spec["entrypoint"].split()
+    assert words[0] == "python"
+    inside = words[1].removeprefix("/home/ray/hashnet/")
+    assert (repo / inside).exists()
+    for word in words:
+        if "configs/" in word:
+            assert (repo / word.removeprefix("/home/ray/hashnet/")).exists()
+    assert any(word.startswith("run=/mnt/hashnet/") for word in words)
+
+
+def test_the_rest_of_the_kubernetes_files_parse(repo):
+    kinds = {name: _document(repo, name)["kind"] for name in ("storage.yaml", "network.yaml", "monitor.yaml")}
+    assert kinds == {
+        "storage.yaml": "PersistentVolumeClaim",
+        "network.yaml": "NetworkPolicy",
+        "monitor.yaml": "PodMonitor",
+    }
+    claim = _document(repo, "storage.yaml")
+    for name in KUBERNETES:
+        pod = _ray_cluster(repo, name)["headGroupSpec"]["template"]["spec"]
+        claims = [
+            v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if "persistentVolumeClaim" in v
+        ]
+        assert claims == [claim["metadata"]["name"]]
+        assert pod["containers"][0]["image"] == f"hashnet:{hashnet.__version__}"
+
+
+def test_the_dashboard_shows_every_metric_and_no_other(repo):
+    board = json.loads((repo / "cluster/grafana/hashnet.json").read_text())
+    expressions = [t["expr"] for panel in board["panels"] for t in panel.get("targets", [])]
+    shown = set(re.findall(r"ray_(hashnet_\w+?)(?:_bucket)?(?=[{\s)\[])", " ".join(expressions) + " "))
+    ours = {about.full_name(name) for name, about in metrics.METRICS.items()}
+    assert shown == ours
+    places = [tuple(panel["gridPos"].values()) for panel in board["panels"]]
+    assert len(set(places)) == len(places)
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
