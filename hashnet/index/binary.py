@@ -205,8 +205,7 @@ class BinaryIndex:
             state = self._state
             codes = self._queries(codes, state, what="the new codes have", may_be_empty=True)
             if ids is None:
-                first = int(state.ids()[-1]) + 1 if state.n_live else 0
-                ids = np.arange(first, first + len(codes), dtype=np.int64)
+                ids = state.next_id() + np.arange(len(codes), dtype=np.int64)
             else:
                 ids = check_ids(ids, len(codes), distinct=True)
             multi_hot = None
@@ -258,6 +257,18 @@ class BinaryIndex:
                 self._move_to_gpu()
             return True
 
+    def newest(self) -> BinaryIndex:
+        """The version on disk as an index of its own where it is newer, else this one.
+
+        Unchanged segments are shared. This one stays as it is: for servers that look at a version
+        before they take it over.
+        """
+        with self._writing:
+            if self._path is None or files.disk_version(self._path) == self.version:
+                return self
+            state = files.read_state(self._path, known=self._state.segments)
+            return BinaryIndex(state, engine=self.engine, device=self.device, path=self._path)
+
     # -- looking
 
     def __len__(self) -> int:
@@ -306,6 +317,10 @@ class BinaryIndex:
     def codes(self, ids: Any) -> np.ndarray:
         """The codes of these ids, uint8 (n, n_bits // 8); UnknownId where one is not here."""
         return self._state.codes_of(check_ids(ids))
+
+    def labels(self, ids: Any) -> list[list[int]] | None:
+        """The label ids of each of these ids; None for an index without labels. UnknownId as in ``codes``."""
+        return self._state.labels_of(check_ids(ids))
 
     def describe(self) -> dict[str, Any]:
         """What it is and how it searches, as plain JSON-able values."""

@@ -45,6 +45,10 @@ class Postings:
             return found[0]
         return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
 
+    def labels_at(self, row: int) -> np.ndarray:
+        """The labels of one row, ascending int32; one pass over all pairs, so for single rows."""
+        return self.labels[self.rows == row]
+
     def take(self, rows: np.ndarray, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
         """(labels, new rows) of the rows picked: row ``rows[i]`` of the ``n_rows`` becomes row i."""
         renamed = np.full(n_rows, -1, dtype=np.int64)

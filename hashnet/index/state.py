@@ -44,6 +44,10 @@ class State:
         parts = [segment.rows.ids[segment.live_positions] for segment in self.segments]
         return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
 
+    def next_id(self) -> int:
+        """The number after the largest id its segments hold, removed ones included."""
+        return max([0, *(int(s.rows.ids[-1]) + 1 for s in self.segments if len(s.rows))])
+
     def contains(self, ids: np.ndarray) -> np.ndarray:
         """bool (n,): whether the index holds each id."""
         held = np.zeros(len(ids), dtype=bool)
@@ -62,6 +66,22 @@ class State:
             missing &= ~here
         self._refuse_missing(ids, missing)
         return codes
+
+    def labels_of(self, ids: np.ndarray) -> list[list[int]] | None:
+        """The labels of each id, ascending; None for an index without labels."""
+        if self.n_classes is None:
+            return None
+        labels: list[list[int]] = [[] for _ in ids]
+        missing = np.ones(len(ids), dtype=bool)
+        for segment in self.segments:
+            positions = segment.find(ids)
+            missing &= positions < 0
+            if segment.rows.postings is None:
+                continue
+            for i in np.flatnonzero(positions >= 0):
+                labels[i] = segment.rows.postings.labels_at(int(positions[i])).tolist()
+        self._refuse_missing(ids, missing)
+        return labels
 
     def added(self, codes: np.ndarray, ids: np.ndarray, multi_hot: np.ndarray | None) -> State:
         """With these rows in a new segment; small segments before it are merged into it.
