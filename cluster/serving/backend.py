@@ -1,0 +1,299 @@
+"""What the HTTP routes ask for: search, encode, items, writes. One class a way to reach the processes.
+
+``Backend`` does everything that is the same everywhere and leaves four calls open; ``LocalBackend`` makes
+them in this process, ``RayBackend`` (in ``replicas.py``) sends them to the replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cluster.serving.holders import EncoderHolder, IndexAnswer, IndexAsk, IndexHolder, blame
+from cluster.serving.meter import Meter, prometheus
+from hashnet.catalog import Catalog
+from hashnet.errors import HashnetError, IndexMismatch, RequestRejected
+from hashnet.results import SearchResult
+from hashnet.wire import Queries, bad
+
+
+@dataclass(frozen=True)
+class Call:
+    """The options of one search, checked."""
+
+    k: int | None = 10
+    radius: int | None = None
+    labels: list[int] | None = None
+    exclude_self: bool = False
+    min_version: int = 0
+    max_hits: int = 4_000_000
+    want_codes: bool = False
+    want_items: bool = False
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found: (q, k), or a list of 1-D results; codes of queries and hits where asked for."""
+
+    hits: SearchResult | list[SearchResult]
+    version: int
+    codes: np.ndarray | None = None
+    hit_codes: np.ndarray | None = None
+
+
+class Backend:
+    """``fixed`` is what does not change while the server runs: modality, n_features, class names."""
+
+    def __init__(self, catalog: Catalog | None, fixed: dict[str, Any], timeout_s: float = 20.0) -> None:
+        self.catalog, self.fixed, self.timeout_s = catalog, fixed, timeout_s
+        self._about: dict[str, Any] | None = None
+
+    # -- the four open calls
+
+    async def ask_index(self, ask: IndexAsk) -> IndexAnswer:
+        raise NotImplementedError
+
+    async def ask_about(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    async def look(
+        self, ids: np.ndarray, with_labels: bool = False
+    ) -> tuple[int, np.ndarray, np.ndarray, list[list[int]] | None]:
+        """As IndexHolder.look."""
+        raise NotImplementedError
+
+    async def encode(self, queries: Queries) -> np.ndarray:
+        raise NotImplementedError
+
+    async def write(self, what: str, *arguments: Any) -> tuple[int, int]:
+        """(version, size) after ``add`` or ``remove``."""
+        raise NotImplementedError
+
+    async def ready(self) -> None:
+        await self.ask_about()
+
+    async def metrics(self, meter: Meter) -> bytes:
+        return prometheus([meter.snapshot()], gauges(await self.ask_about()))
+
+    # -- what the routes use
+
+    async def about(self) -> dict[str, Any]:
+        """What does not change: n_bits, kind of queries, classes. Asked once."""
+        if self._about is None:
+            self._about = await self.info()
+        return self._about
+
+    async def info(self) -> dict[str, Any]:
+        """What is served, as of now."""
+        index = await self.ask_about()
+        accepts = ["codes", "ids"]
+        if self.fixed["modality"] is not None:
+            accepts.append("images" if self.fixed["modality"] == "image" else "features")
+        return index | self.fixed | {"accepts": accepts}
+
+    async def search(self, queries: Queries, call: Call) -> Found:
+        """Encodes where needed, then searches."""
+        codes = ids = None
+        if queries.kind == "ids":
+            ids = queries.values
+        elif queries.kind == "codes":
+            codes = queries.values
+        else:
+            codes = await self.encode(queries)
+        ask = IndexAsk(
+            codes=codes,
+            ids=ids,
+            k=call.k,
+            radius=call.radius,
+            labels=None if call.labels is None else tuple(call.labels),
+            exclude_self=call.exclude_self,
+            min_version=call.min_version,
+            want_codes=call.want_codes and codes is None,
+            want_hit_codes=call.want_items,
+            max_hits=call.max_hits,
+            deadline=time.time() + self.timeout_s,
+        )
+        answer = (await self.ask_index(ask)).checked()
+        assert answer.hits is not None
+        return Found(answer.hits, answer.version, answer.codes if codes is None else codes, answer.hit_codes)
+
+    async def items(self, ids: np.ndarray) -> tuple[int, list[dict[str, Any]]]:
+        """(version, what is known of each); RequestRejected (unknown_id) where one is not indexed."""
+        version, held, codes, _ = await self.look(ids)
+        if not held.all():
+            raise bad("unknown_id", f"the index holds no item {int(ids[~held][0])}", 404)
+        return version, await self.describe(ids, codes)
+
+    async def describe(self, ids: np.ndarray, codes: np.ndarray) -> list[dict[str, Any]]:
+        """uri, labels, code and thumbnail of indexed items whose codes are at hand."""
+        records: list[Any] = [None] * len(ids)
+        if self.catalog is not None and len(ids):
+            records = await asyncio.to_thread(self.catalog.items, ids.tolist())
+        texts = [code.tobytes().hex() for code in codes]
+        # An id that was removed and given to something else is not the one in the code store.
+        own = [
+            record is not None and record.code == text for record, text in zip(records, texts, strict=True)
+        ]
+        by_id: dict[int, list[int]] = {}
+        if not all(own):
+            foreign = ids[~np.array(own)]
+            found = (await self.look(foreign, with_labels=True))[3]
+            by_id = dict(zip(foreign.tolist(), found, strict=True)) if found is not None else {}
+        out = []
+        for id_, record, text, ours in zip(ids.tolist(), records, texts, own, strict=True):
+            item_labels = record.labels if ours else by_id.get(id_)
+            out.append(
+                {
+                    "id": id_,
+                    "uri": record.uri if ours else None,
+                    "labels": item_labels,
+                    "label_names": self._names(item_labels),
+                    "code": text,
+                    "thumbnail": f"/v1/items/{id_}/thumbnail" if ours and self.fixed["pictures"] else None,
+                }
+            )
+        return out
+
+    async def sample(self, n: int, seed: int) -> tuple[int, list[dict[str, Any]]]:
+        """(version, some indexed items)."""
+        if self.catalog is None:
+            return (await self.ask_about())["version"], []
+        ids = np.array(await asyncio.to_thread(self.catalog.sample, n, seed), dtype=np.int64)
+        version, held, codes, _ = await self.look(ids)
+        return version, await self.describe(ids[held], codes[held])
+
+    async def thumbnail(self, id_: int) -> tuple[bytes, str, str]:
+        """(bytes, media type, tag) of a small picture of an indexed item."""
+        _, items = await self.items(np.array([id_], dtype=np.int64))
+        small = None
+        if self.catalog is not None and items[0]["thumbnail"] is not None:
+            small = await asyncio.to_thread(self.catalog.thumbnail, id_)
+        if small is None:
+            raise bad("no_picture", f"item {id_} has no picture", 404)
+        return (*small, hashlib.sha256(small[0]).hexdigest()[:16])
+
+    async def add(self, queries: Queries, ids: np.ndarray, labels: list[list[int]] | None) -> tuple[int, int]:
+        """(version, size) with the new items."""
+        codes = queries.values if queries.kind == "codes" else await self.encode(queries)
+        return await self.write("add", codes, ids, labels)
+
+    async def remove(self, ids: np.ndarray) -> tuple[int, int]:
+        """(version, size) without them."""
+        return await self.write("remove", ids)
+
+    def _names(self, labels: list[int] | None) -> list[str] | None:
+        names = self.fixed["class_names"]
+        if names is None or labels is None:
+            return None
+        return [names[label] if label < len(names) else f"class {label}" for label in labels]
+
+
+class Writer:
+    """The one writer of an index: every change is on disk, as a new version, when it returns."""
+
+    def __init__(self, uri: str) -> None:
+        from hashnet.index import BinaryIndex
+
+        self.index = BinaryIndex.load(uri)
+
+    def write(self, what: str, *arguments: Any) -> tuple[int, int] | tuple[str, str, int]:
+        """(version, size), or (code, message, status) of what is wrong."""
+        try:
+            self.index.refresh()
+            change = {"add": self._add, "remove": self.index.remove}[what]
+            change(*arguments)
+            return self.index.version, len(self.index)
+        except HashnetError as error:
+            if isinstance(error, IndexMismatch) and "already" in str(error):
+                return "id_taken", str(error), 409
+            return blame(error)
+
+    def _add(self, codes: np.ndarray, ids: np.ndarray, labels: list[list[int]] | None) -> None:
+        multi_hot = None
+        if labels is not None and self.index.n_classes is not None:
+            n_classes = self.index.n_classes
+            multi_hot = np.zeros((len(ids), n_classes), dtype=np.uint8)
+            for row, own in enumerate(labels):
+                if any(label >= n_classes for label in own):
+                    raise bad(
+                        "unknown_label",
+                        f"item {int(ids[row])} has class {max(own)}; there are {n_classes}",
+                        422,
+                    )
+                multi_hot[row, own] = 1
+        elif labels is not None:
+            raise bad("no_labels", "this index was built without labels; add the items without them", 422)
+        self.index.add(codes, ids, multi_hot)
+
+
+class LocalBackend(Backend):
+    """Everything in this process."""
+
+    def __init__(
+        self,
+        index: IndexHolder,
+        encoder: EncoderHolder | None,
+        catalog: Catalog | None,
+        fixed: dict[str, Any],
+        timeout_s: float = 20.0,
+    ) -> None:
+        super().__init__(catalog, fixed, timeout_s)
+        self.index, self.encoder = index, encoder
+        self._writer: Writer | None = None
+
+    async def ask_index(self, ask: IndexAsk) -> IndexAnswer:
+        if self.index.version < ask.min_version:
+            await asyncio.to_thread(self.index.follow)
+        if self.index.version < ask.min_version:
+            raise behind(self.index.version, ask.min_version)
+        return (await asyncio.to_thread(self.index.answer, [ask]))[0]
+
+    async def ask_about(self) -> dict[str, Any]:
+        return self.index.about()
+
+    async def look(
+        self, ids: np.ndarray, with_labels: bool = False
+    ) -> tuple[int, np.ndarray, np.ndarray, list[list[int]] | None]:
+        return await asyncio.to_thread(self.index.look, ids, with_labels)
+
+    async def encode(self, queries: Queries) -> np.ndarray:
+        assert self.encoder is not None  # what cannot be encoded is refused before
+        return codes_or_raise((await asyncio.to_thread(self.encoder.encode, [queries]))[0])
+
+    async def write(self, what: str, *arguments: Any) -> tuple[int, int]:
+        self._writer = self._writer or Writer(self.index.uri)
+        done = written_or_raise(await asyncio.to_thread(self._writer.write, what, *arguments))
+        await asyncio.to_thread(self.index.follow)
+        return done
+
+
+def behind(version: int, wanted: int) -> RequestRejected:
+    """The error of an index that has not seen the version a client asks for."""
+    return bad(
+        "version_behind", f"the index is at version {version}, the request wants {wanted}; try again", 503
+    )
+
+
+def codes_or_raise(answer: np.ndarray | tuple[str, str, int]) -> np.ndarray:
+    if isinstance(answer, tuple):
+        raise bad(answer[0], answer[1], answer[2])
+    return answer
+
+
+def written_or_raise(answer: tuple[int, int] | tuple[str, str, int]) -> tuple[int, int]:
+    if len(answer) == 3:
+        raise bad(*answer)
+    return answer
+
+
+def gauges(about: dict[str, Any]) -> dict[str, tuple[str, float]]:
+    """What /metrics says of the index."""
+    return {
+        "hashnet_index_version": ("Version of the index being served", about["version"]),
+        "hashnet_index_size": ("Codes in the index being served", about["size"]),
+    }

@@ -1,0 +1,340 @@
+"""What the processes of a server hold: the index and the model. Plain objects; Ray is not needed here.
+
+Requests arrive as ``IndexAsk`` and leave as ``IndexAnswer``, several at once. What a client did wrong is
+part of an answer, not an exception, so that one bad request does not spoil the others of its batch.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hashnet.errors import (
+    BadImage,
+    HashnetError,
+    IndexMismatch,
+    LineageMismatch,
+    RequestRejected,
+    UnknownId,
+    Unsupported,
+)
+from hashnet.results import SearchResult
+from hashnet.wire import Queries, bad
+
+log = logging.getLogger(__name__)
+
+RADIUS_BLOCK = 16  # queries of a radius search between two looks at how much was found
+
+
+@dataclass(frozen=True)
+class IndexAsk:
+    """One search as the index sees it: codes uint8 (q, bytes), or ids int64 (q,) of indexed items."""
+
+    codes: np.ndarray | None = None
+    ids: np.ndarray | None = None
+    k: int | None = None
+    radius: int | None = None
+    labels: tuple[int, ...] | None = None
+    exclude_self: bool = False
+    min_version: int = 0
+    want_codes: bool = False  # the queries' codes in the answer, too
+    want_hit_codes: bool = False  # and those of the hits
+    max_hits: int = 4_000_000
+    deadline: float = field(default_factory=lambda: time.time() + 3600)
+
+    def __len__(self) -> int:
+        return len(self.codes if self.ids is None else self.ids)
+
+    @property
+    def group(self) -> tuple:
+        """Asks that are equal in this are searched together."""
+        return self.k, self.radius, self.labels, self.exclude_self
+
+
+@dataclass(frozen=True)
+class IndexAnswer:
+    """``hits`` is one (q, k) SearchResult, or a list of 1-D ones; ``error`` is (code, message, status)."""
+
+    version: int
+    hits: SearchResult | list[SearchResult] | None = None
+    codes: np.ndarray | None = None
+    hit_codes: np.ndarray | None = None  # of all used hits, query after query
+    error: tuple[str, str, int] | None = None
+
+    def checked(self) -> IndexAnswer:
+        """Itself, or the client's mistake raised."""
+        if self.error is not None:
+            code, message, status = self.error
+            raise RequestRejected(message, code=code, status=status)
+        return self
+
+
+class IndexHolder:
+    """One index, followed from version to version. A batch is answered by one version."""
+
+    def __init__(
+        self, uri: str, engine: str = "auto", device: str = "cpu", model_sha256: str | None = None
+    ) -> None:
+        from hashnet.index import BinaryIndex
+
+        self.uri, self.model_sha256 = uri, model_sha256
+        self.index = BinaryIndex.load(uri, engine=engine, device=device)
+        check_model(self.index.lineage, model_sha256, uri)
+        self.refused = 0  # the newest version that does not fit the model
+
+    @property
+    def version(self) -> int:
+        return self.index.version
+
+    def about(self) -> dict[str, Any]:
+        """What is known of the index, as plain values."""
+        index = self.index
+        described = index.describe()
+        return {
+            "n_bits": index.n_bits,
+            "size": len(index),
+            "kind": index.kind,
+            "engine": described["engine"],
+            "version": index.version,
+            "n_classes": index.n_classes,
+            "lineage": index.lineage,
+        }
+
+    def follow(self) -> bool:
+        """Takes over a newer version on disk, beside the searches that run; True when it did.
+
+        A version made with another model or code length is not taken over: the old one goes on.
+        """
+        found = self.index.disk_version()
+        if found <= max(self.version, self.refused):
+            return False
+        fresh = self.index.newest()
+        try:
+            if fresh.n_bits != self.index.n_bits:
+                raise IndexMismatch(f"it has {fresh.n_bits} bits, {self.index.n_bits} are served")
+            check_model(fresh.lineage, self.model_sha256, self.uri)
+        except HashnetError as error:
+            self.refused = fresh.version
+            log.error("index version %d is not served: %s", fresh.version, error)
+            return False
+        self.index = fresh
+        return True
+
+    def answer(self, asks: Sequence[IndexAsk]) -> list[IndexAnswer]:
+        """One answer an ask, all from the same version; equal kinds of asks are searched together."""
+        index = self.index
+        answers: list[IndexAnswer | None] = [None] * len(asks)
+        groups: dict[tuple, list[int]] = defaultdict(list)
+        codes: list[np.ndarray] = [np.empty(0)] * len(asks)
+        now = time.time()
+        for i, ask in enumerate(asks):
+            if ask.deadline < now:  # nobody waits for it any more
+                answers[i] = IndexAnswer(
+                    index.version, error=("timeout", "it waited too long; try again", 503)
+                )
+                continue
+            try:
+                codes[i] = ask.codes if ask.ids is None else index.codes(ask.ids)  # type: ignore[assignment]
+                groups[ask.group].append(i)
+            except HashnetError as error:
+                answers[i] = IndexAnswer(index.version, error=blame(error))
+        for members in groups.values():
+            found = self._search(index, [asks[i] for i in members], [codes[i] for i in members])
+            for i, answer in zip(members, found, strict=True):
+                answers[i] = answer
+        return answers  # type: ignore[return-value] # every place was filled
+
+    def _search(self, index: Any, asks: list[IndexAsk], codes: list[np.ndarray]) -> list[IndexAnswer]:
+        ask = asks[0]
+        joined = np.concatenate(codes) if len(codes) > 1 else codes[0]
+        options: dict[str, Any] = {"where": None if ask.labels is None else {"labels": list(ask.labels)}}
+        if ask.exclude_self:
+            options["exclude_self"] = np.concatenate([one.ids for one in asks if one.ids is not None])
+        bounds = np.cumsum([0, *map(len, codes)])
+        hits: SearchResult | list[SearchResult]
+        try:
+            if len(index) == 0:
+                hits = _nothing(len(joined), ask)
+            elif ask.k is not None:
+                hits = index.search(joined, k=ask.k, **options)
+            else:
+                hits = self._within(index, joined, ask, options)
+        except HashnetError as error:
+            return [IndexAnswer(index.version, error=blame(error)) for _ in asks]
+        answers = []
+        for one, own, start, stop in zip(asks, codes, bounds[:-1], bounds[1:], strict=True):
+            part = hits[start:stop] if isinstance(hits, list) else _slice(hits, start, stop)
+            hit_codes = index.codes(_used(part)) if one.want_hit_codes and len(index) else None
+            answers.append(IndexAnswer(index.version, part, own if one.want_codes else None, hit_codes))
+        return answers
+
+    def _within(
+        self, index: Any, codes: np.ndarray, ask: IndexAsk, options: dict[str, Any]
+    ) -> list[SearchResult]:
+        """A radius search that stops when it has found more than an answer may hold."""
+        found: list[SearchResult] = []
+        total = 0
+        own = options.pop("exclude_self", None)
+        for start in range(0, len(codes), RADIUS_BLOCK):
+            rows = slice(start, start + RADIUS_BLOCK)
+            some = options if own is None else options | {"exclude_self": own[rows]}
+            block = index.search_radius(codes[rows], radius=ask.radius, **some)
+            total += sum(len(hit) for hit in block)
+            if total > ask.max_hits:
+                raise bad(
+                    "too_many_hits",
+                    f"more than {ask.max_hits:,} items lie within {ask.radius} bits; ask for a smaller radius "
+                    "or fewer queries",
+                    413,
+                )
+            found += block
+        return found
+
+    def look(
+        self, ids: np.ndarray, with_labels: bool = False
+    ) -> tuple[int, np.ndarray, np.ndarray, list[list[int]] | None]:
+        """(version, bool (n,) whether each is indexed, their codes, and their labels where asked for)."""
+        index = self.index
+        held = index.contains(ids)
+        codes = np.zeros((len(ids), index.n_bits // 8), dtype=np.uint8)
+        if held.any():
+            codes[held] = index.codes(ids[held])
+        return index.version, held, codes, index.labels(ids) if with_labels and held.all() else None
+
+
+class EncoderHolder:
+    """The model. Pictures are decoded within bounds on threads, the rest is one call."""
+
+    def __init__(self, uri: str, engine: str, batch_rows: int | None, max_pixels: int, threads: int) -> None:
+        from hashnet.encoding import Encoder
+
+        self.encoder = Encoder.load(uri, engine=engine, batch_rows=batch_rows)
+        self.max_pixels = max_pixels
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+
+    def encode(self, batches: Sequence[Queries]) -> list[np.ndarray | tuple[str, str, int]]:
+        """One answer a batch: codes uint8 (n, n_bits // 8), or (code, message, status) of what is wrong."""
+        prepared: list[Any] = []
+        pictures = [
+            (i, j) for i, batch in enumerate(batches) if batch.kind == "images" for j in range(len(batch))
+        ]
+        decoded = dict(
+            zip(
+                pictures,
+                self._pool.map(lambda at: self._decode(batches[at[0]], at[1]), pictures),
+                strict=True,
+            )
+        )
+        for i, batch in enumerate(batches):
+            try:
+                if batch.kind == "features":
+                    prepared.append(self.encoder.prepare(batch.values))
+                    continue
+                rows = [decoded[i, j] for j in range(len(batch))]
+                wrong = next((row for row in rows if isinstance(row, Exception)), None)
+                if wrong is not None:
+                    raise wrong
+                prepared.append(np.stack(rows))
+            except HashnetError as error:
+                prepared.append(blame(error))
+        good = [rows for rows in prepared if isinstance(rows, np.ndarray)]
+        codes = self.encoder.encode(np.concatenate(good)) if good else np.zeros((0, 0), np.uint8)
+        start, out = 0, []
+        for rows in prepared:
+            if isinstance(rows, np.ndarray):
+                out.append(codes[start : start + len(rows)])
+                start += len(rows)
+            else:
+                out.append(rows)
+        return out
+
+    def _decode(self, batch: Queries, number: int) -> np.ndarray | HashnetError:
+        picture = batch.values[number]
+        try:
+            check_pixels(picture, number, self.max_pixels)
+            return self.encoder.prepare([picture])[0]
+        except BadImage as error:
+            status = "image_too_large" if error.reason == "too_large" else "not_an_image"
+            sentence = f"image {number} cannot be used ({error.reason})"
+            return bad(status, sentence, 413 if status == "image_too_large" else 422)
+        except HashnetError as error:
+            return error
+
+
+def check_pixels(picture: bytes, number: int, max_pixels: int) -> None:
+    """Refuses a picture by what its header says, before anything is decoded."""
+    from PIL import Image
+
+    from hashnet.data.images import FORMATS
+
+    try:
+        with Image.open(io.BytesIO(picture), formats=FORMATS) as opened:
+            width, height = opened.size
+    except Exception:
+        raise bad("not_an_image", f"image {number} is not a picture this server can read", 422) from None
+    if width * height > max_pixels:
+        raise bad(
+            "image_too_large",
+            f"image {number} has {width} x {height} pixels; at most {max_pixels:,} are taken",
+            413,
+        )
+
+
+def check_model(lineage: dict[str, Any], model_sha256: str | None, uri: str) -> None:
+    """LineageMismatch with both hashes unless the index was made with this model (None: there is no model)."""
+    if model_sha256 is None:
+        return
+    made_with = lineage.get("model_sha256")
+    if made_with is None:
+        raise LineageMismatch(
+            f"{uri} does not say which model its codes were made with, the encoder's model is {model_sha256}; "
+            "build the index from a code store of that model, or serve with model=none"
+        )
+    if made_with != model_sha256:
+        raise LineageMismatch(
+            f"{uri} was made with model {made_with}, the encoder's model is {model_sha256}: queries would be "
+            "compared with codes of another model; encode the database and build the index with this model, or "
+            "serve the model it was made with"
+        )
+
+
+def blame(error: HashnetError) -> tuple[str, str, int]:
+    """(code, message, status) that a client is told."""
+    message = str(error.args[0]) if error.args else str(error)
+    if isinstance(error, RequestRejected):
+        return error.code, message, error.status
+    if isinstance(error, UnknownId):
+        return "unknown_id", message, 404
+    if isinstance(error, Unsupported):
+        return "unsupported", message, 422
+    if isinstance(error, (IndexMismatch, ValueError)):
+        return "invalid_request", message, 422
+    log.error("search failed: %s", error)
+    return "internal", "the server failed; its log has the details", 500
+
+
+def _nothing(n: int, ask: IndexAsk) -> SearchResult | list[SearchResult]:
+    if ask.k is None:
+        return [SearchResult(np.zeros(0, np.int64), np.zeros(0, np.int32)) for _ in range(n)]
+    return SearchResult(np.full((n, ask.k), -1, np.int64), np.full((n, ask.k), -1, np.int32))
+
+
+def _slice(hits: SearchResult, start: int, stop: int) -> SearchResult:
+    if start == 0 and stop == len(hits.ids):
+        return hits
+    return SearchResult(hits.ids[start:stop], hits.distances[start:stop], hits.version)
+
+
+def _used(hits: SearchResult | list[SearchResult]) -> np.ndarray:
+    """Ids of all hits, query after query, without unused slots."""
+    if isinstance(hits, list):
+        return np.concatenate([hit.ids for hit in hits] or [np.zeros(0, np.int64)])
+    return hits.ids[hits.distances >= 0]
