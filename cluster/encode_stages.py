@@ -118,8 +118,6 @@ class FeatureEncoder(EncoderActor):
 
 def run_pictures(stage: Stage, works: Iterator[Work]) -> Iterator[pa.Table]:
     """Encoded rows of pictures in any order, as they come."""
-    from ray.data import ActorPoolStrategy
-
     assert stage.preprocess is not None
     source, preprocess, rows, run = stage.source, stage.preprocess, stage.chunk_rows, stage.run
 
@@ -144,7 +142,7 @@ def run_pictures(stage: Stage, works: Iterator[Work]) -> Iterator[pa.Table]:
                 fn_constructor_kwargs={"stage": stage},
                 batch_size=rows if stage.use_gpu else None,  # Ray wants a number with GPUs
                 batch_format="pyarrow",
-                compute=ActorPoolStrategy(size=stage.n_actors, max_tasks_in_flight_per_actor=2),
+                compute=_pool(stage, sum(-(-(work.stop - work.start) // rows) for work in wave)),
                 num_cpus=ACTOR_CPUS,
                 num_gpus=1 if stage.use_gpu else None,
             )
@@ -153,15 +151,13 @@ def run_pictures(stage: Stage, works: Iterator[Work]) -> Iterator[pa.Table]:
 
 def run_features(stage: Stage, works: Iterator[Work]) -> Iterator[tuple[list[ShardRecord], int, str]]:
     """(records, rows, worker) of each unit of work over feature rows, as it is committed."""
-    from ray.data import ActorPoolStrategy
-
     for wave in _waves(works):
         data = _items(wave).map_batches(
             FeatureEncoder,
             fn_constructor_kwargs={"stage": stage},
             batch_size=1 if stage.use_gpu else None,
             batch_format="pyarrow",
-            compute=ActorPoolStrategy(size=min(stage.n_actors, len(wave)), max_tasks_in_flight_per_actor=2),
+            compute=_pool(stage, len(wave)),
             num_cpus=ACTOR_CPUS,
             num_gpus=1 if stage.use_gpu else None,
         )
@@ -184,6 +180,13 @@ def _items(works: list[Work]) -> Any:
             handler.setLevel(logging.ERROR)
     items = [{"work": work.to_json()} for work in works]
     return ray.data.from_items(items, override_num_blocks=len(items))
+
+
+def _pool(stage: Stage, n_tasks: int) -> Any:
+    """The actors; two tasks each, so that the next one's input is there when the last one ends."""
+    from ray.data import ActorPoolStrategy
+
+    return ActorPoolStrategy(size=min(stage.n_actors, n_tasks), max_tasks_in_flight_per_actor=2)
 
 
 @contextmanager

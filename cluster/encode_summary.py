@@ -52,12 +52,13 @@ def finish(
 ) -> dict[str, Any]:
     """Writes the list and _SUCCESS, unless they are there, and returns the summary.
 
-    More bad rows than allowed: TooManyBad, and no list of them is written.
+    More bad rows than allowed: TooManyBad, and there is no _SUCCESS.
     """
     shards = commit.listed(uri, plan)
     reasons = bad_reasons(uri, shards)
     bad, total = sum(reasons.values()), plan.n_rows
     if bad > max_bad_fraction * total:
+        storage.delete(storage.join(uri, commit.SUCCESS))  # an earlier, smaller or laxer run's
         listed = ", ".join(f"{n:,} {reason}" for reason, n in reasons.items())
         raise TooManyBad(
             f"{bad:,} of {total:,} rows ({bad / total:.2%}) are bad, max_bad_fraction allows "

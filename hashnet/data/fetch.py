@@ -22,6 +22,7 @@ from hashnet.data.references import Reference, parse
 from hashnet.errors import BadImage, DataError, StorageError
 
 THREADS = 8  # reads in flight: they wait for disks and networks, not for processors
+MAX_BYTES = 512 << 20  # of one file: more than any picture that is decoded has, even uncompressed
 CACHE_BYTES = 256 << 20  # of Parquet columns already decoded
 
 
@@ -93,9 +94,7 @@ def _read(file: str, wanted: list[tuple[int, Reference]]) -> list[bytes | BadIma
             return [_value(file, reference) for _, reference in wanted]
         with _open(file) as source:
             return [
-                _range(source, reference)
-                if reference.offset is not None
-                else source.read_at(source.size(), 0)
+                _range(source, reference) if reference.offset is not None else _whole(source, file)
                 for _, reference in wanted
             ]
     except FileNotFoundError:
@@ -109,6 +108,13 @@ def _open(file: str) -> pa.NativeFile:
     if isinstance(filesystem, fs.LocalFileSystem):
         return pa.OSFile(path, "rb")
     return filesystem.open_input_file(path)
+
+
+def _whole(source: pa.NativeFile, file: str) -> bytes | BadImage:
+    size = source.size()
+    if size > MAX_BYTES:
+        return BadImage("too_large", f"{file} has {size:,} bytes, at most {MAX_BYTES:,} are read")
+    return source.read_at(size, 0)
 
 
 def _range(source: pa.NativeFile, reference: Reference) -> bytes | BadImage:
