@@ -19,7 +19,8 @@ from hashnet.errors import DataError, StorageError
 
 CHUNK = 8 << 20  # bytes read and parsed at once
 _PICTURE = re.compile(r"\.(jpe?g|png|webp|bmp|gif|tiff?|ppm)$", re.IGNORECASE)
-_SPACE, _NEWLINE, _ZERO, _ONE = 32, 10, 48, 49
+_ID = re.compile("[0-9]{1,9}")
+_SPACE, _NEWLINE, _ONE = 32, 10, 49
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def split_line(line: str) -> tuple[str, list[str]]:
 
 
 def _blocks(uri: str) -> Iterator[tuple[bytes, int]]:
-    """Whole lines with single spaces, each ended by a newline, and the number of the first one."""
+    """Whole lines, each ended by a newline, and the number of the first one."""
     first_line, rest = 1, b""
     try:
         with storage.open_input(uri) as source:
@@ -83,7 +84,7 @@ def _blocks(uri: str) -> Iterator[tuple[bytes, int]]:
                 cut = data.rfind(b"\n") + 1 if chunk else len(data)
                 block, rest = data[:cut], data[cut:]
                 if block:
-                    block = _tidy(block if block.endswith(b"\n") else block + b"\n")
+                    block = block if block.endswith(b"\n") else block + b"\n"
                     yield block, first_line
                     first_line += block.count(b"\n")
                 if not chunk:
@@ -93,7 +94,7 @@ def _blocks(uri: str) -> Iterator[tuple[bytes, int]]:
 
 
 def _tidy(block: bytes) -> bytes:
-    """Carriage returns, tabs, doubled and trailing spaces gone; a tidy block is only looked through."""
+    """Carriage returns, tabs, doubled, leading and trailing spaces gone; no line is lost."""
     if b"\r" in block or b"\t" in block:
         block = block.replace(b"\r\n", b"\n").replace(b"\t", b" ")
     if b"  " in block:
@@ -106,60 +107,91 @@ def _tidy(block: bytes) -> bytes:
 
 
 def _count_labels(block: bytes) -> int | None:
-    for line in block.splitlines():
-        if line:
-            return len(split_line(line.decode(errors="replace"))[1])
-    return None
+    first = block.lstrip().partition(b"\n")[0]
+    return len(split_line(first.decode(errors="replace"))[1]) if first else None
 
 
 def _parse(
     uri: str, block: bytes, first_line: int, n_labels: int
 ) -> tuple[pa.Array, pa.Array | None, np.ndarray]:
     """Paths as binary, label lists or None, and line numbers of one block."""
+    if n_labels == 0:
+        whole, _, _, lines = _lines(_tidy(block), first_line)
+        return pc.binary_slice(whole, 0, -1), None, lines
+    if n_labels == 1:
+        return _parse_ids(uri, _tidy(block), first_line)
+    found = _parse_multi_hot(block, first_line, n_labels)
+    if found is None:  # most lists are tidy: tidying costs more than parsing, so it comes second
+        block = _tidy(block)
+        found = _parse_multi_hot(block, first_line, n_labels)
+    if found is None:
+        raise DataError(_first_mistake(uri, block, first_line, n_labels))
+    return found
+
+
+def _lines(block: bytes, first_line: int) -> tuple[pa.Array, np.ndarray, np.ndarray, np.ndarray]:
+    """The lines that are not empty, as binary with their newline; their starts, ends and numbers."""
     data = np.frombuffer(block, dtype=np.uint8)
     ends = np.flatnonzero(data == _NEWLINE)
     starts = np.concatenate([[0], ends[:-1] + 1])
+    whole = _binary(block, np.append(starts, len(data)))
+    numbers = np.arange(first_line, first_line + len(ends))
     filled = ends > starts
-    lines = np.arange(first_line, first_line + len(ends))[filled]
-    whole = _binary(block, np.append(starts, len(data)))  # each line with its newline
-    if not filled.all():
-        whole, starts, ends = whole.filter(pa.array(filled)), starts[filled], ends[filled]
-    if n_labels == 0:
-        return pc.binary_slice(whole, 0, -1), None, lines
-    if n_labels == 1:
-        return (*_parse_ids(uri, whole, lines), lines)
-    width = 2 * n_labels  # " 0 1 0": a space and a digit a label, at the end of the line
-    long_enough = ends - starts > width
-    tails = np.lib.stride_tricks.sliding_window_view(data, width)[np.maximum(ends - width, 0)]
-    digits = tails[:, 1::2]
-    right = long_enough & (tails[:, 0::2] == _SPACE).all(axis=1) & ((digits | 1) == _ONE).all(axis=1)
-    # A further label would hide at the end of the path.
-    before = ends - width - 2
-    more = (before >= 0) & (data[before] == _SPACE) & ((data[before + 1] | 1) == _ONE)
-    for i in np.flatnonzero(~right | more):
-        line = block[starts[i] : ends[i]].decode(errors="replace")
-        words = split_line(line)[1]
-        if len(words) != n_labels or not right[i]:
-            raise DataError(_explain(uri, int(lines[i]), words, n_labels))
-    rows, classes = np.nonzero(digits == _ONE)
+    if filled.all():
+        return whole, starts, ends, numbers
+    return whole.filter(pa.array(filled)), starts[filled], ends[filled], numbers[filled]
+
+
+def _parse_multi_hot(
+    block: bytes, first_line: int, n_labels: int
+) -> tuple[pa.Array, pa.Array, np.ndarray] | None:
+    """Paths, label lists and line numbers; None when a line is not a path and n_labels times " 0" or " 1"."""
+    data = np.frombuffer(block, dtype=np.uint8)
+    whole, starts, ends, lines = _lines(block, first_line)
+    width = 2 * n_labels  # " 0 1 0" at the end of the line
+    if len(lines) and (ends - starts).min() <= width:
+        return None
+    tails = np.lib.stride_tricks.sliding_window_view(data, width)[ends - width]  # (lines, width)
+    labels = tails.view("<u2")  # (lines, n_labels): 0x3020 is " 0", 0x3120 is " 1"
+    if not ((labels | 0x0100) == 0x3120).all():
+        return None
+    before, last = data[np.maximum(ends - width - 2, 0)], data[ends - width - 1]
+    if ((last == _SPACE) | ((before == _SPACE) & ((last | 1) == _ONE))).any():
+        return None  # the path ends in a space, or one more label hides at its end
+    hits = np.flatnonzero(labels.ravel() == 0x3120)
+    rows = hits // n_labels
     offsets = np.zeros(len(lines) + 1, dtype=np.int32)
     np.cumsum(np.bincount(rows, minlength=len(lines)), out=offsets[1:])
-    lists = pa.ListArray.from_arrays(offsets, pa.array(classes, pa.int32()))
-    return pc.binary_slice(whole, 0, -(width + 1)), lists, lines
+    classes = (hits - rows * n_labels).astype(np.int32)
+    return pc.binary_slice(whole, 0, -(width + 1)), pa.ListArray.from_arrays(offsets, classes), lines
 
 
-def _parse_ids(uri: str, whole: pa.Array, lines: np.ndarray) -> tuple[pa.Array, pa.Array]:
-    """Paths and one-element lists of lines that end in a class id."""
-    text = pc.binary_slice(whole, 0, -1)
-    found = pc.extract_regex(text, r"^(?P<path>.*) (?P<label>[0-9]{1,9})$")
-    if found.null_count:
-        i = found.is_null().index(True).as_py()
-        words = split_line(text[i].as_py().decode(errors="replace"))[1]
-        raise DataError(_explain(uri, int(lines[i]), words, 1))
-    # extract_regex keeps the type it was given: binary digits are read as text
-    ids = found.field("label").cast(pa.string()).cast(pa.int32())
+def _first_mistake(uri: str, block: bytes, first_line: int, n_labels: int) -> str:
+    for number, line in enumerate(block.split(b"\n"), first_line):
+        words = split_line(line.decode(errors="replace"))[1]
+        right = {"0", "1"}.issuperset(words) if n_labels > 1 else all(_ID.fullmatch(word) for word in words)
+        if line and (len(words) != n_labels or not right):
+            return _explain(uri, number, words, n_labels)
+    return f"{uri}: lines {first_line} and following are not PATH 0 1 0 … with {n_labels} labels"
+
+
+def _parse_ids(uri: str, block: bytes, first_line: int) -> tuple[pa.Array, pa.Array, np.ndarray]:
+    """Paths, one-element lists and line numbers of lines that end in a class id."""
+    data = np.frombuffer(block, dtype=np.uint8)
+    _, starts, ends, lines = _lines(block, first_line)
+    spaces = np.concatenate([[-1], np.flatnonzero(data == _SPACE)])
+    last = spaces[np.searchsorted(spaces, ends) - 1]  # the last space before the end of each line
+    words = pa.array([], pa.string())
+    if (last > starts).all():
+        # path, id, path, id, …: cut the block after the last space and at the start of each line
+        cuts = np.stack([starts, last + 1], axis=1).ravel()
+        pieces = _binary(block, np.append(cuts, len(data)))
+        words = pc.ascii_trim_whitespace(_as_text(uri, pieces[1::2], lines))
+    if len(words) != len(lines) or not pc.all(pc.match_substring_regex(words, "^[0-9]{1,9}$")).as_py():
+        raise DataError(_first_mistake(uri, block, first_line, 1))
+    ids = words.cast(pa.int32())
     lists = pa.ListArray.from_arrays(np.arange(len(ids) + 1, dtype=np.int32), ids)
-    return found.field("path"), lists
+    return pc.binary_slice(pieces[::2], 0, -1), lists, lines
 
 
 def _explain(uri: str, line: int, words: list[str], n_labels: int) -> str:
