@@ -1,0 +1,343 @@
+"""RUN/index/ on disk: plain FAISS files, refused when changed, never seen half written."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import faiss
+import numpy as np
+import pytest
+
+from hashnet import BinaryIndex, errors, storage
+from hashnet.index import files
+
+KINDS = ("flat", "ivf", "multihash", "hnsw")
+
+
+@pytest.fixture
+def made(codes_of, tmp_path):
+    """(folder, codes, ids) of a saved index of any kind."""
+
+    def make(kind="flat", plain_ids=False, name="index"):
+        codes = codes_of("clustered", 300, 64)
+        ids = np.arange(300) if plain_ids else np.sort(np.random.default_rng(0).permutation(9000)[:300])
+        index = BinaryIndex.from_arrays(
+            codes, ids, np.arange(300) % 3, kind=kind, lineage={"model_sha256": "f00"}
+        )
+        folder = tmp_path / name
+        index.save(folder)
+        return folder, codes, ids
+
+    return make
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("engine", ["kernel", "faiss"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_and_loaded(made, kind, engine, mmap):
+    folder, codes, ids = made(kind)
+    index = BinaryIndex.load(folder, engine=engine, mmap=mmap)
+    fresh = BinaryIndex.from_arrays(codes, ids, np.arange(300) % 3, kind=kind, engine=engine)
+    assert index.search(codes[:20], 30) == fresh.search(codes[:20], 30)
+    assert index.search_radius(codes[:20], 5) == fresh.search_radius(codes[:20], 5)
+    about = index.describe()
+    assert about["memory_mapped"] == (mmap and kind in ("flat", "ivf"))
+    assert about["lineage"] == {"model_sha256": "f00"}
+    assert (index.version, index.kind, index.n_bits, len(index)) == (1, kind, 64, 300)
+    assert (index.codes(ids[5:9]) == codes[5:9]).all()
+    if kind != "ivf":
+        hits = index.search(codes[:2], 300, where={"labels": 1})
+        assert sorted(hits.ids[0][hits.ids[0] >= 0]) == ids[1::3].tolist()
+
+
+@pytest.mark.parametrize("plain_ids", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_faiss_reads_the_file_with_our_ids(made, kind, plain_ids):
+    folder, codes, ids = made(kind, plain_ids)
+    (file,) = folder.glob("*.faiss")
+    theirs = faiss.read_index_binary(str(file))
+    assert (theirs.ntotal, theirs.d) == (300, 64)
+    limit = 4 if kind == "multihash" else 65
+    if kind == "hnsw":
+        assert theirs.search(codes[:3], 1)[1][:, 0].tolist() == ids[:3].tolist()
+    else:
+        _, _, found = theirs.range_search(codes[:1], limit)
+        ours = BinaryIndex.load(folder).search_radius(codes[:1], limit - 1)[0]
+        assert sorted(found) == sorted(ours.ids)
+
+
+def test_the_mapped_file_may_go_away(made):
+    """Readers of an old version go on while a writer removes its files."""
+    for kind in ("flat", "ivf"):
+        folder, codes, _ = made(kind, name=kind)
+        index = BinaryIndex.load(folder)
+        before = index.search(codes, 10)
+        for file in folder.iterdir():
+            file.unlink()
+        assert index.search(codes, 10) == before
+
+
+def test_versions_grow_and_are_followed(made):
+    folder, codes, ids = made()
+    reader = BinaryIndex.load(folder)
+    writer = BinaryIndex.load(folder)
+    assert not reader.refresh()
+    writer.add(codes[:4], [20_001, 20_002, 20_003, 20_004])
+    assert (reader.version, reader.disk_version()) == (1, 2)
+    assert reader.refresh()
+    assert reader.search(codes, 9) == writer.search(codes, 9)
+    writer.remove(ids[:9])
+    writer.compact()
+    assert files.disk_version(str(folder)) == 4
+    assert reader.refresh()
+    assert reader.search(codes, 9) == writer.search(codes, 9)
+    assert reader.search(codes, 9).version == 4
+    other = BinaryIndex.from_arrays(codes, ids)
+    assert other.save(folder) == 5  # a rebuild is the next version
+    assert reader.refresh()
+    assert len(reader) == 300
+    with pytest.raises(errors.IndexMismatch, match="is at version 5, this index at 4: somebody else"):
+        writer.remove(ids[20:21])
+    writer.refresh()
+    writer.remove(ids[20:21])
+    kept = {name for name in os.listdir(folder) if name.endswith(".faiss")}
+    assert len(kept) == 1  # of version 5; version 4's files are gone by now
+
+
+def test_save_elsewhere_is_a_whole_copy(made, tmp_path):
+    folder, codes, _ = made()
+    index = BinaryIndex.load(folder)
+    index.add(codes[:3])
+    index.remove([int(index.ids()[0])])
+    index.save(tmp_path / "copy")
+    for file in folder.iterdir():
+        file.unlink()
+    copy = BinaryIndex.load(tmp_path / "copy")
+    assert copy.search(codes, 10) == index.search(codes, 10)
+    assert copy.version == 3
+
+
+def damage(folder, rng):
+    """One of many ways to spoil a file; returns which."""
+    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    path = folder / names[rng.integers(len(names))]
+    data = bytearray(path.read_bytes())
+    how = rng.integers(5)
+    if how == 0:
+        data = data[: rng.integers(len(data))]
+    elif how == 1:
+        for _ in range(rng.integers(1, 9)):
+            data[rng.integers(len(data))] ^= 1 << rng.integers(8)
+    elif how == 2:
+        data += rng.bytes(rng.integers(1, 50))
+    elif how == 3:
+        data = bytearray(rng.bytes(rng.integers(1, 400)))
+    else:
+        start = rng.integers(len(data))
+        data[start : start + 8] = rng.bytes(8)
+    path.write_bytes(bytes(data))
+    return path.name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_files_are_refused_or_harmless(made, kind):
+    """Bit flips, cuts, garbage in any file: a FormatError or the same answers, never a crash."""
+    folder, codes, _ = made(kind)
+    index = BinaryIndex.load(folder)
+    index.add(codes[:5])
+    index.remove([int(i) for i in index.ids()[:7]])
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    expected = index.search(codes[:10], 8)
+    rng = np.random.default_rng(1)
+    refused = 0
+    for _ in range(60):
+        name = damage(folder, rng)
+        try:
+            found = BinaryIndex.load(folder).search(codes[:10], 8)
+            if name == files.ABOUT:  # a version or a lineage may change unseen: answers may not
+                assert (found.ids == expected.ids).all()
+            else:
+                assert found == expected
+        except errors.HashnetError:
+            refused += 1
+        for path, data in whole.items():
+            (folder / path).write_bytes(data)
+    assert refused > 45
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"format_version": 99}, "format version 99; this hashnet reads up to 1: upgrade"),
+        ({"kind": "manifest"}, "is not a hashnet index"),
+        ({"n_bits": 32}, "holds 300 codes of 64 bits, index.json says 300 of 32"),
+        ({"n_bits": "x"}, "n_bits = 'x'"),
+        ({"rows": 7}, "says 7 rows, its segments hold 300"),
+        ({"index_kind": "tree"}, "kind must be one of"),
+        ({"segments": 3}, "is damaged"),
+        ({"options": {"nprobe": 1}}, "no option 'nprobe'"),
+        ({"version": -1}, "version = -1"),
+    ],
+)
+def test_a_wrong_index_json_is_refused(made, change, sentence):
+    folder, _, _ = made()
+    about = json.loads((folder / files.ABOUT).read_text())
+    (folder / files.ABOUT).write_text(json.dumps(about | change))
+    with pytest.raises(errors.FormatError, match=sentence):
+        BinaryIndex.load(folder)
+
+
+def test_files_outside_the_folder_are_never_opened(made):
+    folder, _, _ = made()
+    about = json.loads((folder / files.ABOUT).read_text())
+    about["segments"][0]["file"] = "../secret.faiss"
+    (folder / files.ABOUT).write_text(json.dumps(about))
+    with pytest.raises(errors.FormatError, match="not one of its own"):
+        BinaryIndex.load(folder)
+
+
+def test_foreign_and_missing_files(made, tmp_path):
+    folder, _, _ = made()
+    (file,) = folder.glob("*.faiss")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-8])
+    with pytest.raises(errors.FormatError, match=r"bytes, index\.json says .*truncated or changed"):
+        BinaryIndex.load(folder)
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(errors.FormatError, match="was changed: its sha256"):
+        BinaryIndex.load(folder)
+    file.unlink()
+    with pytest.raises(errors.FormatError, match="is missing"):
+        BinaryIndex.load(folder)
+    with pytest.raises(errors.StorageError, match="holds no index"):
+        BinaryIndex.load(tmp_path / "nothing")
+    (folder / files.ABOUT).write_bytes(b"not json")
+    with pytest.raises(errors.FormatError, match="not JSON"):
+        BinaryIndex.load(folder)
+
+
+CRASHING = textwrap.dedent(
+    """
+    import json, os, shutil, sys
+    import numpy as np
+    from hashnet import BinaryIndex
+
+    def update(folder, what, after):
+        index = BinaryIndex.load(folder)
+        replace, done = os.replace, 0
+
+        def crash(source, target):
+            nonlocal done
+            done += 1
+            if done > after:
+                os._exit(9)  # as a power cut would: nothing is cleaned up
+            replace(source, target)
+
+        os.replace = crash
+        if what == "add":
+            index.add(np.arange(40, dtype=np.uint8).reshape(5, 8), labels=[0, 1, 2, 0, 1])
+        elif what == "remove":
+            index.remove(index.ids()[::2])
+        elif what == "compact":
+            index.compact()
+        os._exit(0)
+
+    BinaryIndex.from_arrays(np.zeros((2, 8), np.uint8))  # loads the kernels for all children
+    ends = {}
+    for what in ("add", "remove", "compact"):
+        for after in range(6):
+            folder = f"{sys.argv[1]}-{what}-{after}"
+            shutil.copytree(sys.argv[1], folder)
+            child = os.fork()  # importing everything anew would take seconds each time
+            if child == 0:
+                update(folder, what, after)
+            ends[f"{what}-{after}"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(json.dumps(ends))
+    """
+)
+
+
+def test_a_crash_at_any_point_leaves_one_whole_version(made, codes_of, repo):
+    folder, codes, ids = made()
+    index = BinaryIndex.load(folder)
+    index.add(codes_of("random", 50, 64, seed=4), labels=np.zeros(50, int))
+    index.remove(ids[:20])
+    old = index.search(codes, 20)
+    run = subprocess.run(
+        [sys.executable, "-c", CRASHING, str(folder)], cwd=repo, capture_output=True, text=True, check=True
+    )
+    ends = json.loads(run.stdout)
+    assert set(ends.values()) == {0, 9}
+    for name, end in ends.items():
+        survivor = BinaryIndex.load(f"{folder}-{name}")
+        assert survivor.version == (4 if end == 0 else 3)
+        if end:
+            assert survivor.search(codes, 20) == old
+            survivor.remove(ids[30:31])  # and it can be written again
+            assert BinaryIndex.load(f"{folder}-{name}").version == 4
+    for what in ("add", "remove", "compact"):
+        steps = [ends[f"{what}-{after}"] for after in range(6)]
+        assert steps[0] == 9  # before the first file
+        assert steps[-1] == 0
+        assert steps == sorted(steps, reverse=True)  # done once index.json is in place, never earlier
+
+
+def test_readers_load_while_a_writer_commits(made, codes_of):
+    """A reader that opens the index at any moment gets a version whole: item 10,000 + v comes with v."""
+    folder, codes, _ = made()
+    writer = BinaryIndex.load(folder)
+    stop, seen, wrong = threading.Event(), set(), []
+
+    def read():
+        while not stop.is_set():
+            try:
+                index = BinaryIndex.load(folder)
+                newest = index.ids()[-1]
+                seen.add(index.version)
+                if index.version > 1 and newest != 10_000 + index.version - index.version % 2:
+                    wrong.append((index.version, newest))
+            except Exception as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for version in range(2, 60, 2):
+        writer.add(codes[:1], [10_000 + version])
+        writer.compact()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(seen) > 3
+
+
+def test_no_permission_to_write(made):
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    folder, codes, _ = made()
+    folder.chmod(0o500)
+    try:
+        with pytest.raises(errors.StorageError, match="cannot write"):
+            BinaryIndex.load(folder).add(codes[:1])
+    finally:
+        folder.chmod(0o700)
+
+
+def test_a_full_disk_leaves_the_old_version(made, monkeypatch):
+    folder, codes, _ = made()
+    index = BinaryIndex.load(folder)
+
+    def full(uri, data):
+        raise errors.StorageError(f"cannot write {uri}: No space left on device")
+
+    monkeypatch.setattr(storage, "write_bytes", full)
+    with pytest.raises(errors.StorageError, match="No space left"):
+        index.add(codes[:1])
+    monkeypatch.undo()
+    assert index.version == 1
+    assert len(index) == 300
+    assert BinaryIndex.load(folder).version == 1

@@ -1,0 +1,215 @@
+"""Updates against a dictionary: any sequence of add, remove, compact, reload gives what a dict gives."""
+
+import tempfile
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from hashnet import BinaryIndex, errors
+
+N_BITS, N_CLASSES, MAX_ID = 16, 3, 60
+CODES = st.binary(min_size=2, max_size=2)
+LABELS = st.integers(0, N_CLASSES - 1)
+ITEMS = st.dictionaries(st.integers(0, MAX_ID), st.tuples(CODES, LABELS), min_size=1, max_size=12)
+
+
+def ranking(query: bytes, items: dict) -> list[tuple[int, int]]:
+    """(distance, id) of every item of the dictionary, in order, by a plain loop."""
+    wanted = int.from_bytes(query, "big")
+    return sorted(((wanted ^ int.from_bytes(code, "big")).bit_count(), i) for i, (code, _) in items.items())
+
+
+def arrays(items: dict) -> tuple[np.ndarray, list[int], np.ndarray]:
+    codes = np.frombuffer(b"".join(code for code, _ in items.values()), np.uint8).reshape(-1, N_BITS // 8)
+    return codes, list(items), np.array([label for _, label in items.values()])
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """``self.items`` is the truth: id → (code, label)."""
+
+    kind = "flat"
+    options: ClassVar[dict] = {}
+    engine = "kernel"
+
+    @initialize(items=ITEMS, saved=st.booleans())
+    def build(self, items, saved):
+        self.folder = tempfile.TemporaryDirectory()
+        self.items = dict(items)
+        codes, ids, labels = arrays(items)
+        self.index = BinaryIndex.from_arrays(
+            codes, ids, labels, kind=self.kind, engine=self.engine, n_classes=N_CLASSES, **self.options
+        )
+        if saved:
+            self.index.save(self.folder.name)
+
+    @rule(items=ITEMS)
+    def add(self, items):
+        version = self.index.version
+        codes, ids, labels = arrays(items)
+        if set(items) & set(self.items):
+            with pytest.raises(errors.IndexMismatch, match="already"):
+                self.index.add(codes, ids, labels)
+            assert self.index.version == version
+            items = {i: item for i, item in items.items() if i not in self.items}
+            if not items:
+                return
+            codes, ids, labels = arrays(items)
+        self.index.add(codes, ids, labels)
+        self.items |= items
+        assert self.index.version == version + 1
+
+    @rule(ids=st.sets(st.integers(0, MAX_ID), min_size=1, max_size=12))
+    def remove(self, ids):
+        version = self.index.version
+        if ids - set(self.items):
+            with pytest.raises(errors.UnknownId):
+                self.index.remove(ids)
+            assert self.index.version == version
+            ids &= set(self.items)
+        if ids:
+            self.index.remove(ids)
+            for i in ids:
+                del self.items[i]
+            assert self.index.version == version + 1
+
+    @rule()
+    def compact(self):
+        self.index.compact()
+        about = self.index.describe()
+        assert about["removed_rows"] == 0
+        assert about["segments"] <= 1
+
+    @precondition(lambda self: self.index.path is not None)
+    @rule(mmap=st.booleans())
+    def reload(self, mmap):
+        version = self.index.version
+        self.index = BinaryIndex.load(self.folder.name, engine=self.engine, mmap=mmap)
+        assert self.index.version == version
+
+    @precondition(lambda self: self.index.path is not None)
+    @rule()
+    def followed_by_a_reader(self):
+        if not hasattr(self, "reader"):
+            self.reader = BinaryIndex.load(self.folder.name, engine=self.engine)
+        behind = self.reader.version != self.index.version
+        assert (self.reader.disk_version() != self.reader.version) == behind
+        assert self.reader.refresh() == behind
+        assert self.reader.version == self.index.version
+        assert self.reader.ids().tolist() == sorted(self.items)
+
+    @rule()
+    def save(self):
+        self.index.save(self.folder.name)
+
+    @rule(query=CODES, k=st.integers(1, 70))
+    def search(self, query, k):
+        queries = np.frombuffer(query, np.uint8)[None]
+        if not self.items:
+            with pytest.raises(errors.SearchError, match="empty"):
+                self.index.search(queries, k)
+            return
+        self.same(self.index.search(queries, k), 0, ranking(query, self.items)[:k])
+
+    @precondition(lambda self: self.items)
+    @rule(query=CODES, radius=st.integers(0, N_BITS + 1))
+    def search_radius(self, query, radius):
+        hits = self.index.search_radius(np.frombuffer(query, np.uint8)[None], radius)[0]
+        truth = [hit for hit in ranking(query, self.items) if hit[0] <= radius]
+        assert list(zip(hits.distances, hits.ids, strict=True)) == truth
+
+    @precondition(lambda self: self.items and self.kind != "ivf")
+    @rule(query=CODES, label=LABELS, ids=st.sets(st.integers(0, MAX_ID)))
+    def search_filtered(self, query, label, ids):
+        queries = np.frombuffer(query, np.uint8)[None]
+        by_label = {i: item for i, item in self.items.items() if item[1] == label}
+        self.same(self.index.search(queries, 9, where={"labels": label}), 0, ranking(query, by_label)[:9])
+        by_id = {i: item for i, item in self.items.items() if i in ids}
+        self.same(self.index.search(queries, 9, where=ids), 0, ranking(query, by_id)[:9])
+
+    @precondition(lambda self: self.items)
+    @rule(data=st.data(), k=st.integers(1, 5))
+    def search_by_item(self, data, k):
+        item = data.draw(st.sampled_from(sorted(self.items)))
+        code = self.index.codes([item])
+        assert code.tobytes() == self.items[item][0]
+        others = {i: value for i, value in self.items.items() if i != item}
+        self.same(self.index.search(code, k, exclude_self=[item]), 0, ranking(code.tobytes(), others)[:k])
+
+    @invariant()
+    def counts_agree(self):
+        assert len(self.index) == len(self.items)
+        assert self.index.ids().tolist() == sorted(self.items)
+
+    def same(self, hits, row, truth):
+        used = hits.ids[row] >= 0
+        found = list(zip(hits.distances[row][used], hits.ids[row][used], strict=True))
+        assert found == truth
+        assert hits.version == self.index.version
+
+    def teardown(self):
+        if hasattr(self, "folder"):
+            self.folder.cleanup()
+
+
+LIMITS = settings(
+    max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def machine(kind, engine="kernel", **options):
+    """The test case of one kind; ivf scans all its lists, so it must be exact, too."""
+    made = type(f"{kind}_{engine}", (IndexMachine,), {"kind": kind, "engine": engine, "options": options})
+    made.TestCase.settings = LIMITS
+    return made.TestCase
+
+
+TestFlat = machine("flat")
+TestFlatFaiss = machine("flat", "faiss")
+TestIvf = machine("ivf", nlist=3, nprobe=3)
+TestMultihash = machine("multihash")
+TestHnsw = machine("hnsw", neighbours=8, ef_construction=64, ef_search=200)
+
+
+def test_segments_stay_few(codes_of):
+    """One at a time, 300 additions make at most log2(n) segments, and none is slow for it."""
+    codes = codes_of("random", 1300, 32)
+    index = BinaryIndex.from_arrays(codes[:1000], kind="multihash")
+    for i in range(1000, 1300):
+        index.add(codes[i : i + 1])
+    assert len(index) == 1300
+    assert index.describe()["segments"] <= 10
+    assert index.search(codes, 5) == BinaryIndex.from_arrays(codes).search(codes, 5)
+    assert index.compact()
+    assert not index.compact()
+    assert index.describe()["segments"] == 1
+    assert index.search(codes, 5) == BinaryIndex.from_arrays(codes).search(codes, 5)
+
+
+def test_a_removed_id_may_come_back_with_another_code(codes_of):
+    codes = codes_of("random", 20, 32)
+    index = BinaryIndex.from_arrays(codes[:10])
+    index.remove([3])
+    index.add(codes[15:16], [3])
+    assert (index.codes([3]) == codes[15]).all()
+    assert index.search(codes[15:16], 1).ids.tolist() == [[3]]
+    assert index.search(codes[3:4], 1).distances[0, 0] > 0
+    index.remove([3])
+    assert not index.contains([3])[0]
+
+
+def test_labels_come_along(codes_of):
+    codes = codes_of("random", 60, 32)
+    labels = np.arange(60) % 5
+    index = BinaryIndex.from_arrays(codes[:30], labels=labels[:30], n_classes=5)
+    index.add(codes[30:50], labels=labels[30:50])
+    index.add(codes[50:])  # without labels: never found by a label
+    index.remove(np.arange(0, 60, 7))
+    for _ in range(2):
+        found = index.search(codes[:1], 60, where={"labels": [1, 4]}).ids[0]
+        wanted = [i for i in range(50) if i % 7 and i % 5 in (1, 4)]
+        assert sorted(found[found >= 0]) == wanted
+        index.compact()
