@@ -49,3 +49,23 @@ def ray_local():
 
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    """The URI of a bucket on a real S3-speaking server on loopback."""
+    server_module = pytest.importorskip("moto.server")
+    boto3 = pytest.importorskip("boto3")
+    keys = {
+        "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }  # fmt: skip
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in keys.items():
+            patch.setenv(name, value)
+        server.start()
+        host, port = server.get_host_and_port()
+        boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket="runs")
+        yield f"s3://runs?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
+        server.stop()

@@ -10,26 +10,6 @@ from hashnet.errors import StorageError, StoreError
 from hashnet.store import write_store
 
 
-@pytest.fixture(scope="module")
-def bucket():
-    """A URI of an empty bucket."""
-    server_module = pytest.importorskip("moto.server")
-    boto3 = pytest.importorskip("boto3")
-    keys = {
-        "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }  # fmt: skip
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in keys.items():
-            patch.setenv(name, value)
-        server.start()
-        host, port = server.get_host_and_port()
-        boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket="runs")
-        yield f"s3://runs?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
-        server.stop()
-
-
 def test_a_store_on_s3_is_the_store_on_disk(bucket, tmp_path):
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 256, size=(50, 8), dtype=np.uint8)
