@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hashnet import storage
+from hashnet.codes import bit_balance
 from hashnet.distinct import DistinctCounter
 from hashnet.errors import StoreError
 from hashnet.plan import BIT_ORDER, FORMAT_VERSION, Plan, ShardRange
@@ -50,7 +51,6 @@ class ShardRecord:
     start: int
     stop: int
     reasons: Mapping[str, int]
-    ones: tuple[int, ...] = ()  # per bit, how many rows have it set
     quarantine_sha256: str | None = None
     mends: bool = False
 
@@ -60,8 +60,7 @@ class ShardRecord:
 
     @classmethod
     def from_dict(cls, about: Mapping[str, Any]) -> ShardRecord:
-        values = {name: about[name] for name in cls.__dataclass_fields__}
-        return cls(**values | {"ones": tuple(about["ones"])})
+        return cls(**{name: about[name] for name in cls.__dataclass_fields__})
 
 
 def commit_shard(
@@ -99,20 +98,12 @@ def commit_shard(
         start=shard.start,
         stop=shard.stop,
         reasons={count["values"]: count["counts"] for count in counts},
-        ones=_ones(rows, plan),
         quarantine_sha256=quarantine_sha256,
         mends=mends,
     )
     about = {"kind": "shard record", "format_version": FORMAT_VERSION} | asdict(record)
     storage.write_json(storage.join(uri, RECORDS, f"{shard.name}.json"), about)
     return record
-
-
-def _ones(rows: pa.Table, plan: Plan) -> tuple[int, ...]:
-    if plan.output != "codes":
-        return ()
-    bits = np.unpackbits(binary_matrix(rows["code"], plan.width // 8), axis=1)
-    return tuple(int(count) for count in bits.sum(axis=0, dtype=np.int64))
 
 
 def shard_metadata(plan: Plan, part_sha256: str) -> dict[str, str]:
@@ -232,18 +223,19 @@ def listed(uri: str, plan: Plan) -> list[ShardRecord]:
 
 
 def code_statistics(uri: str, plan: Plan, shards: list[ShardRecord]) -> dict[str, Any]:
-    """How many different codes there are, and the share of ones per bit."""
-    counter = DistinctCounter()
+    """How many different codes there are, and the share of ones per bit; one shard in memory at a time."""
+    counter, ones, rows = DistinctCounter(), np.zeros(plan.width), 0
     for record in shards:
         with storage.open_input(storage.join(uri, record.file)) as source:
             column = pq.read_table(source, columns=["code"])["code"]
-        counter.add(binary_matrix(column, plan.width // 8))
-    rows = max(sum(record.rows for record in shards), 1)
-    ones = np.sum([record.ones for record in shards], axis=0) if shards else np.zeros(plan.width)
+        codes = binary_matrix(column, plan.width // 8)
+        counter.add(codes)
+        ones += bit_balance(codes) * len(codes)
+        rows += len(codes)
     return {
         "distinct_codes": counter.count,
         "distinct_is_exact": counter.exact,
-        "bit_balance": [round(float(share), 6) for share in ones / rows],
+        "bit_balance": [round(float(share), 6) for share in ones / max(rows, 1)],
     }
 
 

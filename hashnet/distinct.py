@@ -24,14 +24,28 @@ class DistinctCounter:
 
     def __init__(self, k: int = K) -> None:
         self.k = k
-        self._hashes = np.zeros(0, dtype=np.uint64)
-        self.exact = True
+        self._hashes = np.zeros(0, dtype=np.uint64)  # sorted, each once
+        self._new: list[np.ndarray] = []
+        self._exact = True
 
     def add(self, codes: np.ndarray) -> None:
         """Counts packed codes, uint8 (n, n_bits // 8)."""
-        merged = np.union1d(self._hashes, _hash(as_words(codes)))  # sorted, each once
-        self.exact = self.exact and len(merged) <= self.k
+        hashes = _hash(as_words(codes))
+        self._new.append(hashes if self._exact else hashes[hashes <= self._hashes[-1]])
+        if sum(map(len, self._new)) >= self.k // 4:  # sorting now and then, not for every block
+            self._merge()
+
+    def _merge(self) -> None:
+        merged = np.unique(np.concatenate([self._hashes, *self._new]))
+        self._new.clear()
+        self._exact = self._exact and len(merged) <= self.k
         self._hashes = merged[: self.k]
+
+    @property
+    def exact(self) -> bool:
+        """Whether ``count`` is a count and not an estimate."""
+        self._merge()
+        return self._exact
 
     @property
     def count(self) -> int:
