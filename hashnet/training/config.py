@@ -8,7 +8,7 @@ from typing import Any
 
 from hashnet.codes import check_n_bits
 from hashnet.config import REQUIRED, key
-from hashnet.errors import ConfigError
+from hashnet.errors import ConfigError, ModelError
 from hashnet.losses.pairwise import WEIGHTS
 from hashnet.models import check_backbone
 from hashnet.training.loop import FitSettings
@@ -40,6 +40,13 @@ HOW = (
 )  # fmt: skip
 
 
+def _known_backbone(name: str) -> None:
+    try:
+        check_backbone(name)
+    except ModelError as error:  # one of several mistakes of a configuration, all reported together
+        raise ValueError(str(error)) from error
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     run: str = key(REQUIRED, "run folder: a path on storage every node sees, or a URI")
@@ -56,7 +63,7 @@ class TrainConfig:
     n_bits: int = key(48, "code length, a multiple of 8", check=check_n_bits)
     backbone: str | None = key(
         None, "features, small_cnn, lite0…lite2, any torchvision classification model, timm:NAME; "
-        "none: features for vectors, small_cnn for pictures", check=check_backbone,
+        "none: features for vectors, small_cnn for pictures", check=_known_backbone,
     )  # fmt: skip
     weights: str = key("random", "random, pretrained, or a file (.pth, .safetensors)")
     download: bool = key(False, "whether pretrained weights may be fetched from the internet")

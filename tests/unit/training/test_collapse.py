@@ -1,0 +1,45 @@
+"""Collapse is detected and explained."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from hashnet.training.collapse import explain_codes, explain_loss
+from hashnet.training.measure import measure
+
+
+def test_loss_near_ln_2_means_that_nothing_is_learnt():
+    assert explain_loss(0.3, 10) is None
+    assert "nothing is learnt so far: the loss is 0.690" in explain_loss(0.69, 10)
+    assert "raise lr" in explain_loss(0.69, 10)
+    assert "smaller lr" in explain_loss(4.0, 10)
+
+
+def test_equal_codes_are_a_collapse():
+    measured = measure(torch.ones(100, 16), 1.0, classes=10)
+    assert (measured["distinct"], measured["dead_bits"]) == (1, 16)
+    texts = explain_codes(measured)
+    assert any("only 1 different codes on 100 rows of 10 classes" in text for text in texts)
+    assert any("16 of 16 bits are equal" in text for text in texts)
+
+
+def test_one_code_a_class_is_no_collapse():
+    signs = torch.sign(torch.randn(10, 16, generator=torch.Generator().manual_seed(0)))
+    assert explain_codes(measure(signs.repeat(10, 1), 1.0, classes=10)) == []
+
+
+def test_measure_counts_by_hand():
+    logits = torch.tensor([[0.0, 3.0, -3.0, 0.1] + [1.0] * 4, [5.0, -3.0, -3.0, 0.1] + [-1.0] * 4])
+    measured = measure(logits, 2.0)
+    relaxed = [abs(math.tanh(2 * v)) for v in logits.flatten().tolist()]
+    assert measured["quantisation"] == pytest.approx(sum(1 - g for g in relaxed) / 16, rel=1e-5)
+    assert measured["binary_share"] == sum(g > 0.99 for g in relaxed) / 16
+    histogram = [sum(int(min(g * 100, 99.999)) == b for g in relaxed) for b in range(100)]
+    assert measured["histogram"] == histogram
+    assert measured["bit_balance"] == [1, 0.5, 0, 1, 0.5, 0.5, 0.5, 0.5]
+    assert measured["dead_bits"] == 3
+    assert measured["entropy"] == pytest.approx(5 / 8, abs=1e-6)
+    assert (measured["J"], measured["L"]) == (None, None)

@@ -1,0 +1,101 @@
+"""TrainConfig: what unset keys become, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from hashnet import config as configs
+from hashnet.errors import ConfigError
+from hashnet.training.config import KINDS, VARIANTS, TrainConfig
+
+
+def _config(*words: str) -> TrainConfig:
+    return configs.load(TrainConfig, None, ["run=r", *words])
+
+
+@pytest.mark.parametrize(
+    ("variant", "weights", "continuous", "schedule"),
+    [
+        ("hashnet", "global", False, "staged"),
+        ("hashnet+c", "global", True, "staged"),
+        ("hashnet-w", "none", False, "staged"),
+        ("hashnet-sgn", "global", False, "plain"),
+        ("dhn", "none", False, "plain"),
+    ],
+)
+def test_variants_differ_in_one_thing_each(variant, weights, continuous, schedule):
+    config = _config(f"variant={variant}").resolved("features", 10_000)
+    assert (config.pair_weights, config.continuous_on, config.schedule) == (weights, continuous, schedule)
+    assert set(VARIANTS) == {"hashnet", "hashnet+c", "hashnet-w", "hashnet-sgn", "dhn"}
+
+
+def test_a_key_wins_over_its_variant():
+    config = _config("variant=hashnet-w", "class_weights=batch", "schedule=smooth").resolved(
+        "features", 10_000
+    )
+    assert (config.pair_weights, config.schedule) == ("batch", "smooth")
+
+
+def test_plain_schedules_train_as_many_epochs_as_the_staged_one():
+    staged = _config().resolved("features", 10_000)
+    plain = _config("variant=hashnet-sgn").resolved("features", 10_000)
+    assert sum(s.epochs for s in staged.make_stages()) == sum(s.epochs for s in plain.make_stages())
+
+
+@pytest.mark.parametrize(
+    ("words", "modality", "kind"),
+    [
+        ([], "features", "features"),
+        ([], "image", "small"),
+        (["backbone=lite0", "weights=pretrained"], "image", "pretrained"),
+        (["backbone=alexnet"], "image", "scratch"),
+    ],
+)
+def test_defaults_follow_the_kind_of_backbone(words, modality, kind):
+    config = _config(*words)
+    assert config.kind_for(modality) == kind
+    resolved = config.resolved(modality, 1_000_000)
+    assert (resolved.lr, resolved.dropout) == (KINDS[kind]["lr"], KINDS[kind]["dropout"])
+    assert resolved.first_epochs == KINDS[kind]["first_epochs"]
+
+
+def test_small_training_sets_are_gone_through_more_often():
+    small, large = (_config().resolved("features", n) for n in (500, 100_000))
+    assert small.first_epochs > large.first_epochs
+    assert small.first_epochs * 2 >= 1000  # two steps an epoch
+
+
+def test_given_values_are_kept():
+    config = _config("lr=0.5", "dropout=0", "first_epochs=3").resolved("features", 500)
+    assert (config.lr, config.dropout, config.first_epochs) == (0.5, 0.0, 3)
+    assert config.fit_settings().lr == 0.5
+
+
+def test_batchnorm_is_frozen_unless_from_scratch():
+    assert _config("backbone=resnet18").fit_settings().train_batchnorm
+    assert not _config("backbone=resnet18", "weights=pretrained").fit_settings().train_batchnorm
+    assert (
+        _config("backbone=resnet18", "weights=pretrained", "batchnorm=train").fit_settings().train_batchnorm
+    )
+
+
+def test_mistakes_are_reported_together():
+    with pytest.raises(ConfigError) as caught:
+        _config("n_bits=50", "variant=hashnet+d", "epochs=3", "backbone=resnet5")
+    text = str(caught.value)
+    for part in ("multiple of 8, got 50", "did you mean hashnet", "unknown key 'epochs'", "did you mean"):
+        assert part in text
+    with pytest.raises(ConfigError) as caught:
+        _config("manifest=m", "dataset=digits", "num_workers=4", "min_workers=5", "batch_size=3")
+    text = str(caught.value)
+    for part in ("not both", "min_workers (5) must not exceed", "batch_size is 3 for 4 workers"):
+        assert part in text
+    with pytest.raises(ConfigError, match="needs labels; a pairs table has none"):
+        _config("pairs=p", "variant=hashnet+c")
+
+
+def test_backbone_and_data_must_fit():
+    with pytest.raises(ConfigError, match="takes pictures, but the manifest's modality is features"):
+        _config("backbone=alexnet").resolved("features", 10)
+    with pytest.raises(ConfigError, match="takes vectors"):
+        _config("backbone=features").resolved("image", 10)

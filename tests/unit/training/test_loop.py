@@ -1,0 +1,270 @@
+"""The training loop on plain arrays: it learns, stops, resumes, and says why it cannot go on."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hashnet.codes import pack_signs
+from hashnet.errors import DataError, Diverged
+from hashnet.labels import share_label
+from hashnet.losses import DHNLoss, LabelSimilarity, PairwiseLoss, TableSimilarity
+from hashnet.models import build_model
+from hashnet.training import Checkpoints, FitSettings, fit, plain, smooth, staged, standardise
+from hashnet.training.sampling import PairSampler
+
+CLASSES, WIDTH, ROWS, BITS = 4, 10, 90, 16
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Threads cost more than they bring on ten columns, and much more on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, CLASSES, ROWS)
+    centres = rng.normal(size=(CLASSES, WIDTH)) * 2
+    return (centres[labels] + rng.normal(size=(ROWS, WIDTH))).astype(np.float32), labels
+
+
+def _model(**options):
+    torch.manual_seed(0)
+    return build_model("features", BITS, n_features=WIDTH, **options)
+
+
+def _precision(model, inputs, labels) -> float:
+    """Share of nearest neighbours with the same label."""
+    with torch.no_grad():
+        codes = np.unpackbits(pack_signs(model.eval()(torch.from_numpy(inputs))), axis=1).astype(int)
+    distances = (codes[:, None] != codes[None]).sum(axis=2) + np.eye(len(codes)) * 1000
+    return float((labels[distances.argmin(axis=1)] == labels).mean())
+
+
+SETTINGS = FitSettings(lr=0.02, batch_size=32, seed=1)
+
+
+def test_learns_and_ends_binary(data):
+    inputs, labels = data
+    model = _model()
+    standardise(model, inputs)
+    loss = PairwiseLoss(LabelSimilarity(labels), BITS)
+    history = fit(model, inputs, loss, staged(10, 20, 4), SETTINGS)
+    assert not model.training
+    assert _precision(model, inputs, labels) > 0.95
+    first, last = history.stages[0], history.stages[-1]
+    assert len(history.stages) == 10
+    assert last["quantisation"] < 0.02 < first["quantisation"]
+    assert abs(last["J"] - last["L"]) < 0.02 < first["L"] - first["J"] + 0.1
+    assert len(history) == (20 + 9 * 4) * 3  # 90 rows are batches of 32, 32 and 26
+    assert history.steps["step"] == list(range(len(history)))
+    assert last["balance"] <= 1
+    assert math.log(2) > last["J"]
+
+
+def test_history_says_what_was_done(data):
+    inputs, labels = data
+    model, rows = _model(), []
+    history = fit(
+        model,
+        inputs,
+        PairwiseLoss(LabelSimilarity(labels), BITS),
+        staged(3, 2, 1),
+        SETTINGS,
+        on_step=rows.append,
+    )
+    assert history.steps["beta"] == [1.0] * 6 + [2.0] * 3 + [4.0] * 3
+    lr = history.steps["lr"]
+    assert lr[0] == 0.02
+    assert lr[6] == 0.01
+    assert lr[9] == 0.005
+    assert all(a > b for a, b in zip(lr[:6], lr[1:6], strict=False))  # cosine inside the stage
+    assert [row["step"] for row in rows] == history.steps["step"]
+    assert {row["total_steps"] for row in rows} == {12}
+    assert [s["epochs"] for s in history.stages] == [2, 1, 1]
+    # the first row's loss by hand: the same model before its first step
+    fresh = _model().train()
+    first = np.random.default_rng([1, 0]).permutation(ROWS)[:32]
+    z = fresh(torch.from_numpy(inputs[first]))
+    value = PairwiseLoss(LabelSimilarity(labels), BITS)(
+        z, torch.from_numpy(first), torch.ones(32, dtype=bool), 1.0
+    )
+    assert history.steps["J"][0] == pytest.approx(value.item(), rel=1e-5)
+
+
+def test_a_stage_ends_when_its_loss_stops_improving(data):
+    inputs, labels = data
+    loss = PairwiseLoss(LabelSimilarity(labels), BITS)
+    settings = FitSettings(lr=0.0, batch_size=90, annealing="constant")  # the loss cannot move
+    history = fit(_model(), inputs, loss, staged(2, 50, 50, patience=3), settings)
+    assert [s["epochs"] for s in history.stages] == [4, 4]  # the first, then three without a lower loss
+    assert [s["beta"] for s in history.stages] == [1, 2]
+
+
+class _Crash(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stages", [staged(4, 3, 2), smooth(9, growth=0.05, refresh=2)])
+def test_resumes_as_if_nothing_had_happened(data, tmp_path, stages):
+    inputs, labels = data
+    loss = PairwiseLoss(LabelSimilarity(labels), BITS)
+    settings = FitSettings(lr=0.02, batch_size=32, seed=1, checkpoint_every=2)
+    straight = _model(dropout=0.3, hidden=8)
+    expected = fit(straight, inputs, loss, stages, settings)
+    checkpoints = Checkpoints(str(tmp_path / "checkpoints"))
+
+    def crash(row, at):
+        if row["step"] == at:
+            raise _Crash
+
+    for at in (5, 13, 20):  # in the first stage, in a later one, and again
+        with pytest.raises(_Crash):
+            fit(
+                _model(dropout=0.3, hidden=8), inputs, loss, stages, settings,
+                checkpoints=checkpoints, on_step=lambda row, at=at: crash(row, at),
+            )  # fmt: skip
+        assert checkpoints.steps()[-1] <= at
+    resumed = _model(dropout=0.3, hidden=8)
+    found = fit(resumed, inputs, loss, stages, settings, checkpoints=checkpoints)
+    for name in ("step", "beta", "lr", "J", "L"):
+        assert found.steps[name] == expected.steps[name], name
+    for (name, a), b in zip(resumed.state_dict().items(), straight.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    again = fit(_model(dropout=0.3, hidden=8), inputs, loss, stages, settings, checkpoints=checkpoints)
+    assert len(again) == len(expected)  # a finished run has nothing left to do
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(data, tmp_path, caplog):
+    inputs, labels = data
+    loss = PairwiseLoss(LabelSimilarity(labels), BITS)
+    checkpoints = Checkpoints(str(tmp_path))
+    straight = _model()
+    fit(straight, inputs, loss, staged(3, 2, 1), SETTINGS, checkpoints=checkpoints)
+    assert checkpoints.steps() == [9, 12]
+    (tmp_path / "step-00000012" / "tensors.safetensors").write_bytes(b"broken")
+    resumed = _model()
+    with caplog.at_level(logging.WARNING):
+        fit(resumed, inputs, loss, staged(3, 2, 1), SETTINGS, checkpoints=checkpoints)
+    assert "trying the one before" in caplog.text
+    assert torch.equal(resumed.head.fch.weight, straight.head.fch.weight)
+
+
+def test_divergence_names_step_beta_and_learning_rate(data, tmp_path):
+    inputs, labels = data
+    checkpoints = Checkpoints(str(tmp_path))
+    pairwise = PairwiseLoss(LabelSimilarity(labels), BITS)
+    calls = iter(range(1000))
+
+    def broken(logits, rows, valid, beta):
+        return pairwise(logits, rows, valid, beta) * (math.nan if next(calls) >= 8 else 1.0)
+
+    settings = FitSettings(lr=0.02, batch_size=32, checkpoint_every=2, log_every=1000)
+    with pytest.raises(
+        Diverged, match=r"loss is nan at step 7 .*beta 1, learning rate 0\.0.*checkpoint is of step 6"
+    ):
+        fit(_model(), inputs, broken, staged(2, 9, 1), settings, checkpoints=checkpoints)
+    assert checkpoints.steps() == [4, 6]
+
+
+def test_weights_that_blow_up_never_become_a_checkpoint(data, tmp_path):
+    inputs, labels = data
+    checkpoints = Checkpoints(str(tmp_path))
+    settings = FitSettings(lr=1e30, batch_size=32, checkpoint_every=1, log_every=1000)
+    with pytest.raises(Diverged):
+        fit(
+            _model(),
+            inputs,
+            PairwiseLoss(LabelSimilarity(labels), BITS),
+            plain(9),
+            settings,
+            checkpoints=checkpoints,
+        )
+    for step in checkpoints.steps():
+        model = _model()
+        state, _ = Checkpoints(str(tmp_path)).restore(
+            model, torch.optim.SGD(model.parameters(), momentum=0.9)
+        )
+        assert state.step <= step
+        assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_nan_in_features_is_found_before_training(data):
+    inputs, labels = data
+    broken = inputs.copy()
+    broken[7, 3] = np.nan
+    with pytest.raises(DataError, match=r"1 rows of the features hold NaN or infinity, the first is row 7"):
+        fit(_model(), broken, PairwiseLoss(LabelSimilarity(labels), BITS), plain(1))
+
+
+def test_learns_from_pairs_alone(data):
+    inputs, labels = data
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(0, ROWS, (2, 900))
+    a, b = a[a != b], b[a != b]
+    similar = share_label(labels, labels)[a, b]
+    model = _model()
+    standardise(model, inputs)
+    loss = PairwiseLoss(TableSimilarity(a, b, similar, ROWS), BITS)
+    fit(model, inputs, loss, staged(10, 30, 4), SETTINGS, sampler=PairSampler(a, b, 32, seed=0))
+    assert _precision(model, inputs, labels) > 0.9
+
+
+def test_other_losses_and_heads_use_the_same_loop(data):
+    inputs, labels = data
+    model = _model(head="slices")
+    standardise(model, inputs)
+    fit(model, inputs, DHNLoss(LabelSimilarity(labels), BITS), plain(40), SETTINGS)
+    assert _precision(model, inputs, labels) > 0.9
+
+
+def test_frozen_parts_stay(data):
+    inputs, labels = data
+    model = _model(hidden=6)
+    before = {k: v.clone() for k, v in model.backbone.state_dict().items()}
+    settings = FitSettings(lr=0.02, batch_size=32, freeze_backbone=True)
+    fit(model, inputs, PairwiseLoss(LabelSimilarity(labels), BITS), plain(2), settings)
+    assert all(torch.equal(before[k], v) for k, v in model.backbone.state_dict().items())
+
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_batchnorm_statistics_move_only_when_asked(moving):
+    torch.manual_seed(0)
+    model = build_model("resnet18", BITS)
+    pictures = np.random.default_rng(0).integers(0, 256, (8, 3, 32, 32), dtype=np.uint8)
+    before = model.backbone.bn1.running_mean.clone()
+    settings = FitSettings(batch_size=8, train_batchnorm=moving)
+    fit(model, pictures, PairwiseLoss(LabelSimilarity(np.arange(8) % 2), BITS), plain(1), settings)
+    assert torch.equal(model.backbone.bn1.running_mean, before) != moving
+
+
+def test_momentum_and_head_scale_are_plain_sgd(data):
+    """Three steps by hand: v = 0.9 v + (g + 5e-4 w), w -= lr * scale * v."""
+    inputs, labels = data
+    loss = PairwiseLoss(LabelSimilarity(labels), BITS)
+    settings = FitSettings(lr=0.05, batch_size=90, annealing="constant", seed=2)
+    model = _model(hidden=5).double()
+    fit(model, inputs.astype(np.float64), loss, plain(3), settings)
+    slow = _model(hidden=5).double()
+    velocity = {name: torch.zeros_like(p) for name, p in slow.named_parameters()}
+    for epoch in range(3):
+        rows = np.random.default_rng([2, epoch]).permutation(ROWS)
+        z = slow(torch.from_numpy(inputs[rows].astype(np.float64)))
+        value = loss(z, torch.from_numpy(rows), torch.ones(ROWS, dtype=torch.bool), 1.0)
+        slow.zero_grad()
+        value.backward()
+        with torch.no_grad():
+            for name, p in slow.named_parameters():
+                velocity[name] = 0.9 * velocity[name] + p.grad + 5e-4 * p
+                p -= 0.05 * (10 if name.startswith("head") else 1) * velocity[name]
+    for (name, a), b in zip(model.named_parameters(), slow.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, msg=name)

@@ -1,0 +1,142 @@
+"""A run on disk, without a cluster: prepared, trained, refused, left alone when it is done."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from hashnet.data import Manifest
+from hashnet.data.pairs import PairTable
+from hashnet.data.sources import make_manifest
+from hashnet.errors import ConfigError, LineageMismatch, ManifestError, TrainingError
+from hashnet.training import load_bundle, read_history
+from hashnet.training.config import TrainConfig
+from hashnet.training.run import prepare, read_config
+from hashnet.training.worker import train_run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory) -> str:
+    uri = str(tmp_path_factory.mktemp("data") / "manifest.parquet")
+    make_manifest("digits", uri, modality="features", n_query=97, n_train=400)
+    return uri
+
+
+def _config(tmp_path, manifest, **options) -> TrainConfig:
+    options = {
+        "first_epochs": 30,
+        "stage_epochs": 4,
+        "dropout": 0.0,
+        "n_bits": 32,
+        "batch_size": 128,
+    } | options
+    return TrainConfig(run=str(tmp_path / "run"), manifest=manifest, **options)
+
+
+def test_a_run_from_beginning_to_end(tmp_path, manifest):
+    config = _config(tmp_path, manifest, map_k=1000, validation=0.2)
+    prepared = prepare(config)
+    assert prepared.finished is None
+    summary = train_run(prepared.config)
+    model, info = load_bundle(f"{config.run}/model")
+    assert info.sha256 == summary["sha256"]
+    assert info.class_names == list("0123456789")
+    assert summary["train_rows"] == 320  # a fifth of 400 held out
+    assert summary["validation_map"] > 0.6
+    measured = info.summary["measured"]
+    assert (measured["rows"], measured["split"]) == (1700, "database")
+    assert sum(measured["histogram"]) == 1700 * 32
+    assert len(measured["histogram"]) == 100
+    assert measured["binary_share"] > 0.95
+    history = read_history(f"{config.run}/model")
+    assert history.stages == info.summary["stages"]
+    assert len(history) == summary["steps"] == (30 + 9 * 4) * 3
+    assert history.stages[-1]["map"] > 0.6
+    # J, L and |g| are those of the model in the bundle
+    rows = Manifest.open(manifest).read("database", columns=["feature"])
+    z = model(torch.tensor(np.stack(rows["feature"].to_numpy())))
+    assert float((torch.tanh(512 * z).abs() > 0.99).float().mean()) == pytest.approx(measured["binary_share"])
+    again = prepare(config)
+    assert again.finished["sha256"] == summary["sha256"]
+    assert (
+        prepare(dataclasses.replace(config, num_workers=7, threads=3)).finished is not None
+    )  # how, not what
+    assert read_config(config.run) == config
+
+
+def test_another_configuration_is_refused(tmp_path, manifest):
+    prepare(_config(tmp_path, manifest))
+    with pytest.raises(LineageMismatch, match=r"lr was None, now 0.5; seed was 0, now 3.*another run folder"):
+        prepare(_config(tmp_path, manifest, lr=0.5, seed=3))
+    prepare(_config(tmp_path, manifest, num_workers=2))
+
+
+def test_other_data_is_refused(tmp_path, manifest):
+    prepare(_config(tmp_path, manifest))
+    other = str(tmp_path / "other.parquet")
+    make_manifest("digits", other, modality="features", n_query=10, n_train=300)
+    with pytest.raises(LineageMismatch, match="was trained on other data"):
+        prepare(_config(tmp_path, other))
+    with pytest.raises(ManifestError, match="is no manifest"):
+        prepare(_config(tmp_path, str(tmp_path / "nothing")))
+
+
+def test_data_must_be_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"manifest=PATH .* or dataset=digits"):
+        prepare(TrainConfig(run=str(tmp_path)))
+
+
+def test_embedded_pictures(tmp_path):
+    config = TrainConfig(
+        run=str(tmp_path),
+        dataset="digits",
+        n_bits=8,
+        first_epochs=1,
+        stages=1,
+        resize=8,
+        crop=8,
+        measure_rows=50,
+    )
+    summary = train_run(prepare(config).config)
+    assert summary["backbone"] == "small_cnn"
+    assert summary["measured"]["rows"] == 50
+
+
+def test_pairs_alone(tmp_path):
+    uri = str(tmp_path / "manifest.parquet")
+    labelled = make_manifest("digits", uri, modality="features", n_query=97, n_train=400)
+    ids, labels = labelled.row_ids("train"), labelled.labels("train").argmax(axis=1)
+    a, b = np.random.default_rng(0).integers(0, 400, (2, 3000))
+    a, b = a[a != b], b[a != b]
+    PairTable.from_arrays(ids[a], ids[b], labels[a] == labels[b]).save(str(tmp_path / "pairs.parquet"))
+    config = _config(tmp_path, uri, pairs=str(tmp_path / "pairs.parquet"), map_k=500)
+    summary = train_run(prepare(config).config)
+    assert summary["stages"][-1]["map"] > 0.6
+    assert summary["J"] is None  # of database rows nothing is known without labels
+
+
+def test_one_class_is_refused_before_training(tmp_path):
+    uri = str(tmp_path / "manifest.parquet")
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32))
+    np.save(tmp_path / "y.npy", np.zeros(30, dtype=np.int64))
+    make_manifest("npy", uri, path=str(tmp_path / "x.npy"), labels=str(tmp_path / "y.npy"))
+    with pytest.raises(TrainingError, match="none is dissimilar"):
+        prepare(_config(tmp_path, uri))
+
+
+def test_more_workers_than_rows_is_refused(tmp_path):
+    uri = str(tmp_path / "manifest.parquet")
+    make_manifest("digits", uri, modality="features", n_query=10, n_train=15)
+    with pytest.raises(TrainingError, match="15 training rows for 20 workers"):
+        prepare(_config(tmp_path, uri, num_workers=20))
