@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+from cluster import session
 from hashnet import config, storage
 from hashnet.errors import ConfigError, HashnetError
 
@@ -33,6 +34,9 @@ def run_job(cls: type[C], function: Callable[[C], dict[str, Any]], argv: list[st
     try:
         settings = read_settings(cls, sys.argv[1:] if argv is None else argv)
         result = function(settings)
+        nodes = session.what_happened()
+        if nodes is not None:
+            result = {**result, "cluster": nodes}
     except HashnetError as error:
         _stop(f"error: {error}", error.exit_code)
     except KeyboardInterrupt:

@@ -62,8 +62,10 @@ class LocalCluster:
         if not token.exists():
             token.touch(mode=0o600)
             token.write_text(secrets.token_hex(32))
+        # Nodes get the project as on a real cluster, by a job's working directory: not by PYTHONPATH.
+        kept = {n: v for n, v in os.environ.items() if not n.startswith("RAY_") and n != "PYTHONPATH"}
         self.env = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            **kept,
             **LOOPBACK,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),

@@ -8,6 +8,10 @@ import signal
 import threading
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cluster.watch import Watch
 
 CHECKOUT = str(Path(__file__).resolve().parents[1])
 
@@ -24,6 +28,8 @@ QUIET = {  # set before ray is imported; a user's own setting wins
 
 # Without this Ray turns 127.0.0.1 into the machine's outward address and listens on every interface.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+_watching: Watch | None = None
 
 
 def connect(num_cpus: int | None = None, object_store_memory: int | None = None) -> None:
@@ -45,6 +51,7 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
     on_terminate = signal.getsignal(signal.SIGTERM)
     if address:
         ray.init(address=address, **options)
+        _watch()
     else:
         # Workers of a Ray that starts here inherit this environment, and find hashnet and cluster by it.
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -63,6 +70,20 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     logging.getLogger("ray.train").setLevel(logging.WARNING)
     logging.getLogger("ray.tune").setLevel(logging.WARNING)
+
+
+def _watch() -> None:
+    """Starts noting which nodes come and go; a cluster's may, this machine's one does not."""
+    global _watching
+    from cluster.watch import Watch
+
+    _watching = Watch()
+    _watching.start()
+
+
+def what_happened() -> dict[str, Any] | None:
+    """Nodes that were lost and joined since ``connect`` joined a cluster; None on a Ray of our own."""
+    return _watching.stop() if _watching is not None else None
 
 
 def resources() -> dict[str, float]:
