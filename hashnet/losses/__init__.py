@@ -12,7 +12,9 @@ from typing import Protocol
 
 import torch
 
+from hashnet.losses.cnnh import CNNHLoss, similarity_codes
 from hashnet.losses.dhn import DHNLoss
+from hashnet.losses.dnnh import DNNHLoss
 from hashnet.losses.pairwise import PairwiseLoss
 from hashnet.losses.similarity import LabelSimilarity, TableSimilarity
 
@@ -25,4 +27,13 @@ class Loss(Protocol):
     ) -> torch.Tensor: ...
 
 
-__all__ = ["DHNLoss", "LabelSimilarity", "Loss", "PairwiseLoss", "TableSimilarity"]
+__all__ = [
+    "CNNHLoss",
+    "DHNLoss",
+    "DNNHLoss",
+    "LabelSimilarity",
+    "Loss",
+    "PairwiseLoss",
+    "TableSimilarity",
+    "similarity_codes",
+]

@@ -14,12 +14,14 @@ from hashnet.models import check_backbone
 from hashnet.training.loop import FitSettings
 from hashnet.training.schedule import ANNEALING, SCHEDULES, Stage, plain, smooth, staged
 
-VARIANTS: dict[str, dict[str, Any]] = {  # Table 3 of the paper, and DHN for comparison
+VARIANTS: dict[str, dict[str, Any]] = {  # Table 3 of the paper, and the deep methods it compares with
     "hashnet": {"class_weights": "global", "continuous": False, "schedule": "staged"},
     "hashnet+c": {"class_weights": "global", "continuous": True, "schedule": "staged"},
     "hashnet-w": {"class_weights": "none", "continuous": False, "schedule": "staged"},
     "hashnet-sgn": {"class_weights": "global", "continuous": False, "schedule": "plain"},
     "dhn": {"class_weights": "none", "continuous": False, "schedule": "plain"},
+    "dnnh": {"class_weights": "none", "continuous": False, "schedule": "plain"},
+    "cnnh": {"class_weights": "none", "continuous": False, "schedule": "plain"},
 }
 
 # Tuned on real data for each kind of backbone: vectors from a trained network; small networks from scratch;
@@ -87,6 +89,8 @@ class TrainConfig:
     continuous: bool | None = key(None, "weigh similar pairs by the Jaccard similarity of their labels")
     alpha: float | None = key(None, "scale of the sigmoid; none: 10 / n_bits", low=1e-9)
     quantisation: float = key(0.1, "weight of DHN's quantisation term", low=0)
+    margin: float = key(1.0, "of DNNH's triplets, in bits", low=0)
+    epsilon: float = key(0.4, "DNNH: sigmoids within this of 0.5 are not rounded yet", low=0, high=0.5)
 
     schedule: str | None = key(None, "how beta grows", choices=SCHEDULES)
     stages: int = key(10, "stages with finite beta = 1, 2, 4, … of schedule=staged", low=1, high=30)
@@ -136,6 +140,8 @@ class TrainConfig:
             mistakes.append(
                 "continuous similarity needs labels; a pairs table has none (use variant=hashnet)"
             )
+        if self.pairs is not None and self.variant == "cnnh":
+            mistakes.append("variant=cnnh factorises the similarity of all rows and needs labels, not pairs")
         if self.pairs is not None and self.validation:
             mistakes.append("validation is measured by labels; with a pairs table it is not possible")
         if mistakes:
@@ -148,6 +154,11 @@ class TrainConfig:
     @property
     def continuous_on(self) -> bool:
         return bool(self._by_variant("continuous"))
+
+    @property
+    def cross_entropy(self) -> bool:
+        """Whether a loss of ln 2 means guessing: not for squared differences and triplets."""
+        return self.variant not in ("cnnh", "dnnh")
 
     @property
     def pair_weights(self) -> str:

@@ -21,7 +21,16 @@ from hashnet import config as configs
 from hashnet import storage
 from hashnet.codes import pack_signs
 from hashnet.data import Manifest
-from hashnet.losses import DHNLoss, LabelSimilarity, Loss, PairwiseLoss, TableSimilarity
+from hashnet.losses import (
+    CNNHLoss,
+    DHNLoss,
+    DNNHLoss,
+    LabelSimilarity,
+    Loss,
+    PairwiseLoss,
+    TableSimilarity,
+    similarity_codes,
+)
 from hashnet.losses.pairwise import Similarity
 from hashnet.models import HashModel, build_model
 from hashnet.training.bundle import save_bundle
@@ -101,7 +110,8 @@ def train_run(
         queries = open_rows(manifest, "train", model, config, positions=held)
         database = open_rows(manifest, "train", model, config, positions=kept)
         summary["validation_map"] = map_between(config, model, queries, database, VALIDATION_K, device)
-    summary["warnings"] = [text for text in (explain_loss(last["J"] or 0.0, summary["steps"]),) if text]
+    guessing = explain_loss(last["J"] or 0.0, summary["steps"]) if config.cross_entropy else None
+    summary["warnings"] = [guessing] if guessing else []
     summary["warnings"] += explain_codes(summary["measured"])
     for text in summary["warnings"]:
         logger.warning("%s", text)
@@ -126,6 +136,7 @@ def make_model(config: TrainConfig, manifest: Manifest) -> HashModel:
         resize=config.resize,
         crop=config.crop,
         flip=config.flip,
+        head="slices" if config.variant == "dnnh" else "linear",
     )
 
 
@@ -146,6 +157,12 @@ def make_similarity(
 
 def make_loss(config: TrainConfig, similarity: Similarity) -> Loss:
     """The loss of the configured variant."""
+    if config.variant == "cnnh":
+        assert isinstance(similarity, LabelSimilarity)
+        codes, _ = similarity_codes(similarity.labels.cpu().numpy(), config.n_bits, config.seed)
+        return CNNHLoss(codes, similarity.labels.device)
+    if config.variant == "dnnh":
+        return DNNHLoss(similarity, margin=config.margin, epsilon=config.epsilon)
     if config.variant == "dhn":
         return DHNLoss(similarity, config.n_bits, alpha=config.alpha, quantisation=config.quantisation)
     return PairwiseLoss(
@@ -173,7 +190,8 @@ def final_figures(
     loss, classes = None, None
     if labels is not None:
         classes = int(labels.any(axis=0).sum())
-        if config.pairs is None and len(labels) > 1:
+        # CNNH's target codes exist for the training rows alone: there is no loss to measure elsewhere.
+        if config.pairs is None and len(labels) > 1 and config.variant != "cnnh":
             known = LabelSimilarity(labels)
             if known.counts.n_similar and known.counts.n_dissimilar:
                 loss = make_loss(config, known)
@@ -213,7 +231,7 @@ class _Watch:
         self.on_epoch, self.on_stage = on_epoch, on_stage
 
     def epoch(self, record: Record) -> None:
-        if record["epoch"] == WARN_AFTER_EPOCHS and world()[0] == 0:
+        if record["epoch"] == WARN_AFTER_EPOCHS and world()[0] == 0 and self.config.cross_entropy:
             text = explain_loss(record["J"], record["step"])
             if text:
                 logger.warning("%s", text)

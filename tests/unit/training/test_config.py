@@ -26,7 +26,7 @@ def _config(*words: str) -> TrainConfig:
 def test_variants_differ_in_one_thing_each(variant, weights, continuous, schedule):
     config = _config(f"variant={variant}").resolved("features", 10_000)
     assert (config.pair_weights, config.continuous_on, config.schedule) == (weights, continuous, schedule)
-    assert set(VARIANTS) == {"hashnet", "hashnet+c", "hashnet-w", "hashnet-sgn", "dhn"}
+    assert set(VARIANTS) == {"hashnet", "hashnet+c", "hashnet-w", "hashnet-sgn", "dhn", "dnnh", "cnnh"}
 
 
 def test_a_key_wins_over_its_variant():
