@@ -44,6 +44,11 @@ def resolve(uri: str | os.PathLike) -> tuple[fs.FileSystem, str]:
     if scheme == "file":
         return _local(), "/" + rest.lstrip("/")
     bucket, _, path = rest.partition("/")
+    if "@" in bucket:  # logs, results and config.yaml show where a run lies, and would show these with it
+        raise StorageError(
+            f"{scheme}://…@{bucket.rpartition('@')[2]} carries credentials; give them in the environment or "
+            "by the machine's role, never in a URI"
+        )
     filesystem, prefix = _remote(f"{scheme}://{bucket}" + (f"?{options}" if options else ""))
     return filesystem, "/".join(part.strip("/") for part in (prefix, path) if part.strip("/"))
 

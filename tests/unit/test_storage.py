@@ -79,3 +79,10 @@ def test_a_local_copy_of_a_local_file_is_the_file(tmp_path):
     (tmp_path / "x").write_bytes(b"x")
     with storage.local_copy(str(tmp_path / "x")) as path:
         assert path == tmp_path / "x"
+
+
+def test_credentials_in_a_uri_are_refused_and_not_repeated():
+    with pytest.raises(StorageError, match="never in a URI") as refused:
+        storage.read_bytes("s3://AKIAEXAMPLE:abc%2Fsecret@bucket/run/config.yaml")
+    assert "secret" not in str(refused.value).replace("credentials", "")
+    assert "AKIAEXAMPLE" not in str(refused.value)
