@@ -15,7 +15,7 @@ STAMP := $(VENV_DIR)/.hashnet-$(WANTED)
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test test-all browser lint format bench audit clean
+.PHONY: help setup demo test test-all browser lint format cluster-demo scale bench audit clean
 help:  ## this list
 	@echo "hashnet: learned binary codes, trained and encoded on Ray, searched with FAISS"; echo
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -47,6 +47,12 @@ lint: setup  ## ruff and mypy
 
 format: setup  ## let ruff put the code into shape
 	@"$(BIN)/ruff" check --fix . && "$(BIN)/ruff" format .
+
+cluster-demo: setup  ## a real cluster of three Ray nodes on loopback, and the four jobs submitted to it
+	@"$(BIN)/python" -m cluster.demo "$(abspath $(or $(RUN),runs/cluster-demo))"
+
+scale: setup  ## dress rehearsal: 1,281,167 pictures of 32 px through encode, index, evaluate (an hour or so)
+	@"$(BIN)/python" tests/bench/scale.py $(ARGS)
 
 bench: setup  ## measure against peers; JSON rows in .bench/, one a case
 	@"$(BIN)/python" tests/bench/run.py $(ARGS)

@@ -1,0 +1,155 @@
+"""The dress rehearsal: 1,281,167 pictures of 32 px through the jobs, submitted to a cluster on loopback.
+
+    python tests/bench/scale.py [--images 1281167] [--folder .bench/scale] [--nodes 2]
+
+Draws the pictures into tars once, trains a small network on some of them, then submits encode_db,
+build_index and evaluate with `ray job submit` to Ray nodes of one core each. Prints one JSON row a
+stage: seconds, and the peak of the summed proportional set size (PSS) of all of the cluster's
+processes, drivers included, its object stores counted once. At the end every database row must be
+in the codes exactly once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from cluster.local import LocalCluster, job_result
+
+IMAGENET = 1_281_167  # pictures in the training set of ILSVRC 2012
+N_QUERY = 1_000
+
+
+class PeakMemory(threading.Thread):
+    """The highest sum of PSS over all processes below ``pids``, sampled every two seconds."""
+
+    def __init__(self, pids: list[int]) -> None:
+        super().__init__(daemon=True)
+        self.pids, self.peak, self._stop_it = pids, 0, threading.Event()
+
+    def run(self) -> None:
+        while not self._stop_it.wait(2.0):
+            self.peak = max(self.peak, sum(map(_pss, _family(self.pids))))
+
+    def stop(self) -> int:
+        self._stop_it.set()
+        self.join()
+        return self.peak
+
+
+def _family(pids: list[int]) -> list[int]:
+    found = []
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            found += [pid, *(child.pid for child in process.children(recursive=True))]
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _pss(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
+
+
+def make_pictures(folder: Path, n_images: int) -> tuple[str, float]:
+    """The manifest, drawn now or found; and the seconds drawing took."""
+    from hashnet.data.sources import make_manifest
+
+    manifest = folder / "manifest.parquet"
+    started = time.monotonic()
+    if not manifest.exists():
+        shutil.rmtree(folder / "images", ignore_errors=True)
+        make_manifest(
+            "synthetic",
+            str(manifest),
+            n_images=n_images + N_QUERY,
+            n_classes=100,
+            side=32,
+            store="tar",
+            images=str(folder / "images"),
+            n_query=N_QUERY,
+            n_train=5_000,
+        )
+    return str(manifest), time.monotonic() - started
+
+
+def check_exactly_once(run: str) -> dict[str, Any]:
+    """Compares the ids in the codes with the database rows of the manifest."""
+    import hashnet
+
+    expected = hashnet.Manifest.open(f"{run}/manifest.parquet").row_ids("database")
+    found = hashnet.CodeStore.open(f"{run}/codes").ids()
+    return {
+        "database_rows": len(expected),
+        "rows": len(found),
+        "exactly_once": bool(np.array_equal(np.sort(found), np.sort(expected))),
+    }
+
+
+def main() -> None:
+    words = argparse.ArgumentParser()
+    words.add_argument("--images", type=int, default=IMAGENET)
+    words.add_argument("--folder", type=Path, default=Path(".bench/scale"))
+    words.add_argument("--nodes", type=int, default=2, help="Ray nodes of one core each, beside the head")
+    given = words.parse_args()
+    folder = given.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    run = str(folder / "run")
+    shutil.rmtree(run, ignore_errors=True)
+    rows = []
+
+    def say(**row: Any) -> None:
+        rows.append({"bench": "scale", "images": given.images, "nodes": given.nodes, **row})
+        print(json.dumps(rows[-1]), flush=True)
+
+    manifest, seconds = make_pictures(folder, given.images)
+    say(case="draw pictures", seconds=round(seconds, 1))
+    training = ["backbone=small_cnn", "resize=32", "crop=32", "first_epochs=2", "stage_epochs=1", "stages=3"]
+    jobs = {
+        "train": ["train.py", f"manifest={manifest}", "n_bits=64", "measure_rows=0", *training],
+        "encode_db": ["encode_db.py"],
+        "build_index": ["build_index.py", "kind=flat"],
+        "evaluate": ["evaluate.py", "k=1000"],
+    }
+    cluster_folder = tempfile.mkdtemp(prefix="hn-", dir="/tmp")
+    with LocalCluster(cluster_folder, object_store_mb=500) as cluster:
+        cluster.add_node("head", cpus=0)
+        for i in range(given.nodes):
+            cluster.add_node(f"node-{i + 1}", cpus=1)
+        for name, (script, *settings) in jobs.items():
+            memory = PeakMemory([process.pid for process in cluster.nodes.values()])
+            memory.start()
+            started = time.monotonic()
+            done = cluster.submit(["python", f"jobs/{script}", f"run={run}", *settings], timeout_s=24 * 3600)
+            seconds = time.monotonic() - started
+            if done.returncode != 0:
+                raise SystemExit(f"{name} failed:\n{done.stdout}")
+            result = job_result(done.stdout)
+            scalars = {key: value for key, value in result.items() if isinstance(value, (int, float, str))}
+            say(case=name, seconds=round(seconds, 1), peak_pss_mb=memory.stop() >> 20, result=scalars)
+    shutil.rmtree(cluster_folder, ignore_errors=True)
+    once = check_exactly_once(run)
+    say(case="check", **once)
+    (folder.parent / "scale.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    raise SystemExit(0 if once["exactly_once"] else 1)
+
+
+if __name__ == "__main__":
+    main()
