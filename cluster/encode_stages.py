@@ -16,24 +16,18 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
 from cluster import metrics, placement
-from cluster.planning import Need
 from hashnet.commit import ShardRecord
-from hashnet.data import Manifest
 from hashnet.data.images import Preprocess
-from hashnet.errors import HashnetError
 from hashnet.pipeline import encode_features, encode_rows, picture_rows
-from hashnet.plan import BIT_ORDER, Plan
-from hashnet.training.bundle import BundleInfo
+from hashnet.plan import Plan
 from hashnet.work import Source, Work
-
-log = logging.getLogger(__name__)
 
 WAVE = 4096  # units of work planned into Ray Data at once: the plan of any database fits in memory
 CHUNK_BYTES = 32 << 20  # pixels that move at once …
@@ -72,6 +66,8 @@ class EncoderActor:
     """Holds one model: on its GPU, or on one thread of a CPU."""
 
     def __init__(self, stage: Stage) -> None:
+        # One compiler at a time in each actor; by default every actor would fork a pool of them.
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
         import torch
 
         from hashnet.encoding import Encoder
@@ -135,7 +131,11 @@ def run_pictures(stage: Stage, works: Iterator[Work]) -> Iterator[pa.Table]:
     for wave in _waves(works):
         with _block_size(int(chunk_bytes * 0.9)):  # each chunk is one block, never joined with the next
             data = _items(wave).map_batches(
-                decode, batch_size=None, batch_format="pyarrow", num_cpus=DECODE_CPUS
+                decode,
+                batch_size=None,
+                batch_format="pyarrow",
+                num_cpus=DECODE_CPUS,
+                **placement.on_cpu_nodes(),
             )
             data = data.map_batches(
                 PictureEncoder,
@@ -208,71 +208,3 @@ def worker_name() -> str:
     import ray
 
     return f"{ray.get_runtime_context().get_node_id()[:8]}/{os.getpid()}"
-
-
-def lineage(info: BundleInfo, engine: str) -> dict[str, Any]:
-    """What the plan of a run says about how its codes are made."""
-    from hashnet.encoding import versions
-    from hashnet.engine import facts
-
-    return {
-        "model_sha256": info.sha256,
-        "preprocess_version": info.preprocess_version,
-        "bit_order": BIT_ORDER,
-        "versions": versions(),
-    } | facts(engine, info.modality)
-
-
-def settle_engine(engine: str, modality: str, use_gpu: bool) -> str:
-    """What ``engine`` comes to on a worker's machine; asked there, since the driver's may differ."""
-    import ray
-
-    from hashnet.engine import choose
-
-    ask = ray.remote(num_cpus=1, num_gpus=1 if use_gpu else 0, max_retries=3)(choose)
-    try:
-        name, why = ray.get(ask.remote(engine, modality))
-    except ray.exceptions.RayTaskError as error:
-        raise known_error(error) from error
-    log.info("engine: %s (%s)", name, why)
-    return name
-
-
-def place(num_actors: int | None, use_gpu: bool) -> int:
-    """How many encoder actors run: as asked, else one a GPU or one a CPU; says what goes where."""
-    n_cpus = placement.capacity({"CPU": 1})
-    per_actor = {"GPU": 1, "CPU": ACTOR_CPUS} if use_gpu else {"CPU": ACTOR_CPUS}
-    n_actors = num_actors or (placement.capacity({"GPU": 1}) if use_gpu else n_cpus) or 1
-    needs = [
-        Need("decode", n_cpus or 1, {"CPU": DECODE_CPUS}, at_least=1),
-        Need("encoder", n_actors, per_actor, at_least=1, strategy="spread", fix="lower num_actors"),
-    ]
-    placement.ensure("encode", needs)
-    return n_actors
-
-
-def verify_parts(manifest: Manifest, names: set[str]) -> None:
-    """Compares the manifest parts that will be read with their sha256, one task a part."""
-    import ray
-
-    check = ray.remote(num_cpus=1)(verify_part)
-    try:
-        ray.get([check.remote(manifest, i) for i, part in enumerate(manifest.parts) if part.name in names])
-    except ray.exceptions.RayTaskError as error:
-        raise known_error(error) from error
-
-
-def verify_part(manifest: Manifest, number: int) -> None:
-    """ManifestError when that part is missing or changed."""
-    replace(manifest, parts=(manifest.parts[number],)).verify()
-
-
-def known_error(error: BaseException) -> BaseException:
-    """The HashnetError inside what Ray made of it, or the error itself."""
-    seen: BaseException | None = error
-    while seen is not None:
-        inner = getattr(seen, "cause", None)
-        if isinstance(seen, HashnetError) and not isinstance(inner, BaseException):
-            return seen
-        seen = inner if isinstance(inner, BaseException) else seen.__cause__
-    return error

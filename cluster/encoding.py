@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from cluster import encode_setup as setup
 from cluster import encode_stages as stages
 from cluster import encode_summary as summary
 from cluster import logs, metrics, session
@@ -23,7 +24,7 @@ from hashnet import plan as plans
 from hashnet.commit import ShardRecord
 from hashnet.config import REQUIRED, key
 from hashnet.data import Manifest
-from hashnet.errors import ConfigError, LineageMismatch, StoreError
+from hashnet.errors import ConfigError, LineageMismatch, ModelError, StoreError
 from hashnet.pipeline import Gatherer, reasons_of
 from hashnet.plan import Part, Plan, ShardRange
 from hashnet.progress import Progress
@@ -145,7 +146,7 @@ class _Job:
             ),
             split=config.split,
             n_classes=self.manifest.n_classes,
-            lineage=stages.lineage(info, engine),
+            lineage=setup.lineage(info, engine),
         )
 
     def _feature_width(self) -> int:
@@ -156,7 +157,7 @@ class _Job:
     def encode(self) -> None:
         """Encodes the shards that have no record yet."""
         stage = self._start(mends=False)
-        stages.verify_parts(self.manifest, {shard.part.name for shard in self.todo})
+        setup.verify_parts(self.manifest, {shard.part.name for shard in self.todo})
         plans.begin(self.uri, self.plan)
         if self.info.modality == "features":
             works = feature_works(self.todo, self.manifest)
@@ -187,10 +188,16 @@ class _Job:
         session.connect()
         config = self.config
         use_gpu = config.engine in ("auto", "cuda") and session.resources().get("GPU", 0) >= 1
-        engine = stages.settle_engine(self.plan.lineage["engine"], self.info.modality, use_gpu)
+        try:
+            engine = setup.settle_engine(self.plan.lineage["engine"], self.info.modality, use_gpu)
+        except ModelError as error:
+            if config.engine != "auto":
+                raise
+            begun = self.plan.lineage["engine"]  # "auto" alone never fails: it came with the folder
+            raise LineageMismatch(f"{self.uri} was begun with engine {begun!r}: {error}") from error
         use_gpu = engine == "cuda"
-        self.plan = plans.check_plan(self.uri, replace(self.plan, lineage=stages.lineage(self.info, engine)))
-        n_actors = stages.place(config.num_actors, use_gpu)
+        self.plan = plans.check_plan(self.uri, replace(self.plan, lineage=setup.lineage(self.info, engine)))
+        n_actors = setup.place(config.num_actors, use_gpu)
         batch_rows = self.plan.lineage["batch_rows"]
         return stages.Stage(
             source=Source(self.manifest, config.split, config.base_uri),
@@ -220,7 +227,7 @@ class _Job:
                     progress.update(n, bad=bad, device=device)
                     self._count(n, reasons, progress.rate)
             except Exception as error:
-                raise stages.known_error(error) from error
+                raise setup.known_error(error) from error
 
     def _count(self, n: int, reasons: dict[str, int], rate: float) -> None:
         about = {"run": self.run, "stage": "encode"}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,5 @@ class Encoder:
 
 def versions() -> dict[str, str]:
     """Versions of what computes a code."""
-    import torch
-    import torchvision
-
-    return {"hashnet": __version__, "torch": torch.__version__, "torchvision": torchvision.__version__}
+    names = ("numpy", "pillow", "torch", "torchvision")
+    return {"hashnet": __version__} | {name: metadata.version(name) for name in names}

@@ -1,0 +1,87 @@
+"""Before encoding starts: which engine the workers have, how many actors, and sound manifest parts."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from cluster import placement
+from cluster.encode_stages import ACTOR_CPUS, DECODE_CPUS
+from cluster.planning import Need
+from hashnet.data import Manifest
+from hashnet.errors import HashnetError
+from hashnet.plan import BIT_ORDER
+from hashnet.training.bundle import BundleInfo
+
+log = logging.getLogger(__name__)
+
+
+def lineage(info: BundleInfo, engine: str) -> dict[str, Any]:
+    """What the plan of a run says about how its codes are made."""
+    from hashnet.encoding import versions
+    from hashnet.engine import facts
+
+    return {
+        "model_sha256": info.sha256,
+        "preprocess_version": info.preprocess_version,
+        "bit_order": BIT_ORDER,
+        "versions": versions(),
+    } | facts(engine, info.modality)
+
+
+def settle_engine(engine: str, modality: str, use_gpu: bool) -> str:
+    """What ``engine`` comes to on a worker's machine; asked there, since the driver's may differ."""
+    if modality == "features" and not use_gpu and engine in ("auto", "cpu-eager"):
+        return "cpu-eager"  # nothing to ask for
+    import ray
+
+    from hashnet.engine import choose
+
+    ask = ray.remote(num_cpus=1, num_gpus=1 if use_gpu else 0, max_retries=3)(choose)
+    try:
+        name, why = ray.get(ask.remote(engine, modality))
+    except ray.exceptions.RayTaskError as error:
+        raise known_error(error) from error
+    log.info("engine: %s (%s)", name, why)
+    return name
+
+
+def place(num_actors: int | None, use_gpu: bool) -> int:
+    """How many encoder actors run: as asked, else one a GPU or one a CPU; says what goes where."""
+    n_cpus = placement.capacity({"CPU": 1})
+    per_actor = {"GPU": 1, "CPU": ACTOR_CPUS} if use_gpu else {"CPU": ACTOR_CPUS}
+    n_actors = num_actors or (placement.capacity({"GPU": 1}) if use_gpu else n_cpus) or 1
+    needs = [
+        Need("decode", n_cpus or 1, {"CPU": DECODE_CPUS}, at_least=1),
+        Need("encoder", n_actors, per_actor, at_least=1, strategy="spread", fix="lower num_actors"),
+    ]
+    placement.ensure("encode", needs)
+    return n_actors
+
+
+def verify_parts(manifest: Manifest, names: set[str]) -> None:
+    """Compares the manifest parts that will be read with their sha256, one task a part."""
+    import ray
+
+    check = ray.remote(num_cpus=1)(verify_part)
+    try:
+        ray.get([check.remote(manifest, i) for i, part in enumerate(manifest.parts) if part.name in names])
+    except ray.exceptions.RayTaskError as error:
+        raise known_error(error) from error
+
+
+def verify_part(manifest: Manifest, number: int) -> None:
+    """ManifestError when that part is missing or changed."""
+    replace(manifest, parts=(manifest.parts[number],)).verify()
+
+
+def known_error(error: BaseException) -> BaseException:
+    """The HashnetError inside what Ray made of it, or the error itself."""
+    seen: BaseException | None = error
+    while seen is not None:
+        inner = getattr(seen, "cause", None)
+        if isinstance(seen, HashnetError) and not isinstance(inner, BaseException):
+            return seen
+        seen = inner if isinstance(inner, BaseException) else seen.__cause__
+    return error

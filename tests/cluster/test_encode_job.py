@@ -1,0 +1,100 @@
+"""jobs/encode_db.py as a command: its help, its last line, its exit codes; and a run on an object store."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+
+from hashnet import CodeStore, Encoder, Manifest, storage
+from hashnet.data.sources import make_manifest
+from hashnet.models import build_model
+from hashnet.training.bundle import save_bundle
+
+
+@pytest.fixture
+def job(python, repo):
+    """Runs the command; gives (exit code, standard output, standard error)."""
+
+    def run(*words: str, **env: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [python, "jobs/encode_db.py", *words],
+            cwd=repo, capture_output=True, text=True, env=os.environ | env, timeout=200,
+        )  # fmt: skip
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def make_run(uri: str, local: str) -> None:
+    """A run with the embedded digits as features, made locally and copied to ``uri``."""
+    make_manifest("digits", local, modality="features").copy_to(storage.join(uri, "manifest.parquet"))
+    torch.manual_seed(0)
+    save_bundle(storage.join(uri, "model"), build_model("features", 48, n_features=64))
+
+
+def test_help_names_every_key(job):
+    code, out, _ = job("--help")
+    assert code == 0
+    for word in ("run", "manifest", "dry_run", "only_failed", "max_bad_fraction", "rows_per_shard", "output"):
+        assert f"  {word} " in out
+
+
+def test_dry_run_prints_the_plan_and_mistakes_are_sentences(job, tmp_path):
+    make_run(str(tmp_path / "run"), str(tmp_path / "m"))
+    code, out, err = job(f"run={tmp_path}/run", "dry_run=true", "rows_per_shard=500")
+    assert code == 0, err
+    plan = json.loads(out.splitlines()[-1])
+    assert (plan["rows"], plan["shards_to_do"], plan["n_bits"]) == (1600, 4, 48)
+    assert "1,600 database rows" in err
+    code, out, err = job(f"run={tmp_path}/run", "dry_runn=true", "max_bad_fraction=2")
+    assert (code, out) == (2, "")
+    assert "did you mean 'dry_run'?" in err
+    assert "must be at most 1" in err
+    assert "Traceback" not in err
+    code, _, err = job(f"run={tmp_path}/nowhere")
+    assert code == 2
+    assert "not a model bundle" in err
+
+
+@pytest.mark.slow
+def test_a_run_on_an_object_store(job, tmp_path, monkeypatch):
+    """Model, manifest and codes on a real S3-speaking server: the same shards as on disk, and resumed."""
+    server_module = pytest.importorskip("moto.server")
+    boto3 = pytest.importorskip("boto3")
+    keys = {
+        "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }  # fmt: skip
+    for name, value in keys.items():
+        monkeypatch.setenv(name, value)
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket="runs")
+        options = f"?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
+        run = f"s3://runs/demo{options}"
+        make_run(run, str(tmp_path / "m"))
+        make_run(str(tmp_path / "run"), str(tmp_path / "m2"))
+        code, out, err = job(f"run={run}", "rows_per_shard=500", **keys)
+        assert code == 0, err
+        result = json.loads(out.splitlines()[-1])
+        code, out, err = job(f"run={tmp_path}/run", "rows_per_shard=500")
+        assert code == 0, err
+        assert json.loads(out.splitlines()[-1])["sha256"] == result["sha256"]
+        store = CodeStore.open(storage.join(run, "codes"))
+        rows = Manifest.open(storage.join(run, "manifest.parquet")).read("database")
+        features = np.array(rows["feature"].to_pylist(), dtype=np.float32)
+        assert np.array_equal(store.codes(), Encoder.load(storage.join(run, "model")).encode(features))
+        storage.delete(storage.join(run, "codes", "_records", "codes-00001.json"))
+        code, out, err = job(f"run={run}", **keys)
+        assert code == 0, err
+        again = json.loads(out.splitlines()[-1])
+        assert (again["rows_encoded_now"], again["sha256"]) == (500, result["sha256"])
+    finally:
+        server.stop()

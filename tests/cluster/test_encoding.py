@@ -1,0 +1,273 @@
+"""Encoding on a real Ray: the codes of a plain loop, resumable, whatever comes in between."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+
+from cluster.encoding import EncodeConfig, encode_database
+from hashnet import CodeStore, Encoder, Manifest
+from hashnet.data.rows import Rows
+from hashnet.data.writer import append_rows, write_manifest
+from hashnet.errors import ConfigError, HashnetError, LineageMismatch, ManifestError, StoreError, TooManyBad
+from hashnet.models import build_model
+from hashnet.store import FeatureStore
+from hashnet.training.bundle import save_bundle
+
+DATABASE, QUERY = 4, 2
+N = 640
+
+
+def jpeg(seed: int) -> bytes:
+    file = io.BytesIO()
+    small = np.random.default_rng(seed).integers(0, 256, size=(5, 6, 3), dtype=np.uint8)
+    Image.fromarray(small).resize((42, 36)).save(file, "JPEG")
+    return file.getvalue()
+
+
+def picture_rows(folder, seeds) -> Rows:
+    """Files on disk, so that one can be broken and mended."""
+    folder.mkdir(exist_ok=True)
+    paths = []
+    for seed in seeds:
+        path = folder / f"{seed}.jpg"
+        path.write_bytes(jpeg(seed))
+        paths.append(str(path))
+    table = pa.table({"uri": paths})
+    labels = pa.array([[seed % 3] for seed in seeds], pa.list_(pa.int32()))
+    return Rows(len(paths), lambda a, b: table[a:b], labels=labels, n_classes=3)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder with a model and a manifest of N pictures; every tenth is a query, three are bad."""
+    rows = picture_rows(tmp_path / "images", range(N))
+    images = tmp_path / "images"
+    (images / "11.jpg").write_bytes(b"")
+    (images / "12.jpg").write_bytes(jpeg(12)[:200])
+    (images / "13.jpg").unlink()
+    flags = np.where(np.arange(N) % 10 == 0, QUERY, DATABASE).astype(np.uint8)
+    write_manifest(str(tmp_path / "run" / "manifest.parquet"), rows, flags)
+    torch.manual_seed(0)
+    save_bundle(str(tmp_path / "run" / "model"), build_model("small_cnn", 32))
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def feature_run(tmp_path):
+    """A run folder with a model and 5,000 feature rows; row 70 holds NaN."""
+    values = np.random.default_rng(0).normal(size=(5000, 12)).astype(np.float32)
+    values[70, 3] = np.nan
+    column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 12)
+    table = pa.table({"uri": pa.nulls(5000, pa.string()), "feature": column})
+    rows = Rows(5000, lambda a, b: table[a:b], modality="features", n_features=12)
+    write_manifest(str(tmp_path / "run" / "manifest.parquet"), rows, np.full(5000, DATABASE, np.uint8))
+    torch.manual_seed(0)
+    save_bundle(str(tmp_path / "run" / "model"), build_model("features", 32, n_features=12))
+    return tmp_path / "run", values
+
+
+def config(run, **changes) -> EncodeConfig:
+    base = EncodeConfig(run=str(run), rows_per_shard=100, engine="cpu-eager", chunk_rows=32)
+    return replace(base, **changes)
+
+
+def shard_files(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+
+
+def loop(run, manifest: Manifest) -> dict[int, bytes]:
+    """The oracle: the same engine over one file after the other, in this process."""
+    encoder = Encoder.load(str(run / "model"), engine="cpu-eager")
+    rows = manifest.read("database", columns=["row_id", "uri"]).to_pylist()
+    good = [row for row in rows if row["row_id"] not in (11, 12, 13)]
+    codes = encoder.encode([row["uri"] for row in good])
+    return {row["row_id"]: code.tobytes() for row, code in zip(good, codes, strict=True)}
+
+
+def codes_of(store: CodeStore) -> dict[int, bytes]:
+    ids = store.ids().tolist()
+    assert len(set(ids)) == len(ids)
+    return dict(zip(ids, [code.tobytes() for code in store.codes()], strict=True))
+
+
+def test_pictures_resume_mend_and_append(ray_local, run, tmp_path):
+    """One story on one run folder, so that Ray's actors start as seldom as possible."""
+    result = encode_database(config(run))
+    wanted = loop(run, Manifest.open(str(run / "manifest.parquet")))
+    store = CodeStore.open(str(run / "codes"))
+    assert codes_of(store) == wanted
+    assert (result["rows"], result["bad_rows"], result["shards"]) == (573, 3, 6)
+    assert result["bad_reasons"] == {"corrupt": 1, "empty": 1, "missing": 1}
+    assert result["distinct_codes"] == len(set(wanted.values()))
+    assert result["actors"] == 2
+    first = shard_files(run / "codes")
+
+    # Another number of actors and other chunks: the same bytes.
+    encode_database(config(run, out=str(tmp_path / "other"), num_actors=1, chunk_rows=77))
+    assert shard_files(tmp_path / "other") == first
+
+    # A crash between shard and record, and one before a shard: only those two are made again.
+    (run / "codes" / "_records" / "codes-00002.json").unlink()
+    (run / "codes" / "codes-00004.parquet").unlink()
+    (run / "codes" / "_SUCCESS").unlink()
+    untouched = (run / "codes" / "codes-00001.parquet").stat().st_mtime_ns
+    assert encode_database(config(run))["rows_encoded_now"] == 200
+    assert shard_files(run / "codes") == first
+    assert (run / "codes" / "codes-00001.parquet").stat().st_mtime_ns == untouched
+
+    # Two of the three bad pictures are mended: an extra shard, the others as they were.
+    for seed in (11, 12):
+        (tmp_path / "images" / f"{seed}.jpg").write_bytes(jpeg(seed))
+    result = encode_database(config(run, only_failed=True))
+    assert (result["rows"], result["bad_rows"], result["shards"]) == (575, 1, 7)
+    assert result["bad_reasons"] == {"missing": 1}
+    store = CodeStore.open(str(run / "codes"))
+    assert store.shards[-1].mends
+    assert store.quarantine()["row_id"].to_pylist() == [13]
+    encoder = Encoder.load(str(run / "model"), engine="cpu-eager")
+    for seed in (11, 12):
+        wanted[seed] = encoder.encode(str(tmp_path / "images" / f"{seed}.jpg"))[0].tobytes()
+    assert codes_of(store) == wanted
+    assert {name: data for name, data in shard_files(run / "codes").items() if "mended" not in name} == first
+
+    # A part appended to the manifest becomes new shards.
+    manifest = Manifest.open(str(run / "manifest.parquet"))
+    more = picture_rows(tmp_path / "images", range(N, N + 110))
+    append_rows(manifest, more, np.full(110, DATABASE, np.uint8))
+    result = encode_database(config(run))
+    assert (result["rows"], result["rows_encoded_now"], result["shards"]) == (685, 110, 9)
+    now = shard_files(run / "codes")
+    assert all(now[name] == data for name, data in first.items())
+    assert CodeStore.open(str(run / "codes")).ids()[-3:].tolist() == [N + 109, 11, 12]
+    assert set(codes_of(CodeStore.open(str(run / "codes")))) == set(wanted) | set(range(N, N + 110))
+
+
+def test_features_are_the_loop(ray_local, feature_run):
+    run, values = feature_run
+    result = encode_database(EncodeConfig(run=str(run), rows_per_shard=700))
+    encoder = Encoder.load(str(run / "model"))
+    good = [i for i in range(5000) if i != 70]
+    store = CodeStore.open(str(run / "codes"))
+    assert np.array_equal(store.ids(), good)
+    assert np.array_equal(store.codes(), encoder.encode(values[good]))
+    assert result["bad_reasons"] == {"not_finite": 1}
+    assert store.labels() is None
+
+
+def test_output_features(ray_local, run):
+    result = encode_database(config(run, output="features"))
+    store = FeatureStore.open(str(run / "features"))
+    assert (result["output"], len(store), store.n_features) == ("features", 573, 512)
+    encoder = Encoder.load(str(run / "model"), engine="cpu-eager")
+    row = (
+        Manifest.open(str(run / "manifest.parquet"))
+        .read("database", columns=["row_id", "uri"])[0:1]
+        .to_pylist()[0]
+    )
+    assert store.ids()[0] == row["row_id"]
+    assert np.array_equal(store.features()[0], encoder.features(row["uri"])[0])
+
+
+def test_a_killed_encoder_actor_loses_nothing(ray_local, run, tmp_path):
+    encode_database(config(run, out=str(tmp_path / "calm")))
+    killed = []
+
+    def kill_one() -> None:
+        """Once the first shard is there, an encoder actor dies."""
+        while not list((tmp_path / "chaos" / "_records").glob("*.json")):
+            time.sleep(0.02)
+        for process in psutil.process_iter(["cmdline"]):
+            if "PictureEncoder" in " ".join(process.info["cmdline"] or []) and is_ours(process):
+                process.send_signal(signal.SIGKILL)
+                killed.append(process.pid)
+                return
+
+    killer = threading.Thread(target=kill_one, daemon=True)
+    killer.start()
+    encode_database(config(run, out=str(tmp_path / "chaos"), chunk_rows=8, rows_per_shard=100))
+    killer.join(timeout=10)
+    assert killed
+    assert shard_files(tmp_path / "chaos") == shard_files(tmp_path / "calm")
+
+
+def is_ours(process: psutil.Process) -> bool:
+    """Whether the process belongs to the Ray this test process started, and to no other on the machine."""
+    try:
+        return any(parent.pid == os.getpid() for parent in process.parents())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_too_many_bad_rows_fail_at_the_end_and_keep_the_rest(ray_local, run):
+    with pytest.raises(
+        TooManyBad, match=r"3 of 576 rows \(0.52%\) are bad, max_bad_fraction allows 0.10%"
+    ) as error:
+        encode_database(config(run, max_bad_fraction=0.001))
+    assert error.value.exit_code == 1
+    assert not (run / "codes" / "_SUCCESS").exists()
+    assert len(shard_files(run / "codes")) == 6
+    with pytest.raises(StoreError, match="not complete: 6 of 6"):
+        CodeStore.open(str(run / "codes"))
+    assert encode_database(config(run))["rows_encoded_now"] == 0  # within the default: the same shards count
+    assert len(CodeStore.open(str(run / "codes"))) == 573
+
+
+def test_what_does_not_fit_is_refused_with_both_values(run, tmp_path, monkeypatch):
+    """None of this starts Ray."""
+    monkeypatch.setattr("cluster.session.connect", lambda *_: pytest.fail("Ray was started"))
+    plan = encode_database(config(run, dry_run=True))
+    assert (plan["rows"], plan["shards"], plan["shards_done"], plan["shards_to_do"]) == (576, 6, 0, 6)
+    assert plan["estimated_bytes"] > 576 * 4
+    assert not (run / "codes").exists()
+    with pytest.raises(LineageMismatch, match=r"n_bits=64 was asked for, .* has 32"):
+        encode_database(config(run, n_bits=64))
+    with pytest.raises(ConfigError, match="has no train rows"):
+        encode_database(config(run, split="train"))
+    with pytest.raises(StoreError, match="run without only_failed first"):
+        encode_database(config(run, only_failed=True))
+    with pytest.raises(HashnetError, match="not a model bundle"):
+        encode_database(config(run, model=str(tmp_path)))
+    with pytest.raises(ManifestError):
+        encode_database(config(run, manifest=str(tmp_path)))
+    save_bundle(str(tmp_path / "rows"), build_model("features", 32, n_features=12))
+    with pytest.raises(LineageMismatch, match=r"holds image rows, but .* takes features"):
+        encode_database(config(run, model=str(tmp_path / "rows")))
+
+
+def test_another_model_is_refused_over_existing_codes(ray_local, run):
+    encode_database(config(run))
+    torch.manual_seed(1)
+    old = Encoder.load(str(run / "model"), engine="cpu-eager").model_sha256
+    new = save_bundle(str(run / "model"), build_model("small_cnn", 32))
+    with pytest.raises(LineageMismatch, match=f"model_sha256 '{old}', now it would be '{new}'"):
+        encode_database(config(run))
+    save_bundle(str(run / "model"), build_model("small_cnn", 64))
+    with pytest.raises(LineageMismatch, match="n_bits 32, now it would be 64"):
+        encode_database(config(run))
+
+
+def test_a_folder_that_cannot_be_written_is_a_clear_error(ray_local, run, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(HashnetError, match=r"cannot .*file/codes"):
+        encode_database(config(run, out=str(tmp_path / "file" / "codes")))
+
+
+def test_a_damaged_manifest_part_is_refused(ray_local, run):
+    part = run / "manifest.parquet" / "part-00000.parquet"
+    data = bytearray(part.read_bytes())
+    data[50] ^= 255
+    part.write_bytes(data)
+    with pytest.raises(ManifestError, match="does not match its manifest"):
+        encode_database(config(run))
