@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from hashnet.baselines.base import Baseline, BaselineWarning
 from hashnet.baselines.bre import BRE
+from hashnet.baselines.cnnh import CNNH
+from hashnet.baselines.dhn import DHN
+from hashnet.baselines.dnnh import DNNH
 from hashnet.baselines.itq import ITQ
 from hashnet.baselines.itq_cca import ITQCCA
 from hashnet.baselines.ksh import KSH
@@ -19,6 +22,23 @@ REGISTRY: dict[str, type[Baseline]] = {
     "bre": BRE,
     "ksh": KSH,
     "sdh": SDH,
+    "cnnh": CNNH,
+    "dnnh": DNNH,
+    "dhn": DHN,
 }
 
-__all__ = ["BRE", "ITQ", "ITQCCA", "KSH", "LSH", "REGISTRY", "SDH", "SH", "Baseline", "BaselineWarning"]
+__all__ = [
+    "BRE",
+    "CNNH",
+    "DHN",
+    "DNNH",
+    "ITQ",
+    "ITQCCA",
+    "KSH",
+    "LSH",
+    "REGISTRY",
+    "SDH",
+    "SH",
+    "Baseline",
+    "BaselineWarning",
+]

@@ -103,12 +103,17 @@ class Baseline(ABC):
 
     def params(self) -> dict[str, Any]:
         """The constructor's arguments as they are now: ``type(self)(**self.params())`` is a fresh twin."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        names: dict[str, None] = {}
+        for cls in type(self).__mro__:  # a subclass's own first; **shared ones are named by its parents
+            if "__init__" in vars(cls) and issubclass(cls, Baseline):
+                found = inspect.signature(cls.__init__).parameters.values()
+                names |= {p.name: None for p in found if p.name != "self" and p.kind != p.VAR_KEYWORD}
+        return {name: getattr(self, name) for name in names}
 
     def save(self, uri: str) -> None:
         """Writes a folder: ``baseline.json`` (settings, numbers) and ``state.safetensors`` (arrays)."""
         self._check_fitted()
-        state = {name: value for name, value in vars(self).items() if name.endswith("_")}
+        state = self._state()
         arrays = {name: np.ascontiguousarray(v) for name, v in state.items() if isinstance(v, np.ndarray)}
         storage.write_bytes(storage.join(uri, "state.safetensors"), safetensors.numpy.save(arrays))
         about = {
@@ -134,6 +139,7 @@ class Baseline(ABC):
         arrays = safetensors.numpy.load(storage.read_bytes(storage.join(uri, "state.safetensors")))
         for name, value in (about["state"] | arrays).items():
             setattr(fitted, name, value)
+        fitted._restore(uri)
         return fitted
 
     def __repr__(self) -> str:
@@ -148,6 +154,13 @@ class Baseline(ABC):
     @abstractmethod
     def _logits(self, X: np.ndarray) -> np.ndarray:
         """float64 (n, n_bits) of centred rows X, float64 (n, d)."""
+
+    def _state(self) -> dict[str, Any]:
+        """Learnt state by name: arrays, and what JSON holds."""
+        return {name: value for name, value in vars(self).items() if name.endswith("_")}
+
+    def _restore(self, uri: str) -> None:  # noqa: B027 - most methods have no files of their own
+        """Loads what a method keeps in files of its own."""
 
     # -- checks ----------------------------------------------------------------------------------
 

@@ -11,9 +11,12 @@ from hashnet.codes import hamming_distances
 from hashnet.errors import CodeError, DataError, FormatError
 
 N_BITS = 16
-SMALL = {
-    "ksh": {"n_iterations": 20, "n_anchors": 40}
-}  # settings that make a method quick on the toy set; the rest stay at the paper's
+SMALL = {  # settings that make a method quick on the toy set; the rest stay at their defaults
+    "ksh": {"n_iterations": 20, "n_anchors": 40},
+    "cnnh": {"epochs": 8, "batch_size": 32},
+    "dnnh": {"epochs": 8, "batch_size": 32},
+    "dhn": {"epochs": 8, "batch_size": 32},
+}
 
 
 def make(name, n_bits=N_BITS, **settings):

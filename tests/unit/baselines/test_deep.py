@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+import torch
+
+from hashnet.baselines import CNNH, DHN, DNNH, Baseline
+from hashnet.errors import DataError
+from hashnet.training import load_bundle
+
+
+def pictures(n=48, seed=0):
+    """Dark and bright noise, uint8 (n, 3, 16, 16), and class ids."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(n) % 2
+    return (rng.integers(0, 100, size=(n, 3, 16, 16)) + 120 * y[:, None, None, None]).astype(np.uint8), y
+
+
+@pytest.mark.parametrize("method", [CNNH, DNNH, DHN])
+def test_pictures_are_taken_like_features(method, tmp_path):
+    X, y = pictures()
+    fitted = method(n_bits=8, epochs=4, batch_size=16, lr=0.02).fit(X, y)
+    codes = fitted.encode(X)
+    assert codes.shape == (48, 1)
+    assert np.array_equal(fitted.encode(X[7])[0], codes[7])
+    fitted.save(str(tmp_path / "fitted"))
+    assert np.array_equal(Baseline.load(str(tmp_path / "fitted")).encode(X), codes)
+    with pytest.raises(DataError, match=r"uint8 with shape \(n, 3, h, w\)"):
+        fitted.encode(X.astype(np.float32))
+
+
+@pytest.mark.parametrize(("method", "head"), [(CNNH, "LinearHead"), (DNNH, "SliceHead"), (DHN, "LinearHead")])
+def test_only_loss_and_head_differ(method, head, tmp_path):
+    rng = np.random.default_rng(1)
+    fitted = method(n_bits=8, epochs=2, batch_size=16).fit(rng.normal(size=(40, 6)), np.arange(40) % 2)
+    assert type(fitted.model_.head).__name__ == head
+    fitted.save(str(tmp_path / "fitted"))
+    model, info = load_bundle(str(tmp_path / "fitted" / "model"))  # the network is a bundle like any other
+    assert info.n_bits == 8
+    assert model.modality == "features"
+
+
+def test_training_leaves_the_caller_s_random_numbers_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    rng = np.random.default_rng(2)
+    DHN(n_bits=8, epochs=1).fit(rng.normal(size=(30, 4)), np.arange(30) % 3)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_settings_of_the_shared_network_are_params_too():
+    params = DHN(n_bits=16, lr=0.5, quantisation=0.2).params()
+    assert params["lr"] == 0.5
+    assert params["quantisation"] == 0.2
+    assert DHN(**params).params() == params
+
+
+def test_cnnh_keeps_both_stages():
+    rng = np.random.default_rng(3)
+    y = np.arange(60) % 3
+    fitted = CNNH(n_bits=8, epochs=5, batch_size=20).fit(
+        rng.normal(size=(3, 5))[y] + rng.normal(size=(60, 5)), y
+    )
+    assert (np.diff(fitted.history_) <= 0).all()
+    assert len(fitted.losses_) == 5
+    assert fitted.losses_[-1] < fitted.losses_[0]
