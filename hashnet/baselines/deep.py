@@ -134,7 +134,7 @@ class DeepBaseline(Baseline):
         return values
 
     def save(self, uri: str) -> None:
-        """Writes a folder: ``baseline.json``, ``state.safetensors`` and the network, a bundle in ``model``."""
+        """Writes ``baseline.json``, ``state.safetensors`` and the network as a bundle in ``model``."""
         self._check_fitted()
         save_bundle(storage.join(uri, "model"), self.model_, summary={"method": self.name})
         super().save(uri)
