@@ -1,0 +1,192 @@
+"""Placement, metrics, logs and locks on a real cluster: a head without CPUs, a CPU node, a GPU node."""
+
+import json
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def cluster(new_cluster):
+    made = new_cluster()
+    made.add_node("head", cpus=0)
+    made.add_node("cpu-1", cpus=2, labels={"hashnet.io/pool": "cpu"})
+    made.add_node("gpu-1", cpus=2, gpus=1, labels={"hashnet.io/pool": "gpu"})
+    return made
+
+
+CONNECT = """
+    import json, logging, os, sys
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    from cluster import logs, metrics, nodes, placement, session
+    from cluster.planning import Need
+    session.connect()
+    import ray
+    names = {node.id: node.name for node in nodes.alive()}
+    def where():
+        return names[ray.get_runtime_context().get_node_id()]
+"""
+
+
+def test_decoding_stays_on_cpu_nodes_gpus_are_shared_and_the_head_gets_nothing(cluster, drive):
+    done = drive(
+        cluster,
+        CONNECT
+        + """
+    from collections import Counter
+    needs = [Need("decode", 2, {"CPU": 1}), Need("encoder", 2, {"CPU": 0.5, "GPU": 0.5})]
+    plan = placement.ensure("encode", needs)
+
+    @ray.remote(num_cpus=0.5, num_gpus=0.5)
+    class Encoder:
+        def where(self):
+            return where()
+
+    def slowly():
+        import time
+        time.sleep(0.2)
+        return where()
+
+    decode = ray.remote(num_cpus=1)(slowly).options(**placement.on_cpu_nodes())
+    encoders = [Encoder.remote() for _ in range(2)]
+    spread = ray.remote(num_cpus=1)(slowly).options(scheduling_strategy="SPREAD")
+    print(json.dumps({
+        "plan": plan.placed,
+        "decode": Counter(ray.get([decode.remote() for _ in range(8)])),
+        "encoders": Counter(ray.get([encoder.where.remote() for encoder in encoders])),
+        "anywhere": sorted(set(ray.get([spread.remote() for _ in range(8)]))),
+    }))
+    """,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["plan"] == {"decode": {"cpu-1": 2}, "encoder": {"gpu-1": 2}}
+    assert found["decode"] == {"cpu-1": 8}
+    assert found["encoders"] == {"gpu-1": 2}
+    assert "head" not in found["anywhere"]
+    assert "plan: encode on 3 nodes (the head takes no work)" in done.stderr
+    assert "encoder  2 × {CPU 0.5, GPU 0.5}  →  gpu-1 ×2" in done.stderr
+
+
+def test_what_can_never_run_fails_in_seconds_with_what_there_is(cluster, drive):
+    done = drive(
+        cluster,
+        CONNECT
+        + """
+    import time
+    from hashnet.errors import ClusterError
+    started = time.monotonic()
+    try:
+        placement.ensure("train", [Need("worker", 2, {"CPU": 1, "GPU": 1}, fix="lower num_workers")])
+    except ClusterError as error:
+        print(error)
+        print(time.monotonic() - started)
+    """,
+    )
+    said, seconds = done.stdout.splitlines()
+    assert said == (
+        "train needs 2 × worker of {CPU 1, GPU 1}, and 1 can ever be placed: lower num_workers, or add "
+        "nodes. The cluster has head (head) no work, cpu-1 {CPU 2}, gpu-1 {CPU 2, GPU 1}"
+    )
+    assert float(seconds) < 30  # not for ever; the grace for joining nodes is 3 s
+
+
+def test_what_an_autoscaler_can_add_is_waited_for_with_a_line(cluster, drive):
+    kinds = json.dumps([{"name": "big", "resources": {"CPU": 3}, "max": 1}])
+    # The test plays the autoscaler: it adds the node once the demand shows up.
+    played = threading.Thread(target=lambda: (time.sleep(6), cluster.add_node("big-1", cpus=3)))
+    played.start()
+    done = drive(
+        cluster,
+        CONNECT
+        + """
+    plan = placement.ensure("train", [Need("worker", 1, {"CPU": 3})], wait_s=60)
+    print(json.dumps(plan.placed))
+    """,
+        HASHNET_NODE_TYPES=kinds,
+    )
+    played.join()
+    cluster.kill_node("big-1")
+    assert done.returncode == 0, done.stderr
+    assert "worker  1 × {CPU 3}  →  new big ×1" in done.stderr
+    assert "waiting for the autoscaler: 1 × worker {CPU 3}" in done.stderr
+    assert json.loads(done.stdout) == {"worker": {"big-1": 1}}
+
+
+def test_an_autoscaler_that_never_delivers_is_given_up(cluster, drive):
+    kinds = json.dumps([{"name": "big", "resources": {"CPU": 64}, "max": 1}])
+    done = drive(
+        cluster,
+        CONNECT + 'placement.ensure("train", [Need("worker", 1, {"CPU": 64})], wait_s=3)\n',
+        HASHNET_NODE_TYPES=kinds,
+    )
+    assert (
+        "ClusterError: the autoscaler did not bring the nodes for 1 × worker {CPU 64} within 3s"
+        in done.stderr
+    )
+
+
+def test_metrics_and_events_of_a_worker_are_found(cluster, drive):
+    done = drive(
+        cluster,
+        CONNECT
+        + """
+    import time
+    @ray.remote(num_cpus=1)
+    def work():
+        metrics.count("images", 7, run="demo", stage="encode", status="ok")
+        with metrics.timed("decode_seconds", run="demo", stage="encode"):
+            pass
+        metrics.gauge("train_beta", 512, run="demo")
+        logs.event("shard committed", run="demo", stage="encode", shard="codes-00017", rows=8192)
+        time.sleep(7)  # Ray sends metrics every few seconds, from processes that live
+        return os.getpid()
+    pid = ray.get(work.remote())
+    print(json.dumps({"pid": pid, "ports": [n["MetricsExportPort"] for n in ray.nodes() if n["Alive"]]}))
+    """,
+    )
+    assert done.returncode == 0, done.stderr
+    about = json.loads(done.stdout.splitlines()[-1])
+    text = "".join(
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode() for port in about["ports"]
+    )
+    assert _sample(text, "ray_hashnet_images_total", 'status="ok"') == 7
+    assert _sample(text, "ray_hashnet_decode_seconds_count", 'run="demo"') == 1
+    assert _sample(text, "ray_hashnet_train_beta", 'run="demo"') == 512
+    (events,) = cluster.folder.glob(f"session_latest/logs/hashnet-{about['pid']}.jsonl")
+    (line,) = events.read_text().splitlines()
+    told = json.loads(line)
+    assert (told["run"], told["shard"], told["rows"]) == ("demo", "codes-00017", 8192)
+
+
+def _sample(text, name, tag):
+    (line,) = [line for line in text.splitlines() if line.startswith(name + "{") and tag in line]
+    return float(line.rsplit(" ", 1)[1])
+
+
+def test_nothing_listens_beyond_loopback(cluster, listeners):
+    found = listeners([process.pid for process in cluster.nodes.values()])
+    assert len(found) > 10  # GCS, dashboard, raylets, agents
+    assert {address for _, address in found} <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+
+
+def test_strangers_without_the_token_get_nothing(cluster, python, repo, tmp_path):
+    jobs = f"http://127.0.0.1:{cluster.dashboard_port}/api/jobs/"
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(jobs)
+    assert refused.value.code == 401
+    wrong = urllib.request.Request(jobs, headers={"Authorization": "Bearer " + "0" * 64})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(wrong)
+    assert refused.value.code == 403
+    (tmp_path / "token").write_text("0" * 64)
+    env = cluster.env | {"RAY_ADDRESS": cluster.address, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    code = "from cluster import session; session.connect(); print('in')"
+    done = subprocess.run([python, "-c", code], cwd=repo, env=env, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "in" not in done.stdout.split()
+    assert (cluster.folder / "token").stat().st_mode & 0o077 == 0
