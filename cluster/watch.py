@@ -24,14 +24,14 @@ class Watch(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="node-watch", daemon=True)
-        self._stopped = threading.Event()
-        self._started = time.monotonic()
+        self._ending = threading.Event()
+        self._since = time.monotonic()
         self._now = {node.id: node.name for node in nodes.alive()}
         self._most = len(self._now)
         self.events: list[dict[str, Any]] = []
 
     def run(self) -> None:
-        while not self._stopped.wait(EVERY_S):
+        while not self._ending.wait(EVERY_S):
             try:
                 self.look()
             except Exception as error:  # a cluster that is going away must not add a stack trace
@@ -42,7 +42,7 @@ class Watch(threading.Thread):
         found = {node.id: node.name for node in nodes.alive()}
         if not found:
             return
-        after = duration(time.monotonic() - self._started)
+        after = duration(time.monotonic() - self._since)
         for gone in self._now.keys() - found.keys():
             self.events.append({"event": "lost", "node": self._now[gone], "after": after})
             logger.warning(
@@ -55,7 +55,7 @@ class Watch(threading.Thread):
 
     def stop(self) -> dict[str, Any]:
         """Ends the watch; most nodes at once, how many were lost and joined, and the first events."""
-        self._stopped.set()
+        self._ending.set()
         lost = sum(event["event"] == "lost" for event in self.events)
         summary: dict[str, Any] = {"nodes": self._most, "lost": lost, "joined": len(self.events) - lost}
         return summary | ({"events": self.events[:20]} if self.events else {})
