@@ -21,6 +21,7 @@ from hashnet import storage
 from hashnet.errors import FormatError, HashnetError
 
 DEAD_BIT = 0.001  # a bit that is 1 (or 0) in fewer rows than this says nothing
+ENOUGH = 1_000  # rows below which a bit may be constant by chance
 FEW_CODES = 0.01  # fewer different codes than this share of the rows: the codes have collapsed
 
 
@@ -112,21 +113,21 @@ def _codes(uri: str, pictures: int) -> Finding:
     statistics = about.get("statistics") or {}
     facts |= {name: value for name, value in statistics.items() if not isinstance(value, list)}
     problems = list(_wrong_files(uri, [(f"{s['name']}.parquet", s["sha256"]) for s in about["shards"]]))
-    problems += _code_health(about["shards"], about.get("rows", 0), statistics)
+    problems += _code_health(about.get("rows", 0), statistics)
     return Finding(uri, about["kind"], facts, dict(about.get("lineage", {})), problems)
 
 
-def _code_health(shards: list[dict[str, Any]], rows: int, statistics: dict[str, Any]) -> list[str]:
+def _code_health(rows: int, statistics: dict[str, Any]) -> list[str]:
     """Dead bits and collapsed codes: the two ways in which codes are useless though nothing failed."""
     problems = []
-    ones = [sum(counts) for counts in zip(*(shard.get("ones", ()) for shard in shards), strict=False)]
-    dead = [bit for bit, n in enumerate(ones) if rows >= 1000 and not DEAD_BIT < n / rows < 1 - DEAD_BIT]
+    shares = statistics.get("bit_balance") or []
+    dead = [i for i, share in enumerate(shares) if rows >= ENOUGH and not DEAD_BIT < share < 1 - DEAD_BIT]
     if dead:
         problems.append(
-            f"{len(dead)} of {len(ones)} bits are the same in nearly all rows, the first is bit {dead[0]}"
+            f"{len(dead)} of {len(shares)} bits are the same in nearly all rows, the first is bit {dead[0]}"
         )
-    different = statistics.get("distinct_codes", statistics.get("distinct"))
-    if isinstance(different, (int, float)) and rows >= 1000 and different < FEW_CODES * min(rows, 10_000):
+    different = statistics.get("distinct_codes")
+    if different is not None and rows >= ENOUGH and different < FEW_CODES * min(rows, 10_000):
         problems.append(f"only {different:,} different codes for {rows:,} rows: training has collapsed")
     return problems
 

@@ -99,7 +99,7 @@ def _read(file: str, wanted: list[tuple[int, Reference]]) -> list[bytes | BadIma
             ]
     except FileNotFoundError:
         return [BadImage("missing", file)] * len(wanted)
-    except (OSError, StorageError, pa.ArrowException) as error:
+    except (OSError, StorageError, pa.ArrowException, IndexError) as error:
         return [BadImage("unreadable", f"{file}: {error}")] * len(wanted)
 
 
@@ -154,6 +154,8 @@ class _ColumnCache:
 
 def _read_column(file: pq.ParquetFile, column: str, group: int) -> pa.ChunkedArray:
     values = file.read_row_group(group, columns=[column])
+    if values.num_columns == 0:
+        raise pa.ArrowKeyError(f"there is no column {column!r}")
     array = values.column(0)
     if pa.types.is_struct(array.type):  # "image.bytes" reads as a struct with the one field
         return pa.chunked_array([chunk.field(0) for chunk in array.chunks])

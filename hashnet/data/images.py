@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,8 +55,7 @@ def decode(data: bytes, at_least: int | None = None, max_pixels: int = MAX_PIXEL
 def _open_rgb(data: bytes, at_least: int | None, max_pixels: int) -> Image:
     from PIL import Image, UnidentifiedImageError
 
-    # Between max_pixels and twice as many Pillow only warns; the bound below refuses them all.
-    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+    _quiet()
     if len(data) == 0:
         raise BadImage("empty", "0 bytes")
     try:
@@ -76,6 +76,12 @@ def _open_rgb(data: bytes, at_least: int | None, max_pixels: int) -> Image:
     # A damaged file may raise nearly anything from a decoder; it must not end an encoding job.
     except Exception as error:
         raise BadImage("corrupt", f"{type(error).__name__}: {error}") from error
+
+
+@lru_cache(maxsize=1)
+def _quiet() -> None:
+    """Pillow warns of large pictures (the bound refuses them) and of broken EXIF (it is left alone)."""
+    warnings.filterwarnings("ignore", module="PIL")
 
 
 def _upright(picture: Image) -> Image:
@@ -140,7 +146,7 @@ class Preprocess:
         """uint8 (3, crop, crop): the centre."""
         picture = _open_rgb(data, self.resize, MAX_PIXELS)
         width, height = self._resized(picture)
-        return self._cut(picture, (width - self.crop) / 2, (height - self.crop) / 2)
+        return self._cut(picture, (width - self.crop) // 2, (height - self.crop) // 2)
 
     def train(self, data: bytes, seed: int, epoch: int, row_id: int) -> np.ndarray:
         """uint8 (3, crop, crop): a random place, flipped or not; it depends on these three numbers alone."""
@@ -200,7 +206,7 @@ class Preprocess:
         scale = self.resize / min(width, height)
         return max(self.resize, round(width * scale)), max(self.resize, round(height * scale))
 
-    def _cut(self, picture: Image, left: float, top: float) -> np.ndarray:
+    def _cut(self, picture: Image, left: int, top: int) -> np.ndarray:
         """Resamples only the square at (left, top) of the resized picture, with antialiasing."""
         from PIL.Image import Resampling
 

@@ -149,7 +149,9 @@ def _parse_multi_hot(
     data = np.frombuffer(block, dtype=np.uint8)
     whole, starts, ends, lines = _lines(block, first_line)
     width = 2 * n_labels  # " 0 1 0" at the end of the line
-    if len(lines) and (ends - starts).min() <= width:
+    if len(lines) == 0:
+        return pa.array([], pa.binary()), pa.array([], pa.list_(pa.int32())), lines
+    if (ends - starts).min() <= width:
         return None
     tails = np.lib.stride_tricks.sliding_window_view(data, width)[ends - width]  # (lines, width)
     labels = tails.view("<u2")  # (lines, n_labels): 0x3020 is " 0", 0x3120 is " 1"
@@ -189,6 +191,10 @@ def _parse_ids(uri: str, block: bytes, first_line: int) -> tuple[pa.Array, pa.Ar
         words = pc.ascii_trim_whitespace(_as_text(uri, pieces[1::2], lines))
     if len(words) != len(lines) or not pc.all(pc.match_substring_regex(words, "^[0-9]{1,9}$")).as_py():
         raise DataError(_first_mistake(uri, block, first_line, 1))
+    if len(spaces) - 1 > len(lines):  # a path holds a space, or a line one label too many
+        more = np.flatnonzero(np.searchsorted(spaces, last) - np.searchsorted(spaces, starts) > 0)
+        if any(len(split_line(block[starts[i] : ends[i]].decode(errors="replace"))[1]) != 1 for i in more):
+            raise DataError(_first_mistake(uri, block, first_line, 1))
     ids = words.cast(pa.int32())
     lists = pa.ListArray.from_arrays(np.arange(len(ids) + 1, dtype=np.int32), ids)
     return pc.binary_slice(pieces[::2], 0, -1), lists, lines

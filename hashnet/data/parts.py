@@ -61,6 +61,10 @@ def schema_of(modality: str, n_features: int | None, inline: bool) -> pa.Schema:
     return pa.schema(columns)
 
 
+class _Aborted(Exception):
+    pass
+
+
 class PartsWriter:
     """Writes rows as parts of bounded size; each part appears whole, under a temporary name before.
 
@@ -104,8 +108,8 @@ class PartsWriter:
         """Removes whatever was written."""
         if self._open is not None:
             # Leaving by an exception keeps the file from getting its name; that exception ends here.
-            with suppress(InterruptedError):
-                self._open.__exit__(InterruptedError, InterruptedError(), None)
+            with suppress(_Aborted):
+                self._open.__exit__(_Aborted, _Aborted(), None)
             self._open = None
         for part in self.parts:
             storage.delete(storage.join(self.folder, part.name))

@@ -40,6 +40,7 @@ def append_rows(
 
     Where both name their classes, labels are matched by name; otherwise by number.
     """
+    manifest.verify()
     labels = _fitting_labels(manifest, rows)
     writer = PartsWriter(manifest.uri, manifest.schema, len(manifest.parts), len(manifest))
     with _all_or_nothing(writer, rows):

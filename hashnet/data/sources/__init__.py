@@ -48,9 +48,9 @@ def make_manifest(name: str, out: str, *, overwrite: bool = False, **options: An
     ``options`` are the source's (see its ``Options``) and the protocol's (``n_query``, ``n_train``,
     ``seed``, ``zero_shot``, …, see ``Protocol``).
     """
-    rows, protocol = load_rows(name, out, **options)
+    rows, protocol, resolved = load_rows(name, out, **options)
     flags = split(protocol, rows.n, rows.labels, rows.n_classes, rows.names, rows.fixed)
-    source = {"name": name, "options": _plain(options), **rows.about}
+    source = {"name": name, "options": resolved, **rows.about}
     return write_manifest(out, rows, flags, source=source, overwrite=overwrite)
 
 
@@ -59,16 +59,16 @@ def append_to(manifest: Manifest, name: str, **options: Any) -> Manifest:
     options = {k: v for k, v in options.items() if v is not None}
     if not any(options.get(k) for k in _PROTOCOL):
         options["all_in"] = ["database"]
-    rows, protocol = load_rows(name, manifest.uri, defaults=False, **options)
+    rows, protocol, resolved = load_rows(name, manifest.uri, defaults=False, **options)
     flags = split(protocol, rows.n, rows.labels, rows.n_classes, rows.names, rows.fixed)
-    source = {"name": name, "options": _plain(options), **rows.about}
+    source = {"name": name, "options": resolved, **rows.about}
     return append_rows(manifest, rows, flags, source=source)
 
 
 def load_rows(
     name: str, out: str | None = None, defaults: bool = True, **options: Any
-) -> tuple[Rows, Protocol]:
-    """A source's rows and the protocol that was asked for, the source's defaults filled in."""
+) -> tuple[Rows, Protocol, dict[str, Any]]:
+    """A source's rows, the protocol that was asked for with the source's defaults, and all options."""
     module = source_module(name)
     own = {field.name for field in fields(module.Options)}
     unknown = [word for word in options if word not in own | _PROTOCOL]
@@ -89,7 +89,8 @@ def load_rows(
     rows = module.load(mine, out) if getattr(module, "WRITES", False) else module.load(mine)
     if rows.n == 0:
         raise DataError(f"{name} found no image or feature; check the path and the options")
-    return rows, protocol
+    resolved = config.to_dict(mine) | config.to_dict(protocol)
+    return rows, protocol, {k: v for k, v in resolved.items() if v not in (None, "", [])}
 
 
 _PROTOCOL = {field.name for field in fields(Protocol)}
@@ -97,8 +98,3 @@ _PROTOCOL = {field.name for field in fields(Protocol)}
 
 def _role(option: str) -> str:
     return {"query_per_class": "n_query", "train_per_class": "n_train"}.get(option, option)
-
-
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    kept = {k: v for k, v in options.items() if v is not None}
-    return {k: v if isinstance(v, (int, float, bool, list)) else str(v) for k, v in kept.items()}

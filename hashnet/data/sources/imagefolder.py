@@ -45,7 +45,7 @@ def load(options: Options) -> Rows:
     fixed, below = None, names
     if layout == "splits":
         fixed, below = _split_flags(options.path, names), pc.replace_substring_regex(names, "^[^/]*/", "")
-    folders = pc.extract_regex(below, "^(?P<folder>[^/]*)/").field("folder")
+    folders = pc.struct_field(pc.extract_regex(below, "^(?P<folder>[^/]*)/"), "folder")
     if folders.null_count:
         stray = names[folders.is_null().index(True).as_py()].as_py()
         raise DataError(f"{options.path}/{stray} lies in no class folder; move it, or say layout=flat")

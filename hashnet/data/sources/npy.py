@@ -50,6 +50,10 @@ class _Block:
 def load(options: Options) -> Rows:
     """Rows in the order of the file; of an .npz with splits: database, further training rows, queries."""
     blocks, scale = _read(options)
+    for block in blocks.values():
+        if block.features.ndim != 2 or block.features.dtype.kind not in "fiu":
+            found = f"{block.features.dtype} {block.features.shape}"
+            raise DataError(f"{block.where} must be numbers of shape (n, d), got {found}")
     d = blocks[next(iter(blocks))].features.shape[1]
     for block in blocks.values():
         _check(block, d)
@@ -140,8 +144,6 @@ def _text(ids: np.ndarray) -> pa.Array:
 
 def _check(block: _Block, d: int) -> None:
     shape = block.features.shape
-    if block.features.ndim != 2 or block.features.dtype.kind not in "fiu":
-        raise DataError(f"{block.where} must be numbers of shape (n, d), got {block.features.dtype} {shape}")
     if shape[1] != d:
         raise DataError(f"{block.where} has {shape[1]} features, another array has {d}; they must be equal")
     for name, other in (("labels", block.labels), ("ids", block.ids)):

@@ -32,7 +32,9 @@ PICTURES = ("Flickr", "images", "")
 class Options:
     path: str = key(REQUIRED, "folder with ConceptsList/, ImageList/ and Groundtruth/AllLabels/")
     images: str | None = key(None, "folder of the pictures (default: PATH/Flickr, PATH/images or PATH)")
-    n_concepts: int = key(81, "the so many most frequent concepts: 81 (all) or 21 are usual", low=1)
+    n_concepts: int | None = key(
+        None, "only so many most frequent concepts, such as 21 (default: all 81)", low=1
+    )
 
 
 def DEFAULTS(options: Options) -> dict[str, Any]:  # noqa: N802 - a table that depends on an option
@@ -46,12 +48,11 @@ def load(options: Options) -> Rows:
     concepts = _lines(options.path, CONCEPTS)
     paths = pc.replace_substring(pa.array(_lines(options.path, IMAGES), pa.string()), "\\", "/")
     columns = [_column(options.path, concept, len(paths)) for concept in concepts]
-    counts = np.array([column.sum() for column in columns])
-    if options.n_concepts > len(concepts):
-        raise DataError(
-            f"n_concepts is {options.n_concepts}, but {options.path} has {len(concepts)} concepts"
-        )
-    chosen = np.sort(np.argsort(-counts, kind="stable")[: options.n_concepts])  # in the order of the list
+    counts = np.array([int(column.sum()) for column in columns])
+    wanted = options.n_concepts or len(concepts)
+    if wanted > len(concepts):
+        raise DataError(f"n_concepts is {wanted}, but {options.path} has {len(concepts)} concepts")
+    chosen = np.sort(np.argsort(-counts, kind="stable")[:wanted])  # in the order of the list
     labels = np.stack([columns[i] for i in chosen], axis=1)  # (n, n_concepts) of 0 and 1
     labelled = labels.any(axis=1)
     kept = paths.filter(pa.array(labelled))

@@ -1,0 +1,123 @@
+"""Fetching pictures: files, tar members, Parquet values, bare pixels, bytes inside; and what goes wrong."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hashnet.data import references
+from hashnet.data.fetch import describe_bad, fetch_images
+from hashnet.data.images import decode
+from hashnet.errors import BadImage
+
+
+def rows(*uris: str | None) -> pa.Table:
+    return pa.table({"uri": pa.array(uris, pa.string())})
+
+
+def test_files_in_order_with_many_threads(tmp_path):
+    names = []
+    for i in range(50):
+        (tmp_path / f"{i}.jpg").write_bytes(b"picture %d" % i)
+        names.append(str(tmp_path / f"{i}.jpg"))
+    assert fetch_images(rows(*names)) == [b"picture %d" % i for i in range(50)]
+    assert fetch_images(rows(*names), threads=1) == [b"picture %d" % i for i in range(50)]
+    assert fetch_images(rows("7.jpg", "8.jpg"), base_uri=str(tmp_path)) == [b"picture 7", b"picture 8"]
+    assert fetch_images(rows(names[3], names[3])) == [b"picture 3", b"picture 3"]
+
+
+def test_bytes_inside_come_before_the_uri(tmp_path):
+    table = pa.table({"uri": ["nowhere.jpg", None], "image": pa.array([b"inside", None], pa.binary())})
+    found = fetch_images(table)
+    assert found[0] == b"inside"
+    assert isinstance(found[1], BadImage)
+    assert fetch_images(pa.table({"image": pa.array([b"a"])})) == [b"a"]
+
+
+def test_tar_members_by_offset_and_size(tmp_path):
+    path = tmp_path / "shard.tar"
+    with tarfile.open(path, "w") as tar:
+        for i in range(20):
+            info = tarfile.TarInfo(f"{i}.jpg")
+            info.size = 10 + 40 * i
+            tar.addfile(info, io.BytesIO(bytes([i]) * info.size))
+    with tarfile.open(path) as tar:
+        members = tar.getmembers()
+    uris = references.byte_ranges(str(path), [m.offset_data for m in members], [m.size for m in members])
+    assert fetch_images(pa.table({"uri": uris})) == [bytes([i]) * (10 + 40 * i) for i in range(20)]
+    beyond = fetch_images(rows(f"{path}#offset=1&size=99999999"))[0]
+    assert isinstance(beyond, BadImage)
+    assert beyond.reason == "truncated"
+
+
+def test_parquet_values_plain_and_struct(tmp_path):
+    pictures = [b"p%d" % i for i in range(25)]
+    table = pa.table(
+        {
+            "image": pa.StructArray.from_arrays(
+                [pa.array([*pictures[:-1], None], pa.binary()), pa.array([f"{i}.jpg" for i in range(25)])],
+                names=["bytes", "path"],
+            ),
+            "plain": pa.array(pictures, pa.binary()),
+        }
+    )
+    path = str(tmp_path / "p.parquet")
+    pq.write_table(table, path, row_group_size=10)
+    for column in ("plain", "image.bytes"):
+        uris = pa.concat_arrays(
+            [references.parquet_values(path, column, g, n) for g, n in enumerate((10, 10, 5))]
+        )
+        found = fetch_images(pa.table({"uri": uris}))
+        assert found[:24] == pictures[:24]
+        if column == "plain":
+            assert found[24] == pictures[24]
+        else:
+            assert isinstance(found[24], BadImage)
+    shuffled = [7, 21, 3, 14, 7]
+    wanted = rows(*[f"{path}#column=plain&group={i // 10}&row={i % 10}" for i in shuffled])
+    assert fetch_images(wanted) == [pictures[i] for i in shuffled]
+    for wrong in (
+        f"{path}#column=plain&group=0&row=77",
+        f"{path}#column=other&group=0&row=0",
+        f"{path}x#column=plain&group=0&row=0",
+    ):
+        assert isinstance(fetch_images(rows(wrong))[0], BadImage)
+
+
+def test_a_parquet_file_that_was_replaced_is_read_anew(tmp_path):
+    path = str(tmp_path / "p.parquet")
+    for content in (b"old", b"newer"):
+        pq.write_table(pa.table({"image": pa.array([content])}), path)
+        assert fetch_images(rows(f"{path}#column=image&group=0&row=0")) == [content]
+
+
+def test_bare_pixels_decode(tmp_path):
+    planes = np.random.default_rng(0).integers(0, 256, (3, 4, 5), dtype=np.uint8)
+    (tmp_path / "batch.bin").write_bytes(b"\x07" + planes.tobytes())
+    found = fetch_images(rows(f"{tmp_path}/batch.bin#offset=1&size=60&raw=3x4x5"))[0]
+    np.testing.assert_array_equal(decode(found), planes.transpose(1, 2, 0))
+
+
+def test_a_name_may_hold_a_hash_sign(tmp_path):
+    name = str(tmp_path / "cat#offset=3.jpg")
+    with open(name, "wb") as file:
+        file.write(b"meow")
+    assert references.parse(name).offset is None
+    assert fetch_images(rows(name)) == [b"meow"]
+
+
+def test_missing_and_unreadable_are_told_apart(tmp_path):
+    found = fetch_images(rows(str(tmp_path / "no.jpg"), str(tmp_path), None, "nosuch://bucket/x.jpg"))
+    assert [error.reason for error in found] == ["missing", "unreadable", "missing", "unreadable"]
+
+
+def test_the_sentence_about_bad_pictures():
+    bad = [BadImage("missing")] * 4 + [BadImage("corrupt")] * 2
+    names = [f"{i}.jpg" for i in range(6)]
+    assert describe_bad(names, bad, 1000) == (
+        "6 of 1,000 pictures cannot be used (4 missing, 2 corrupt): 0.jpg, 1.jpg, 2.jpg, 3.jpg, 4.jpg, …"
+    )

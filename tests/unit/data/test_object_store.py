@@ -1,0 +1,67 @@
+"""Manifests and pictures on an S3-speaking server: the same calls, the same bytes."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from PIL import Image
+
+from hashnet import storage
+from hashnet.data import Manifest
+from hashnet.data.fetch import fetch_images
+from hashnet.data.sources import append_to, make_manifest
+from hashnet.errors import BadImage, DataError
+
+
+def test_a_manifest_on_s3_is_the_manifest_on_disk(bucket, tmp_path):
+    uri = storage.join(bucket, "demo", "manifest.parquet")
+    remote = make_manifest("digits", uri)
+    local = make_manifest("digits", str(tmp_path / "m"))
+    assert remote.sha256 == local.sha256
+    assert remote.read("query").equals(local.read("query"))
+    assert Manifest.open(uri).copy_to(str(tmp_path / "copy")).sha256 == local.sha256
+    assert local.copy_to(storage.join(bucket, "run", "manifest.parquet")).sha256 == local.sha256
+    with pytest.raises(DataError, match="exists"):
+        make_manifest("digits", uri)
+
+
+@pytest.mark.parametrize("store", ["tar", "parquet", "files"])
+def test_pictures_on_s3_by_reference(bucket, tmp_path, store):
+    out = storage.join(bucket, store, "s.parquet")
+    remote = make_manifest("synthetic", out, n_images=30, side=8, store=store)
+    local = make_manifest("synthetic", str(tmp_path / "s"), n_images=30, side=8)
+    assert fetch_images(remote.read()) == fetch_images(local.read())
+
+
+def test_sources_read_from_s3(bucket, tmp_path):
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "JPEG")
+    for name in ("cat/1.jpg", "cat/2.jpg", "dog/1.jpg"):
+        storage.write_bytes(storage.join(bucket, "pets", name), file.getvalue())
+    lines = "cat/1.jpg 1 0\ncat/2.jpg 1 0\ndog/none.jpg 0 1\n"
+    storage.write_bytes(storage.join(bucket, "pets", "all.txt"), lines.encode())
+    folder = make_manifest(
+        "imagefolder", str(tmp_path / "f"), path=storage.join(bucket, "pets"), n_query=0, n_train=3
+    )
+    assert folder.class_names == ("cat", "dog")
+    assert fetch_images(folder.read()) == [file.getvalue()] * 3
+    path = storage.join(bucket, "pets", "all.txt")
+    listed = make_manifest("listfile", str(tmp_path / "l"), path=path, n_query=0, n_train=3)
+    pictures = fetch_images(listed.read())
+    assert pictures[:2] == [file.getvalue()] * 2
+    assert isinstance(pictures[2], BadImage)
+    assert pictures[2].reason == "missing"
+    assert append_to(listed, "listfile", path=path).count("database") == 6
+    tar = storage.join(bucket, "tars")
+    make_manifest("synthetic", str(tmp_path / "s.parquet"), n_images=20, side=8, store="tar", images=tar)
+    read = make_manifest("webdataset", str(tmp_path / "w"), path=tar, n_classes=10)
+    assert len(fetch_images(read.read())) == 20
+    assert not any(isinstance(picture, BadImage) for picture in fetch_images(read.read()))
+
+
+def test_nothing_counts_when_writing_to_s3_fails(bucket):
+    uri = storage.join(bucket, "failed", "m.parquet")
+    with pytest.raises(DataError, match="needs 900 query"):
+        make_manifest("synthetic", uri, n_images=20, side=8, store="tar", n_query=900)
+    assert not storage.exists(uri)

@@ -1,0 +1,155 @@
+"""Pairs tables: validation, counts, blocks and hold-out, against loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hashnet.data.pairs import PairTable
+from hashnet.data.rows import from_uris
+from hashnet.data.splits import DATABASE, TRAIN
+from hashnet.data.writer import write_manifest
+from hashnet.errors import DataError
+
+PAIRS = st.dictionaries(
+    st.tuples(st.integers(0, 12), st.integers(0, 12)).filter(lambda p: p[0] < p[1]), st.booleans(), min_size=1
+)
+
+
+def table_of(pairs: dict[tuple[int, int], bool], seed: int = 0) -> PairTable:
+    """The pairs in random order and orientation, some of them twice."""
+    rng = np.random.default_rng(seed)
+    listed = [(a, b, s) if rng.random() < 0.5 else (b, a, s) for (a, b), s in pairs.items()]
+    listed += listed[::3]
+    rng.shuffle(listed)
+    a, b, s = zip(*listed, strict=True)
+    return PairTable.from_arrays(a, b, [bool(x) for x in s])
+
+
+@given(PAIRS, st.integers(0, 3))
+def test_each_pair_once_in_order(pairs, seed):
+    table = table_of(pairs, seed)
+    assert list(zip(table.row_a.tolist(), table.row_b.tolist(), strict=True)) == sorted(pairs)
+    assert table.similar.tolist() == [pairs[pair] for pair in sorted(pairs)]
+    assert table.counts().n_pairs == len(pairs)
+    assert table.counts().n_similar == sum(pairs.values())
+    assert table.rows().tolist() == sorted({row for pair in pairs for row in pair})
+
+
+@given(
+    PAIRS,
+    st.lists(st.integers(0, 15), min_size=1, max_size=8),
+    st.lists(st.integers(0, 15), min_size=1, max_size=8),
+)
+def test_blocks_are_looked_up_pair_by_pair(pairs, rows, others):
+    table = table_of(pairs)
+    for other in (None, others):
+        similar, known = table.block(np.array(rows), None if other is None else np.array(other))
+        assert similar.shape == known.shape == (len(rows), len(other or rows))
+        for i, a in enumerate(rows):
+            for j, b in enumerate(other or rows):
+                listed = pairs.get((min(a, b), max(a, b)))
+                assert known[i, j] == (listed is not None)
+                assert similar[i, j] == bool(listed)
+
+
+def test_large_row_ids_do_not_collide():
+    big = 3_000_000_000
+    table = PairTable.from_arrays([1, 5], [big, 7], [True, False])
+    similar, known = table.block(np.array([1, 5, 7, big]))
+    assert known.sum() == 4
+    assert similar[0, 3]
+    assert not similar[1, 2]
+
+
+def test_hold_out_parts_the_pairs():
+    rng = np.random.default_rng(0)
+    pairs = {(int(a), int(b)): bool(rng.random() < 0.3) for a, b in rng.integers(0, 60, (900, 2)) if a < b}
+    table = table_of(pairs)
+    kept, held = table.hold_out(0.2, seed=3)
+    ours = [set(zip(t.row_a.tolist(), t.row_b.tolist(), strict=True)) for t in (kept, held)]
+    assert ours[0] | ours[1] == set(pairs)
+    assert not ours[0] & ours[1]
+    assert held.counts().n_similar == round(0.2 * sum(pairs.values()))
+    assert len(held) == pytest.approx(0.2 * len(pairs), abs=2)
+    again = table.hold_out(0.2, seed=3)[1]
+    np.testing.assert_array_equal(again.row_a, held.row_a)
+    assert (table.hold_out(0.2, seed=4)[1].row_a[:20] != held.row_a[:20]).any()
+    for share in (0.0, 1.0, -1):
+        with pytest.raises(DataError, match="must lie between 0 and 1"):
+            table.hold_out(share)
+    with pytest.raises(DataError, match="leaves one side empty"):
+        PairTable.from_arrays([0], [1], [True]).hold_out(0.1)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "similar", "message"),
+    [
+        ([0, 4], [1, 4], [1, 1], r"pairs row 1: \(4, 4\) pairs a row with itself"),
+        ([0, 1], [1, 99], [1, 1], r"pairs row 1: \(1, 99\) names a row that is not among the given rows"),
+        (
+            [0, 2, 1],
+            [1, 3, 0],
+            [1, 1, 0],
+            r"rows 0 and 2 contradict each other: pair \(0, 1\) is similar in one",
+        ),
+        ([0], [1, 2], [1], "1 row_a, 2 row_b and 1 similar"),
+        ([], [], [], "lists no pair"),
+    ],
+)
+def test_mistakes_are_named(a, b, similar, message):
+    with pytest.raises(DataError, match=message):
+        PairTable.from_arrays(a, b, similar, rows=np.arange(10))
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    flags = np.array([TRAIN | DATABASE] * 6 + [DATABASE] * 4, dtype=np.uint8)
+    return write_manifest(str(tmp_path / "m"), from_uris(pa.array([str(i) for i in range(10)])), flags)
+
+
+def test_files_are_checked_against_the_manifest(tmp_path, manifest):
+    csv = tmp_path / "pairs.csv"
+    csv.write_text("row_a,row_b,similar\n0,1,1\n2,5,0\n")
+    table = PairTable.open(str(csv), manifest)
+    assert table.similar.tolist() == [True, False]
+    table.save(str(tmp_path / "pairs.parquet"))
+    again = PairTable.open(str(tmp_path / "pairs.parquet"), manifest)
+    np.testing.assert_array_equal(again.row_b, table.row_b)
+    csv.write_text("row_a,row_b,similar\n0,1,1\n2,7,0\n")
+    with pytest.raises(
+        DataError, match=r"pairs.csv row 1: \(2, 7\) names a row that is not among the train rows of"
+    ):
+        PairTable.open(str(csv), manifest)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"row_a": [0], "row_b": [1]}, "has no column 'similar'; a pairs table has row_a, row_b, similar"),
+        ({"row_a": [0, 1], "row_b": [1, 2], "similar": [1, 2]}, "row 1: similar is 2; it must be 0 or 1"),
+        (
+            {"row_a": ["x"], "row_b": ["y"], "similar": [1]},
+            "row_a must hold row ids, whole numbers; it is string",
+        ),
+        ({"row_a": [0, None], "row_b": [1, 2], "similar": [1, 0]}, "row 1: row_a is missing"),
+        ({"row_a": [0], "row_b": [1], "similar": [0.5]}, "similar is 0.5; it must be 0 or 1"),
+    ],
+)
+def test_columns_are_checked(tmp_path, columns, message):
+    path = str(tmp_path / "p.parquet")
+    pq.write_table(pa.table(columns), path)
+    with pytest.raises(DataError, match=message):
+        PairTable.open(path)
+
+
+def test_what_is_no_table_is_refused(tmp_path):
+    (tmp_path / "p.parquet").write_text("no")
+    with pytest.raises(DataError, match="is neither Parquet nor CSV"):
+        PairTable.open(str(tmp_path / "p.parquet"))
+    with pytest.raises(DataError, match="cannot read the pairs"):
+        PairTable.open(str(tmp_path / "none.parquet"))
