@@ -55,15 +55,19 @@ Callback = Callable[[Record], None]
 def train_run(
     config: TrainConfig,
     *,
+    manifest: Manifest | None = None,
     device: str | torch.device = "cpu",
     on_step: Callback | None = None,
     on_epoch: Callback | None = None,
     on_stage: Callback | None = None,
 ) -> dict[str, Any]:
-    """Trains a prepared run and returns its summary with the bundle's ``sha256`` (worker 0; {} elsewhere)."""
+    """Trains a prepared run and returns its summary with the bundle's ``sha256`` (worker 0; {} elsewhere).
+
+    ``manifest`` is the run's own copy unless another is given, as for many runs on the same rows.
+    """
     started = time.monotonic()
     rank, n_workers = world()
-    manifest = Manifest.open(storage.join(config.run, MANIFEST))
+    manifest = manifest or Manifest.open(storage.join(config.run, MANIFEST))
     torch.manual_seed(config.seed)
     model = make_model(config, manifest)
     kept, held = held_out(manifest.count("train"), config.validation)
