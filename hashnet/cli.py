@@ -36,7 +36,10 @@ def main(words: Sequence[str] | None = None) -> int:
             name, help=meaning, description=meaning, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         if words and words[0] == name:
-            module = importlib.import_module(f"hashnet.commands.{name}")
+            try:
+                module = importlib.import_module(f"hashnet.commands.{name}")
+            except ModuleNotFoundError as error:
+                return _not_installed(name, error)
             module.configure(command, words[1:])
             command.set_defaults(run=module.run)
     arguments = parser.parse_args(words)
@@ -45,12 +48,22 @@ def main(words: Sequence[str] | None = None) -> int:
     except HashnetError as error:
         print(f"hashnet {arguments.command}: {error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        return _not_installed(arguments.command, error)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `hashnet … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _not_installed(command: str, error: ModuleNotFoundError) -> int:
+    """The base install is what a client needs; the rest comes with an extra."""
+    if (error.name or "").startswith("hashnet"):
+        raise error
+    print(f"hashnet {command} needs {error.name}: pip install 'hashnet[cpu]' (or [gpu])", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

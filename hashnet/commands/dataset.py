@@ -60,9 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
     known = {field.name for field in _fields(name)}
     options = {word: value for word, value in given.items() if word in known and value is not None}
     if given["source"] == "append":
-        manifest = append_to(Manifest.open(given["manifest"]), name, **options)
+        manifest = append_to(Manifest.open(given["manifest"]), name, show_progress=True, **options)
     else:
-        manifest = make_manifest(name, given["out"], overwrite=given["overwrite"], **options)
+        manifest = make_manifest(
+            name, given["out"], overwrite=given["overwrite"], show_progress=True, **options
+        )
     summary = manifest.summary()
     if given["json"]:
         print(json.dumps({"manifest": manifest.uri, "sha256": manifest.sha256, **summary}))

@@ -209,6 +209,11 @@ class Manifest:
     def _groups(
         self, split: str | None, columns: list[str] | None, start: int, stop: int | None
     ) -> Iterator[pa.Table]:
+        if split is not None:
+            split_flags.flag_of(split)
+        missing = [name for name in columns or () if name not in self.schema.names]
+        if missing:
+            raise ManifestError(f"{self.uri} has no column {missing[0]!r}: {', '.join(self.schema.names)}")
         position = 0
         for part in self.parts:
             rows = part.rows if split is None else part.splits.get(split, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,17 @@ from hashnet.data.manifest import FILE, Manifest, write_about
 from hashnet.data.parts import PartsWriter, check_labels, schema_of
 from hashnet.data.rows import Rows
 from hashnet.errors import DataError, ManifestError, StorageError
+from hashnet.progress import Progress
 
 
 def write_manifest(
-    uri: str, rows: Rows, flags: np.ndarray, *, source: dict[str, Any] | None = None, overwrite: bool = False
+    uri: str,
+    rows: Rows,
+    flags: np.ndarray,
+    *,
+    source: dict[str, Any] | None = None,
+    overwrite: bool = False,
+    show_progress: bool = False,
 ) -> Manifest:
     """Writes ``rows`` as the manifest ``uri`` and opens it."""
     uri = str(uri)
@@ -28,13 +35,18 @@ def write_manifest(
     with _staged(uri, overwrite) as folder:
         writer = PartsWriter(folder, schema_of(rows.modality, rows.n_features, rows.inline))
         with _all_or_nothing(writer, rows):
-            _write(writer, rows, rows.labels, flags)
+            _write(writer, rows, rows.labels, flags, show_progress)
             write_about(folder, rows, tuple(writer.finish()), source or {})
     return Manifest.open(uri)
 
 
 def append_rows(
-    manifest: Manifest, rows: Rows, flags: np.ndarray, *, source: dict[str, Any] | None = None
+    manifest: Manifest,
+    rows: Rows,
+    flags: np.ndarray,
+    *,
+    source: dict[str, Any] | None = None,
+    show_progress: bool = False,
 ) -> Manifest:
     """Adds ``rows`` to ``manifest`` as new parts, the old ones unchanged, and opens it anew.
 
@@ -44,7 +56,7 @@ def append_rows(
     labels = _fitting_labels(manifest, rows)
     writer = PartsWriter(manifest.uri, manifest.schema, len(manifest.parts), len(manifest))
     with _all_or_nothing(writer, rows):
-        _write(writer, rows, labels, flags)
+        _write(writer, rows, labels, flags, show_progress)
         parts = (*manifest.parts, *writer.finish())
         if Manifest.open(manifest.uri).parts != manifest.parts:
             raise ManifestError(f"{manifest.uri} was changed by somebody else meanwhile; append again")
@@ -53,11 +65,16 @@ def append_rows(
     return Manifest.open(manifest.uri, check=manifest.check)
 
 
-def _write(writer: PartsWriter, rows: Rows, labels: pa.Array | None, flags: np.ndarray) -> None:
-    for start in range(0, rows.n, rows.block_rows):
-        stop = min(start + rows.block_rows, rows.n)
-        block = None if labels is None else labels[start:stop]
-        writer.write(rows.payload(start, stop), block, flags[start:stop])
+def _write(
+    writer: PartsWriter, rows: Rows, labels: pa.Array | None, flags: np.ndarray, show_progress: bool
+) -> None:
+    with Progress(rows.n, "rows", "manifest") if show_progress else nullcontext() as progress:
+        for start in range(0, rows.n, rows.block_rows):
+            stop = min(start + rows.block_rows, rows.n)
+            block = None if labels is None else labels[start:stop]
+            writer.write(rows.payload(start, stop), block, flags[start:stop])
+            if progress is not None:
+                progress.update(stop - start)
 
 
 @contextmanager

@@ -254,6 +254,18 @@ def test_as_a_program_without_a_stack_trace(tmp_path, python, repo):
     assert "Traceback" not in done.stderr
 
 
+def test_a_missing_package_is_named(tmp_path, python, repo):
+    """The base install has no scikit-learn: the sentence says what to install."""
+    code = (
+        "import sys; sys.modules['sklearn'] = None; from hashnet.cli import main; "
+        f"sys.exit(main(['dataset', 'digits', '--out', '{tmp_path}/m']))"
+    )
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=repo)
+    assert done.returncode == 2
+    assert done.stderr.startswith("hashnet dataset needs sklearn")
+    assert "pip install 'hashnet[cpu]'" in done.stderr
+
+
 def test_features_are_described(tmp_path, capsys):
     np.save(tmp_path / "f.npy", np.eye(6, dtype=np.float32))
     code, out, _ = run(capsys, "dataset", "npy", tmp_path / "f.npy", "--out", tmp_path / "m")

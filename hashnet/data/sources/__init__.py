@@ -42,7 +42,9 @@ def source_module(name: str) -> ModuleType:
     return importlib.import_module(f"hashnet.data.sources.{name}")
 
 
-def make_manifest(name: str, out: str, *, overwrite: bool = False, **options: Any) -> Manifest:
+def make_manifest(
+    name: str, out: str, *, overwrite: bool = False, show_progress: bool = False, **options: Any
+) -> Manifest:
     """Reads a source, splits it and writes the manifest ``out``; nothing is left behind on an error.
 
     ``options`` are the source's (see its ``Options``) and the protocol's (``n_query``, ``n_train``,
@@ -51,10 +53,10 @@ def make_manifest(name: str, out: str, *, overwrite: bool = False, **options: An
     rows, protocol, resolved = load_rows(name, out, **options)
     flags = split(protocol, rows.n, rows.labels, rows.n_classes, rows.names, rows.fixed)
     source = {"name": name, "options": resolved, **rows.about}
-    return write_manifest(out, rows, flags, source=source, overwrite=overwrite)
+    return write_manifest(out, rows, flags, source=source, overwrite=overwrite, show_progress=show_progress)
 
 
-def append_to(manifest: Manifest, name: str, **options: Any) -> Manifest:
+def append_to(manifest: Manifest, name: str, *, show_progress: bool = False, **options: Any) -> Manifest:
     """Reads a source and adds its rows to a manifest; they go into the database unless options say else."""
     options = {k: v for k, v in options.items() if v is not None}
     if not any(options.get(k) for k in _PROTOCOL):
@@ -62,7 +64,7 @@ def append_to(manifest: Manifest, name: str, **options: Any) -> Manifest:
     rows, protocol, resolved = load_rows(name, manifest.uri, defaults=False, **options)
     flags = split(protocol, rows.n, rows.labels, rows.n_classes, rows.names, rows.fixed)
     source = {"name": name, "options": resolved, **rows.about}
-    return append_rows(manifest, rows, flags, source=source)
+    return append_rows(manifest, rows, flags, source=source, show_progress=show_progress)
 
 
 def load_rows(

@@ -274,6 +274,14 @@ def test_summary_counts_match_loops(tmp_path, small_parts):
     assert query["labelled"] == query["rows"] == len(of_query)
 
 
+def test_unknown_splits_and_columns_are_named(tmp_path):
+    manifest = make(tmp_path / "m")
+    with pytest.raises(DataError, match="there is no split 'test'"):
+        manifest.read("test")
+    with pytest.raises(ManifestError, match="has no column 'image': row_id, uri, labels, splits"):
+        manifest.read(columns=["uri", "image"])
+
+
 def test_a_killed_writer_leaves_no_manifest(tmp_path, small_parts):
     """Only the staging folder is there before the rename; readers never see it under the name."""
     seen = []
