@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hashnet.index.lanes import LANES, lanes_below, load32, load64, lowest_bit
+from hashnet.lanes import LANES, lanes_below, load32, load64, lowest_bit
 from hashnet.popcount import compiled, popcount
 
 BLOCK = 4096  # codes of 8 bytes: 32 KB, plus 4 KB of distances
