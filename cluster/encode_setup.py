@@ -30,15 +30,24 @@ def lineage(info: BundleInfo, engine: str) -> dict[str, Any]:
     } | facts(engine, info.modality)
 
 
-def settle_engine(engine: str, modality: str, use_gpu: bool) -> str:
+def gpus_wanted(engine: str, asked: float | None) -> float:
+    """GPUs of an encoder actor: as asked, else one where the cluster has a GPU or may get one."""
+    if asked is not None:
+        return asked
+    if engine not in ("auto", "cuda"):
+        return 0
+    return 1 if placement.capacity({"GPU": 1}, include_addable=True) else 0
+
+
+def settle_engine(engine: str, modality: str, gpus: float) -> str:
     """What ``engine`` comes to on a worker's machine; asked there, since the driver's may differ."""
-    if modality == "features" and not use_gpu and engine in ("auto", "cpu-eager"):
+    if modality == "features" and not gpus and engine in ("auto", "cpu-eager"):
         return "cpu-eager"  # nothing to ask for
     import ray
 
     from hashnet.engine import choose
 
-    ask = ray.remote(num_cpus=1, num_gpus=1 if use_gpu else 0, max_retries=3)(choose)
+    ask = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(choose)
     try:
         name, why = ray.get(ask.remote(engine, modality))
     except ray.exceptions.RayTaskError as error:
@@ -47,11 +56,17 @@ def settle_engine(engine: str, modality: str, use_gpu: bool) -> str:
     return name
 
 
-def place(num_actors: int | None, use_gpu: bool) -> int:
-    """How many encoder actors run: as asked, else one a GPU or one a CPU; says what goes where."""
+def place(num_actors: int | None, gpus: float) -> int:
+    """How many encoder actors run: as asked, else as many as the GPUs hold, or one a CPU.
+
+    Says what goes where, and waits for the first GPU where an autoscaler must bring it. Actors of
+    GPUs that come later join the pool then.
+    """
     n_cpus = placement.capacity({"CPU": 1})
-    per_actor = {"GPU": 1, "CPU": ACTOR_CPUS} if use_gpu else {"CPU": ACTOR_CPUS}
-    n_actors = num_actors or (placement.capacity({"GPU": 1}) if use_gpu else n_cpus) or 1
+    per_actor = {"GPU": gpus, "CPU": ACTOR_CPUS} if gpus else {"CPU": ACTOR_CPUS}
+    n_actors = (
+        num_actors or (placement.capacity({"GPU": gpus}, include_addable=True) if gpus else n_cpus) or 1
+    )
     needs = [
         Need("decode", n_cpus or 1, {"CPU": DECODE_CPUS}, at_least=1),
         Need("encoder", n_actors, per_actor, at_least=1, strategy="spread", fix="lower num_actors"),

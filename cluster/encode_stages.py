@@ -50,7 +50,7 @@ class Stage:
     preprocess: Preprocess | None
     chunk_rows: int
     n_actors: int
-    use_gpu: bool
+    gpus: float  # of an actor; a share lets several use one
 
 
 def chunk_rows(preprocess: Preprocess | None, batch_rows: int) -> int:
@@ -73,7 +73,7 @@ class EncoderActor:
         from hashnet.encoding import Encoder
         from hashnet.errors import LineageMismatch
 
-        if not stage.use_gpu:
+        if stage.plan.lineage["engine"] != "cuda":
             torch.set_num_threads(1)
         self.stage = stage
         lineage = stage.plan.lineage
@@ -140,11 +140,11 @@ def run_pictures(stage: Stage, works: Iterator[Work]) -> Iterator[pa.Table]:
             data = data.map_batches(
                 PictureEncoder,
                 fn_constructor_kwargs={"stage": stage},
-                batch_size=rows if stage.use_gpu else None,  # Ray wants a number with GPUs
+                batch_size=rows if stage.gpus else None,  # Ray wants a number with GPUs
                 batch_format="pyarrow",
                 compute=_pool(stage, sum(-(-(work.stop - work.start) // rows) for work in wave)),
                 num_cpus=ACTOR_CPUS,
-                num_gpus=1 if stage.use_gpu else None,
+                num_gpus=stage.gpus or None,
             )
             yield from data.iter_batches(batch_size=None, batch_format="pyarrow")
 
@@ -155,11 +155,11 @@ def run_features(stage: Stage, works: Iterator[Work]) -> Iterator[tuple[list[Sha
         data = _items(wave).map_batches(
             FeatureEncoder,
             fn_constructor_kwargs={"stage": stage},
-            batch_size=1 if stage.use_gpu else None,
+            batch_size=1 if stage.gpus else None,
             batch_format="pyarrow",
             compute=_pool(stage, len(wave)),
             num_cpus=ACTOR_CPUS,
-            num_gpus=1 if stage.use_gpu else None,
+            num_gpus=stage.gpus or None,
         )
         for table in data.iter_batches(batch_size=None, batch_format="pyarrow"):
             for row in table.to_pylist():

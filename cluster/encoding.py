@@ -56,6 +56,9 @@ class EncodeConfig:
     dry_run: bool = key(False, "print the plan and stop")
     engine: str = key("auto", "how the model runs", choices=("auto", "cuda", "cpu-compiled", "cpu-eager"))
     num_actors: int | None = key(None, "encoder actors (default: one a GPU, else one a CPU)", low=1)
+    gpus_per_actor: float | None = key(
+        None, "GPUs of an actor, 0.5 lets two share one (default: 1 where there are any)", low=0
+    )
     chunk_rows: int | None = key(None, "pictures that move together (default: 32 MB of pixels)", low=1)
     base_uri: str | None = key(None, "folder that relative picture paths start from")
 
@@ -187,17 +190,19 @@ class _Job:
         """Connects, settles the engine on a worker's machine, and says what goes where."""
         session.connect()
         config = self.config
-        use_gpu = config.engine in ("auto", "cuda") and session.resources().get("GPU", 0) >= 1
+        gpus = setup.gpus_wanted(self.plan.lineage["engine"], config.gpus_per_actor)
+        n_actors = setup.place(config.num_actors, gpus)
         try:
-            engine = setup.settle_engine(self.plan.lineage["engine"], self.info.modality, use_gpu)
+            engine = setup.settle_engine(self.plan.lineage["engine"], self.info.modality, gpus)
         except ModelError as error:
             if config.engine != "auto":
                 raise
             begun = self.plan.lineage["engine"]  # "auto" alone never fails: it came with the folder
             raise LineageMismatch(f"{self.uri} was begun with engine {begun!r}: {error}") from error
-        use_gpu = engine == "cuda"
+        if gpus and engine != "cuda" and config.gpus_per_actor is None:  # GPUs that torch cannot use
+            gpus = 0
+            n_actors = setup.place(config.num_actors, gpus)
         self.plan = plans.check_plan(self.uri, replace(self.plan, lineage=setup.lineage(self.info, engine)))
-        n_actors = setup.place(config.num_actors, use_gpu)
         batch_rows = self.plan.lineage["batch_rows"]
         return stages.Stage(
             source=Source(self.manifest, config.split, config.base_uri),
@@ -209,7 +214,7 @@ class _Job:
             preprocess=self.info.preprocess,
             chunk_rows=config.chunk_rows or stages.chunk_rows(self.info.preprocess, batch_rows),
             n_actors=n_actors,
-            use_gpu=use_gpu,
+            gpus=gpus,
         )
 
     def _run(self, stage: stages.Stage, works: Iterator[Work], shards: list[ShardRange]) -> None:

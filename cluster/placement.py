@@ -123,7 +123,7 @@ def _missing(result: Plan) -> str:
 
 
 def on_cpu_nodes() -> dict[str, Any]:
-    """Task options that keep decoding on the CPU pool while there is one, and anywhere otherwise.
+    """Task options that put decoding on the CPU pool first, and elsewhere while that is full or gone.
 
     Give them to ``.options(**…)`` or to Ray Data's ``map_batches(**…)``. Pools are node labels
     (``hashnet.io/pool=cpu``); without such a node there is nothing to prefer.

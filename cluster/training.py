@@ -35,7 +35,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     session.connect()
     resources = worker_resources(prepared.config)
     fewest = config.min_workers or config.num_workers
-    need = Need("worker", config.num_workers, resources, at_least=fewest, fix="lower num_workers")
+    need = Need("worker", config.num_workers, resources, fewest, config.placement, fix="lower num_workers")
     placement.ensure("train", [need])
     storage.delete(storage.join(config.run, CHECKPOINTS, ERROR))
     summary = _fit(prepared.config, resources)
@@ -47,7 +47,7 @@ def worker_resources(config: TrainConfig) -> dict[str, float]:
     """CPUs of a worker, and a GPU where there are enough of them or they are asked for."""
     gpu = config.gpu
     if gpu is None:
-        gpu = placement.capacity({"GPU": 1}) >= config.num_workers
+        gpu = placement.capacity({"GPU": 1}, include_addable=True) >= config.num_workers
     extra: dict[str, float] = {"GPU": 1} if gpu else {}
     if config.cpus_per_worker:
         return {"CPU": config.cpus_per_worker, **extra}
@@ -62,7 +62,7 @@ def worker_resources(config: TrainConfig) -> dict[str, float]:
 
 def _fit(config: TrainConfig, resources: dict[str, float]) -> dict[str, Any]:
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
+    from ray.train.torch import TorchConfig, TorchTrainer
     from ray.train.v2.api.exceptions import TrainingFailedError
 
     filesystem, path = storage.resolve(storage.join(config.run, CHECKPOINTS, "ray"))
@@ -71,8 +71,12 @@ def _fit(config: TrainConfig, resources: dict[str, float]) -> dict[str, Any]:
     trainer = TorchTrainer(
         _work,
         train_loop_config={"config": configs.to_dict(config), "cpus": resources["CPU"]},
+        torch_config=TorchConfig(backend=config.collective),
         scaling_config=ScalingConfig(
-            num_workers=elastic, use_gpu="GPU" in resources, resources_per_worker=resources
+            num_workers=elastic,
+            use_gpu="GPU" in resources,
+            resources_per_worker=resources,
+            placement_strategy=config.placement.upper(),
         ),
         run_config=RunConfig(
             name="train",

@@ -37,8 +37,8 @@ MIN_STEPS = {"features": (1000, 70), "small": (600, 40), "pretrained": (60, 8), 
 
 # Keys that say how the work is done, not what comes out: a run may go on with others.
 HOW = (
-    "run", "manifest", "num_workers", "min_workers", "cpus_per_worker", "gpu", "max_failures", "threads",
-    "base_uri", "checkpoint_every", "log_every", "download",
+    "run", "manifest", "num_workers", "min_workers", "cpus_per_worker", "gpu", "placement", "collective",
+    "max_failures", "threads", "base_uri", "checkpoint_every", "log_every", "download",
 )  # fmt: skip
 
 
@@ -117,6 +117,12 @@ class TrainConfig:
     min_workers: int | None = key(None, "elastic: go on with as few as this", low=1)
     cpus_per_worker: int = key(0, "0: the cluster's, shared out (at most 8)", low=0)
     gpu: bool | None = key(None, "a GPU for each worker; none: where the cluster has enough of them")
+    placement: str = key(
+        "pack", "workers on few nodes, on many, or one a node", choices=("pack", "spread", "strict_spread")
+    )
+    collective: str | None = key(
+        None, "how workers talk; none: nccl with GPUs, gloo without", choices=("gloo", "nccl")
+    )
     max_failures: int = key(3, "lost workers that are replaced before giving up", low=0)
     threads: int = key(2, "threads a worker decodes pictures with", low=1)
     checkpoint_every: int = key(
