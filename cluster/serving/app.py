@@ -46,6 +46,7 @@ def build_app(backend: Backend, limits: Limits, tokens: Tokens, local_only: bool
     app.add_exception_handler(RequestRejected, _say)
     app.add_exception_handler(RequestValidationError, _say_validation)
     app.add_exception_handler(HTTPException, _say_http)
+    app.add_exception_handler(Exception, _say_failed)
     return Guard(app, limits, tokens, local_only, meter)
 
 
@@ -237,6 +238,13 @@ def _say(request: Request, error: Exception) -> Response:
     about["code"] = error.code
     body = error_body(error, about["request_id"])
     return reading.json_response(body, error.status or 400, error_headers(error))
+
+
+def _say_failed(request: Request, error: Exception) -> Response:
+    """What a client is told of a mistake of ours; the guard writes the stack trace into the log."""
+    about = request.scope.get("hashnet", {"request_id": ""})
+    sentence = f"the server failed; its log has the details of request {about['request_id']}"
+    return _say(request, wire.bad("internal", sentence, 500))
 
 
 def _say_validation(request: Request, error: Exception) -> Response:

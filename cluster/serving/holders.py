@@ -258,18 +258,19 @@ class EncoderHolder:
 
     def _decode(self, batch: Queries, number: int) -> np.ndarray | HashnetError:
         picture = batch.values[number]
+        name = "the file" if len(batch) == 1 else f"image {number}"
         try:
-            check_pixels(picture, number, self.max_pixels)
+            check_pixels(picture, name, self.max_pixels)
             return self.encoder.prepare([picture])[0]
         except BadImage as error:
-            status = "image_too_large" if error.reason == "too_large" else "not_an_image"
-            sentence = f"image {number} cannot be used ({error.reason})"
-            return bad(status, sentence, 413 if status == "image_too_large" else 422)
+            if error.reason == "too_large":
+                return bad("image_too_large", f"{name} has too many pixels", 413)
+            return bad("not_an_image", f"{name} cannot be read as a picture ({error.reason})", 422)
         except HashnetError as error:
             return error
 
 
-def check_pixels(picture: bytes, number: int, max_pixels: int) -> None:
+def check_pixels(picture: bytes, name: str, max_pixels: int) -> None:
     """Refuses a picture by what its header says, before anything is decoded."""
     from PIL import Image
 
@@ -279,11 +280,11 @@ def check_pixels(picture: bytes, number: int, max_pixels: int) -> None:
         with Image.open(io.BytesIO(picture), formats=FORMATS) as opened:
             width, height = opened.size
     except Exception:
-        raise bad("not_an_image", f"image {number} is not a picture this server can read", 422) from None
+        raise bad("not_an_image", f"{name} is not a picture this server can read", 422) from None
     if width * height > max_pixels:
         raise bad(
             "image_too_large",
-            f"image {number} has {width} x {height} pixels; at most {max_pixels:,} are taken",
+            f"{name} has {width} x {height} pixels; at most {max_pixels:,} are taken",
             413,
         )
 

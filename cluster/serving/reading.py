@@ -98,7 +98,7 @@ def check_search(
     if k is not None and radius is not None:
         raise bad("invalid_request", "give either k or radius, not both", 422)
     if radius is None:
-        k = 10 if k is None else k
+        k = min(10, limits.max_k) if k is None else k
         if k > limits.max_k:
             raise bad("k_out_of_range", f"k must be from 1 to {limits.max_k}, got {k}", 422)
         if k * len(queries) > limits.max_hits:

@@ -1,7 +1,6 @@
 // The search page. Plain modules, no dependency, no request to anywhere but this server.
 
 const $ = (id) => document.getElementById(id);
-const BITS_IN_ROW = 32;
 
 const state = {
   info: null,
@@ -82,11 +81,12 @@ function toBits(hex) {
   return bits;
 }
 
-// A code as rows of small squares, filled for 1; bits that differ from `other` are coloured.
-function drawBits(hex, other, perRow = BITS_IN_ROW) {
+// A code as rows of small squares, filled for 1; bits that differ from `other` are coloured. Query and
+// results have the same rows, so that one sees at which places they differ.
+function drawBits(hex, other, perRow) {
   const bits = toBits(hex);
   const others = other ? toBits(other) : null;
-  const columns = Math.min(perRow, bits.length);
+  const columns = perRow || (bits.length <= 128 ? 16 : bits.length <= 512 ? 32 : 64);
   const rows = Math.ceil(bits.length / columns);
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("viewBox", `0 0 ${columns} ${rows}`);
@@ -197,12 +197,13 @@ function compare(item, distance) {
 function waiting() {
   const results = $("results");
   results.setAttribute("aria-busy", "true");
-  $("took").textContent = "Searching…";
+  $("took").textContent = state.query ? "Searching…" : "Loading…";
   $("empty").hidden = true;
   if (results.children.length && !results.querySelector(".waiting")) {
     results.classList.add("stale"); // the old answer stays, paler, until the new one is there
     return;
   }
+  if (state.query) $("title").textContent = "Searching…";
   const n = mode() === "k" ? Math.min(Number($("k").value), 24) : 12;
   results.replaceChildren(...Array.from({ length: n }, () => {
     const place = element("li");
@@ -222,9 +223,15 @@ function settled() {
 
 function fail(error) {
   settled();
-  if ($("results").querySelector(".waiting")) $("results").replaceChildren();
+  state.results = null; // what is still shown belongs to another question
+  $("results").replaceChildren();
+  $("code").hidden = true;
+  $("score").hidden = true;
   $("took").textContent = "";
-  $("error-text").textContent = error.message;
+  $("title").textContent = "No answer";
+  const words = error.message[0].toUpperCase() + error.message.slice(1);
+  $("error-text").textContent = /[.!?]$/.test(words) ? words : `${words}.`;
+  $("error-again").hidden = error.status >= 400 && error.status < 500 && error.status !== 429;
   $("error").hidden = false;
 }
 
@@ -297,6 +304,7 @@ function truth() {
 function showQuery() {
   const { query } = state;
   $("query").hidden = false;
+  document.body.classList.add("asked");
   const picture = $("query-picture");
   picture.hidden = false;
   $("query-glyph").hidden = true;
@@ -333,7 +341,7 @@ function showResults() {
   const n = results.items.length;
   $("title").textContent = mode() === "k"
     ? `${n} nearest`
-    : `${n} within ${$("radius").value} bit${$("radius").value === "1" ? "" : "s"}`;
+    : `${n || "Nothing"} within ${$("radius").value} bit${$("radius").value === "1" ? "" : "s"}`;
   $("took").textContent = `${results.took_ms.toFixed(0)} ms, index version ${results.version}`;
   $("results").replaceChildren(
     ...results.items.map((item, i) => card(item, results.distances[i], results.code, known)));
@@ -341,6 +349,7 @@ function showResults() {
   $("empty").textContent = mode() === "radius"
     ? "Nothing is that near. Allow more bits to differ."
     : "Nothing was found. Is a label chosen that no item has?";
+  $("code").hidden = false;
   compare(null);
   showScore();
 }
@@ -353,8 +362,8 @@ function showScore() {
   if ($("score").hidden) return;
   const right = judged.filter((item) => item.labels.some((label) => known.includes(label))).length;
   const share = right / judged.length;
-  $("score-name").textContent = `Precision of these ${judged.length}`;
-  $("score-value").textContent = `${Math.round(share * 100)} %  (${right} share a label)`;
+  $("score-name").textContent = `Precision: ${right} of ${judged.length} share a label`;
+  $("score-value").textContent = `${Math.round(share * 100)} %`;
   $("score-bar").style.width = `${share * 100}%`;
 }
 
@@ -387,6 +396,7 @@ async function fromAddress() {
   state.query = null;
   state.results = null;
   $("query").hidden = true;
+  document.body.classList.remove("asked");
   await showSample();
 }
 

@@ -1,0 +1,18 @@
+"""Serve a run's index over HTTP with a search page, until Ctrl-C.
+
+    python jobs/serve.py run=$PWD/runs/demo host=127.0.0.1 port=8000
+
+then open http://127.0.0.1:8000/ or ask with hashnet.Client, hashnet query or curl. Listening on another
+address than loopback needs a token: HASHNET_TOKEN for reading; HASHNET_WRITE_TOKEN turns writing on.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from cluster.job import run_job
+from cluster.serving import ServeConfig, serve_run
+
+if __name__ == "__main__":
+    run_job(ServeConfig, serve_run)

@@ -1,0 +1,52 @@
+"""A small run made without Ray, for tests of what comes after encoding: digits, a model, an index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+N_BITS = 64
+
+
+def make_run(folder: Path | str, modality: str = "image", kind: str = "flat", seed: int = 0) -> str:
+    """RUN with manifest.parquet, model/, codes/ and index/ of 400 digits; returns its path."""
+    import torch
+
+    from hashnet import BinaryIndex, Encoder
+    from hashnet.data.fetch import feature_matrix, fetch_images
+    from hashnet.data.sources import make_manifest
+    from hashnet.models import build_model
+    from hashnet.store import write_store
+    from hashnet.training.bundle import save_bundle
+
+    run = str(folder)
+    manifest = make_manifest(
+        "digits", f"{run}/manifest.parquet", modality=modality, n_query=1397, n_train=100
+    )
+    torch.manual_seed(seed)
+    if modality == "image":
+        model = build_model("small_cnn", n_bits=N_BITS)
+    else:
+        model = build_model("features", n_bits=N_BITS, n_features=manifest.n_features)
+    save_bundle(f"{run}/model", model, class_names=list(manifest.class_names or ()))
+    encoder = Encoder.load(f"{run}/model", engine="cpu-eager", batch_rows=4 if modality == "image" else None)
+    rows = manifest.read("database")
+    codes = encoder.encode(fetch_images(rows) if modality == "image" else feature_matrix(rows))
+    store = write_store(
+        f"{run}/codes",
+        codes,
+        ids=rows["row_id"].to_numpy(),
+        labels=manifest.labels("database"),
+        uris=rows["uri"].to_pylist(),
+        n_classes=manifest.n_classes,
+        rows_per_shard=150,
+        lineage=encoder.lineage,
+    )
+    BinaryIndex.build(store, kind=kind).save(f"{run}/index")
+    return run
+
+
+def some_codes(n: int, n_bits: int = N_BITS, seed: int = 0) -> np.ndarray:
+    """uint8 (n, n_bits // 8), random."""
+    return np.random.default_rng(seed).integers(0, 256, (n, n_bits // 8), dtype=np.uint8)
