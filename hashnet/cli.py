@@ -18,6 +18,7 @@ from hashnet.errors import HashnetError
 COMMANDS = {  # name → what it does
     "dataset": "make a manifest: the list of a data set's pictures or features, with labels and splits",
     "inspect": "say what a manifest, model, code store, index, report or run is, and whether it is sound",
+    "query": "search by a picture, features or an indexed item: a server, or a run's folder",
 }
 
 
