@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from hashnet.codes import as_words, check_codes
+from hashnet.codes import check_codes
 from hashnet.errors import CodeError, ConfigError, DataError
-from hashnet.metrics import kernel
 from hashnet.metrics.average_precision import average_precision
-from hashnet.metrics.relevance import check_pair
+from hashnet.metrics.relevance import check_labels
 from hashnet.metrics.report import EvalReport
-from hashnet.metrics.ties import relevance_of, tie_hash
+from hashnet.metrics.shard import Shard
+from hashnet.metrics.ties import relevance_of
 
 
 def evaluate(
@@ -42,22 +42,16 @@ def evaluate(
             raise CodeError(f"{len(codes)} {what} codes, but {len(labels)} {what} labels")
         if not len(codes):
             raise DataError(f"there are no {what} codes")
-    queries, database = check_pair(query_labels, database_labels)
+    queries, database = check_labels(query_labels, database_labels)
     n = len(database_codes)
     k = n if k is None else min(k, n)
-    hashes = tie_hash(np.arange(n) if database_ids is None else np.asarray(database_ids), seed)
-    order = np.argsort(hashes)
-    shard = database.take(order)
-    ids = shard.ids if shard.ids is not None else np.zeros(0, np.int32)
-    sets = shard.words if shard.words is not None else np.zeros((0, 0), np.uint64)
-    words, hashes = as_words(database_codes)[order], hashes[order]
+    shard = Shard.build(database_codes, database, None if database_ids is None else np.asarray(database_ids), seed)
     ap, ap_relevant, hits, n_relevant = [], [], [], []
     for start in range(0, len(query_codes), 256):
-        block = slice(start, start + 256)
-        q, s = as_words(query_codes[block]), np.ascontiguousarray(queries.as_words()[:, block])
-        counts = kernel.count(q, s, words, ids, sets, n_bits)
-        relevance = relevance_of(kernel.rank(q, s, words, ids, sets, hashes, counts, k))
-        total = counts[:, 1].sum(axis=1)
+        end = min(start + 256, len(query_codes))
+        partial = shard.partial(query_codes[start:end], queries.rows(start, end), k)
+        relevance = relevance_of(partial.keys)
+        total = partial.counts[1].sum(axis=1)
         ap.append(average_precision(relevance, total, k))
         ap_relevant.append(average_precision(relevance, total, k, "relevant"))
         hits.append(relevance.any(axis=1))

@@ -1,5 +1,8 @@
-"""Label sets in the compact form the kernels compare: class ids where every row has one label,
-bit words where rows have several. A multi-hot matrix is read in slices and never copied whole.
+"""Label sets as lists of classes a row, and per class the items that carry it.
+
+Two items are relevant to each other when they share at least one class. The kernels read the
+items of a class as a bit mask where it is frequent and as a list of places where it is rare, so
+memory follows the number of labels, never queries x database nor rows x classes.
 """
 
 from __future__ import annotations
@@ -11,50 +14,41 @@ import numpy as np
 
 from hashnet.errors import CodeError, DataError
 from hashnet.labels import as_multi_hot
+from hashnet.popcount import compiled
 
 SLICE_ROWS = 65_536  # rows of a multi-hot matrix looked at together
+RARE = 64  # a class on fewer than one item in 64 is kept as a list
 
 
 @dataclass(frozen=True)
 class LabelSets:
-    """The labels of n rows.
+    """The classes of row i are ``classes[start[i]:start[i + 1]]``, ascending.
 
-    ``ids`` int32 (n,) when every row has exactly one label, else None. ``words`` uint64
-    (ceil(n_classes / 64), n), class c being bit c % 64 of word c // 64, else None.
+    ``start`` int64 (n + 1,), ``classes`` int32.
     """
 
     n_classes: int
-    ids: np.ndarray | None
-    words: np.ndarray | None
+    start: np.ndarray
+    classes: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.ids) if self.ids is not None else self.words.shape[1]  # type: ignore[union-attr]
+        return len(self.start) - 1
 
-    def take(self, rows: Any) -> LabelSets:
-        """The rows asked for, in that order (an index array or a slice)."""
-        ids = None if self.ids is None else self.ids[rows]
-        words = None if self.words is None else np.ascontiguousarray(self.words[:, rows])
-        return LabelSets(self.n_classes, ids, words)
+    @property
+    def per_row(self) -> np.ndarray:
+        """How many classes each row has, int64 (n,)."""
+        return np.diff(self.start)
 
-    def as_words(self) -> np.ndarray:
-        """The sets as bit words, also where ids are kept."""
-        if self.words is not None:
-            return self.words
-        words = np.zeros((-(-self.n_classes // 64), len(self)), dtype=np.uint64)
-        words[self.ids // 64, np.arange(len(self))] = np.uint64(1) << (self.ids % 64).astype(np.uint64)
-        return words
-
-    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """(row, class) of every label, int64 each, by row then class."""
-        if self.ids is not None:
-            return np.arange(len(self)), self.ids.astype(np.int64)
-        bits = np.unpackbits(self.words.T.copy().view(np.uint8), axis=1, bitorder="little")  # type: ignore[union-attr]
-        rows, classes = np.nonzero(bits)
-        return rows, classes
+    def rows(self, first: int, last: int) -> LabelSets:
+        """Rows ``first`` to ``last - 1``."""
+        start = self.start[first : last + 1]
+        return LabelSets(self.n_classes, start - start[0], self.classes[start[0] : start[-1]])
 
 
 def label_sets(labels: Any, n_classes: int | None = None, name: str = "labels") -> LabelSets:
     """LabelSets of class ids (n,) or of a multi-hot matrix (n, n_classes)."""
+    if isinstance(labels, LabelSets):
+        return labels
     labels = np.asarray(labels)
     if labels.ndim == 1:
         return _from_ids(labels, n_classes, name)
@@ -62,54 +56,96 @@ def label_sets(labels: Any, n_classes: int | None = None, name: str = "labels") 
         raise CodeError(f"{name} must be class ids (n,) or multi-hot (n, n_classes), got {labels.shape}")
     if n_classes is not None and labels.shape[1] != n_classes:
         raise CodeError(f"{name} have {labels.shape[1]} classes where {n_classes} are needed")
-    return _from_multi_hot(labels, name)
+    start = np.zeros(len(labels) + 1, dtype=np.int64)
+    found = []
+    for first in range(0, len(labels), SLICE_ROWS):  # a matrix may be a gigabyte: never copy it whole
+        part = as_multi_hot(labels[first : first + SLICE_ROWS], name=name)
+        found.append(np.nonzero(part)[1].astype(np.int32))
+        start[first + 1 : first + 1 + len(part)] = part.sum(axis=1, dtype=np.int64)
+    classes = np.concatenate(found) if found else np.zeros(0, np.int32)
+    return LabelSets(labels.shape[1], np.cumsum(start), classes)
 
 
 def _from_ids(ids: np.ndarray, n_classes: int | None, name: str) -> LabelSets:
     if ids.dtype.kind not in "iu":
         raise CodeError(f"{name} as class ids must be whole numbers, got {ids.dtype}")
-    if len(ids) == 0:
-        return LabelSets(n_classes or 0, np.zeros(0, np.int32), None)
-    low, high = int(ids.min()), int(ids.max())
+    low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
     if low < 0:
-        raise DataError(f"{name} hold class {low} in row {ids.argmin()}: every row needs a class >= 0")
+        raise DataError(f"{name} hold class {low} in row {ids.argmin()}: a class id is 0 or more")
     if n_classes is not None and high >= n_classes:
         raise CodeError(f"{name} hold class {high}, but there are only {n_classes} classes")
-    return LabelSets(high + 1 if n_classes is None else n_classes, ids.astype(np.int32), None)
+    width = high + 1 if n_classes is None else n_classes
+    return LabelSets(width, np.arange(len(ids) + 1), ids.astype(np.int32))
 
 
-def _from_multi_hot(labels: np.ndarray, name: str) -> LabelSets:
-    n, n_classes = labels.shape
-    words = np.zeros((max(1, -(-n_classes // 64)), n), dtype=np.uint64)
-    ids = np.zeros(n, dtype=np.int32)
-    single = True
-    for start in range(0, n, SLICE_ROWS):
-        part = as_multi_hot(labels[start : start + SLICE_ROWS], name=name)
-        padded = np.zeros((len(part), words.shape[0] * 8), dtype=np.uint8)
-        padded[:, : -(-n_classes // 8)] = np.packbits(part, axis=1, bitorder="little")
-        words[:, start : start + len(part)] = padded.view(np.uint64).T
-        if single:
-            single = n_classes > 0 and bool((part.sum(axis=1, dtype=np.int64) == 1).all())
-            if single:
-                ids[start : start + len(part)] = part.argmax(axis=1)
-    return LabelSets(n_classes, ids, None) if single else LabelSets(n_classes, None, words)
-
-
-def check_pair(query_labels: Any, database_labels: Any) -> tuple[LabelSets, LabelSets]:
+def check_labels(query_labels: Any, database_labels: Any) -> tuple[LabelSets, LabelSets]:
     """Both label sets over the same classes; a query without a label is refused."""
-    query, database = np.asarray(query_labels), np.asarray(database_labels)
-    widths = [labels.shape[1] for labels in (query, database) if labels.ndim == 2]
+    given = [query_labels, database_labels]
+    given = [labels if isinstance(labels, LabelSets) else np.asarray(labels) for labels in given]
+    widths = []
+    for labels in given:
+        if isinstance(labels, LabelSets):
+            widths.append(labels.n_classes)
+        elif labels.ndim == 2:
+            widths.append(labels.shape[1])
     if len(set(widths)) > 1:
-        raise CodeError(f"query labels have {widths[0]} classes, database labels {widths[1]}; use one list")
+        raise CodeError(
+            f"query labels have {widths[0]} classes, database labels {widths[1]}; "
+            "give both over the same list of classes"
+        )
+    if not widths and all(labels.dtype.kind in "iu" and labels.ndim == 1 for labels in given):
+        widths = [max((int(labels.max()) + 1 for labels in given if labels.size), default=0)]
     width = widths[0] if widths else None
-    if width is None:
-        width = max((int(labels.max()) + 1 for labels in (query, database) if labels.size), default=0)
-    queries = label_sets(query, width, "query labels")
-    if queries.words is not None:
-        empty = ~queries.words.any(axis=0)
-        if empty.any():
-            raise DataError(
-                f"{int(empty.sum())} queries have no label (the first is row {int(empty.argmax())}); "
-                "nothing is relevant to them: leave them out"
-            )
-    return queries, label_sets(database, width, "database labels")
+    queries = label_sets(given[0], width, "query labels")
+    refuse_unlabelled(queries)
+    return queries, label_sets(given[1], width, "database labels")
+
+
+def refuse_unlabelled(queries: LabelSets) -> None:
+    """Raises DataError when a query has no label: nothing could be relevant to it."""
+    empty = queries.per_row == 0
+    if empty.any():
+        raise DataError(
+            f"{int(empty.sum())} queries have no label (the first is row {int(empty.argmax())}), "
+            "so nothing can be relevant to them; leave them out"
+        )
+
+
+@dataclass(frozen=True)
+class ClassItems:
+    """The items of each class, by their place: masks of frequent classes, lists of rare ones.
+
+    ``dense`` uint64 (frequent classes, words), row ``dense_of[c]`` being class c's, or -1; place p
+    is bit p % 64 of word p // 64. ``lists[list_start[c]:list_start[c + 1]]`` int32 otherwise.
+    """
+
+    dense_of: np.ndarray
+    dense: np.ndarray
+    list_start: np.ndarray
+    lists: np.ndarray
+
+
+def class_items(labels: LabelSets, places: np.ndarray, n_words: int) -> ClassItems:
+    """ClassItems of rows that lie at ``places`` int64 (n,), in masks of ``n_words`` words."""
+    sizes = np.bincount(labels.classes, minlength=labels.n_classes)[: labels.n_classes]
+    frequent = sizes * RARE >= max(len(labels), 1)
+    dense_of = np.where(frequent, np.cumsum(frequent) - 1, -1).astype(np.int32)
+    list_start = np.zeros(labels.n_classes + 1, dtype=np.int64)
+    np.cumsum(np.where(frequent, 0, sizes), out=list_start[1:])
+    dense = np.zeros((int(frequent.sum()), n_words), dtype=np.uint64)
+    lists = np.zeros(list_start[-1], dtype=np.int32)
+    _fill(labels.start, labels.classes, places, dense_of, dense, list_start[:-1].copy(), lists)
+    return ClassItems(dense_of, dense, list_start, lists)
+
+
+@compiled
+def _fill(start, classes, places, dense_of, dense, free, lists):  # type: ignore[no-untyped-def]
+    for row in range(len(start) - 1):
+        place = places[row]
+        for a in range(start[row], start[row + 1]):
+            c = classes[a]
+            if dense_of[c] >= 0:
+                dense[dense_of[c], place >> 6] |= np.uint64(1) << np.uint64(place & 63)
+            else:
+                lists[free[c]] = place
+                free[c] += 1

@@ -1,0 +1,204 @@
+# NOTE FROM THE LEAD (delete these lines): sorry, between 04:36 and 04:41 I wrote into kernel.py believing this package abandoned; it is yours again, put your
+# version back. Others wait: please commit full `evaluate` + EvalReport by 04:55, then cluster/evaluation.py + jobs/evaluate.py by 05:10, then hashnet/report + HTML by
+# 05:40, tests and bench with each. Commit every 10 minutes. hashnet/index/lanes.py moved to hashnet/lanes.py (you may use it). heavy.lock has a long queue: skip it for runs < 30 s.
+
+"""One pass of query codes over a shard: counts per distance, and the k best of every query.
+
+Items come in the order of their tie hash. Among items at one distance an earlier one ranks first,
+so the k best can be kept while counting: an item matters only if fewer than k items before it are
+at least as near. Because that order is random, the counts so far also tell how far the k-th item
+will lie in the end; should that guess prove too small for a query, the query is scanned again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hashnet.metrics.kernel import (
+    ALL,
+    ITEMS,
+    ONE,
+    WORDS,
+    U,
+    distance_at,
+    distances,
+    histogram,
+    lowest,
+    within,
+)
+from hashnet.metrics.ties import HASH_BITS
+from hashnet.popcount import compiled, popcount
+
+DENSE = 32  # relevant items are counted one by one where fewer than one in 32 is relevant
+_HASH_AT, _DISTANCE_AT = np.uint64(1), np.uint64(HASH_BITS + 1)  # fields of a candidate key
+
+
+@compiled
+def scan(first, last, M, query_start, query_classes, P, n, dense_of, dense, list_start, lists, hashes, k, counts, keys):  # type: ignore[no-untyped-def]
+    """Fills the counts and keys of queries ``first`` to ``last - 1``, which share cached blocks.
+
+    counts int64 (2, q, bins): all and relevant items. keys uint64 (q, min(k, n)). M uint64
+    (q, planes): the query's bits as 0 or ALL. P: the planes of the blocks, one after another.
+    ``dense[dense_of[c]]`` is the mask of class c's items; where dense_of[c] < 0,
+    ``lists[list_start[c]:list_start[c + 1]]`` are its places.
+    """
+    n_planes, n_bits = M.shape[1], counts.shape[2] - 8  # whole bytes: the last eight bins start at n_bits
+    n_blocks, n_sum = len(P) // (n_planes * WORDS), 7
+    while (1 << n_sum) <= n_bits:
+        n_sum += 1
+    S = np.zeros(n_sum * WORDS, dtype=np.uint64)
+    C = np.zeros(4 * WORDS, dtype=np.uint64)
+    T = np.zeros((n_sum - 2) * WORDS, dtype=np.uint64)
+    R = np.zeros((last - first, n_blocks * WORDS), dtype=np.uint64)
+    kept = np.zeros((last - first, k + 2 * ITEMS), dtype=np.uint64)
+    n_kept = np.zeros(last - first, dtype=np.int64)
+    guess = np.full(last - first, n_bits, dtype=np.int64)
+    few = np.zeros(last - first, dtype=np.bool_)
+    for j in range(last - first):
+        marked = _mark(R, j, query_start, query_classes, first + j, dense_of, dense, list_start, lists)
+        few[j] = marked * DENSE < n
+    for block in range(n_blocks):
+        at, seen = U(block * n_planes * WORDS), min((block + 1) * ITEMS, n)
+        share = k * (seen / n)
+        wanted = k if seen == n else min(k, np.int64(share + 4 * np.sqrt(share) + 8))
+        for j in range(last - first):
+            i = first + j
+            before = _reach(counts, i, k, n_bits)
+            distances(P, at, M, i, S, C)
+            _count(S, T, R, j, block, few[j], counts, i)
+            if seen == n:
+                counts[0, i, _ones(M, i)] -= n_blocks * ITEMS - n  # the padding is code 0
+            now = _reach(counts, i, wanted, n_bits)
+            guess[j] = min(guess[j], now)
+            if n_kept[j] + ITEMS > kept.shape[1]:
+                n_kept[j] = _drop(kept, j, n_kept[j], before)
+            n_kept[j] = _keep(S, T, R, j, block, n, min(now, before - 1), ITEMS, kept, n_kept[j])
+    for j in range(last - first):
+        i = first + j
+        reach = min(_reach(counts, i, k, n_bits), n_bits)
+        if guess[j] < reach:
+            n_kept[j] = _scan_again(P, M, i, S, C, T, R, j, n, reach, k, counts, kept)
+        _place(kept, j, n_kept[j], counts, i, hashes, keys)
+
+
+@compiled
+def _scan_again(P, M, i, S, C, T, R, j, n, reach, k, counts, kept):  # type: ignore[no-untyped-def]
+    """Keeps the k best of query i, now that the distance of the k-th is known."""
+    room, length = k, 0
+    for d in range(reach):
+        room -= counts[0, i, d]
+    for block in range(R.shape[1] // WORDS):
+        had = length
+        distances(P, U(block * M.shape[1] * WORDS), M, i, S, C)
+        length = _keep(S, T, R, j, block, n, reach, room, kept, had)
+        for e in range(had, length):
+            room -= np.int64(kept[j, e] >> _DISTANCE_AT) == reach
+    return length
+
+
+@compiled
+def _mark(R, j, query_start, query_classes, i, dense_of, dense, list_start, lists):  # type: ignore[no-untyped-def]
+    """Sets in R[j] the bits of the items that share a class with query i; how many there are."""
+    for a in range(query_start[i], query_start[i + 1]):
+        c = query_classes[a]
+        if dense_of[c] >= 0:
+            row = dense_of[c]
+            for w in range(dense.shape[1]):
+                R[j, w] |= dense[row, w]
+        else:
+            for b in range(list_start[c], list_start[c + 1]):
+                R[j, lists[b] >> 6] |= ONE << U(lists[b] & 63)
+    total = U(0)
+    for w in range(R.shape[1]):
+        total += popcount(R[j, w])
+    return np.int64(total)
+
+
+@compiled
+def _count(S, T, R, j, block, few, counts, i):  # type: ignore[no-untyped-def]
+    """Adds the block's distances to the counts of all and of relevant items of query i."""
+    top, base = U(len(T) - WORDS), block * WORDS
+    for word in range(WORDS):
+        T[top + U(word)] = ALL
+    histogram(S, T, counts[0], i)
+    if few:
+        for word in range(WORDS):
+            mask = R[j, base + word]
+            while mask:
+                counts[1, i, distance_at(S, U(word), lowest(mask))] += 1
+                mask &= mask - ONE
+    else:
+        for word in range(WORDS):
+            T[top + U(word)] = R[j, base + word]
+        histogram(S, T, counts[1], i)
+
+
+@compiled
+def _reach(counts, i, wanted, n_bits):  # type: ignore[no-untyped-def]
+    """The smallest distance within which ``wanted`` items lie; n_bits + 1 when there are fewer."""
+    total = 0
+    for d in range(n_bits + 1):
+        total += counts[0, i, d]
+        if total >= wanted:
+            return d
+    return n_bits + 1
+
+
+@compiled
+def _keep(S, T, R, j, block, n, radius, room, kept, length):  # type: ignore[no-untyped-def]
+    """Appends the block's items within the radius, at the radius itself only ``room`` of them.
+
+    An entry has the fields of a candidate key with the item's place where the hash goes.
+    """
+    if radius < 0:
+        return length
+    within(S, radius, T)
+    for word in range(WORDS):
+        mask = T[U(word)]
+        while mask:
+            bit = lowest(mask)
+            mask &= mask - ONE
+            place = U(block * ITEMS + word * 64) + bit
+            distance = distance_at(S, U(word), bit)
+            if place >= U(n) or (distance == radius and room <= 0):
+                continue
+            room -= distance == radius
+            relevant = (R[j, block * WORDS + word] >> bit) & ONE
+            kept[j, length] = (U(distance) << _DISTANCE_AT) | (place << _HASH_AT) | relevant
+            length += 1
+    return length
+
+
+@compiled
+def _drop(kept, j, length, radius):  # type: ignore[no-untyped-def]
+    """Leaves out the entries beyond the radius; how many stay (fewer than k + ITEMS)."""
+    stay = 0
+    for e in range(length):
+        if np.int64(kept[j, e] >> _DISTANCE_AT) <= radius:
+            kept[j, stay] = kept[j, e]
+            stay += 1
+    return stay
+
+
+@compiled
+def _place(kept, j, length, counts, i, hashes, keys):  # type: ignore[no-untyped-def]
+    """Counting sort of the entries, which come by hash, into the ascending keys of query i."""
+    slot = np.zeros(counts.shape[2] + 1, dtype=np.int64)
+    for d in range(counts.shape[2]):
+        slot[d + 1] = slot[d] + counts[0, i, d]
+    for e in range(length):
+        distance = kept[j, e] >> _DISTANCE_AT
+        at = slot[distance]
+        if at < keys.shape[1]:
+            place = (kept[j, e] ^ (distance << _DISTANCE_AT)) >> _HASH_AT
+            keys[i, at] = (distance << _DISTANCE_AT) | (hashes[place] << _HASH_AT) | (kept[j, e] & ONE)
+            slot[distance] = at + 1
+
+
+@compiled
+def _ones(M, i):  # type: ignore[no-untyped-def]
+    """How many bits of query i are one: its distance to code 0."""
+    total = 0
+    for b in range(M.shape[1]):
+        total += M[i, b] != 0
+    return total

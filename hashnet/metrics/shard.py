@@ -1,0 +1,172 @@
+"""A piece of the database made ready for counting, and the partial results pieces add up to.
+
+    Shard.build(codes, labels, row_ids).partial(queries, …) → Partial    for every piece
+    merge(partials, k) → Partial                                          of the whole database
+
+Counts are integers and keys are ordered by (distance, hash of the row id), so the merged result
+is the same, bit for bit, however the database was cut.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from hashnet.codes import as_words, check_codes
+from hashnet.metrics.kernel import ITEMS, WORDS
+from hashnet.metrics.relevance import ClassItems, LabelSets, class_items
+from hashnet.metrics.scan import scan
+from hashnet.metrics.ties import tie_hash
+from hashnet.popcount import compiled
+
+QUERIES = 16  # queries that share a block of the database while it is in the cache
+SCRATCH = 1 << 22  # entries of candidates a thread may hold: 32 MiB
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What one piece of the database says about q queries.
+
+    ``counts`` int64 (2, q, n_bits + 1): all and relevant items at each distance. ``keys`` uint64
+    (q, m): the m <= k best candidates, ascending (``hashnet.metrics.ties`` says what a key holds).
+    """
+
+    counts: np.ndarray
+    keys: np.ndarray
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Database items in the order of their tie hash, as bit planes."""
+
+    n: int
+    n_bits: int
+    planes: np.ndarray  # uint64, blocks of (planes, WORDS)
+    hashes: np.ndarray  # uint64 (n,), ascending
+    items: ClassItems
+
+    @classmethod
+    def build(
+        cls, codes: np.ndarray, labels: LabelSets, row_ids: np.ndarray | None = None, seed: int = 0
+    ) -> Shard:
+        """The shard of packed codes (n, n_bits // 8); row ids default to 0 … n - 1."""
+        codes = check_codes(codes)
+        hashes = tie_hash(np.arange(len(codes)) if row_ids is None else row_ids, seed)
+        order = np.argsort(hashes, kind="stable")
+        places = np.empty(len(codes), dtype=np.int64)
+        places[order] = np.arange(len(codes))
+        planes = bit_planes(codes, order)
+        items = class_items(labels, places, -(-len(codes) // ITEMS) * WORDS)
+        return cls(len(codes), codes.shape[1] * 8, planes, hashes[order], items)
+
+    def partial(
+        self, query_codes: np.ndarray, query_labels: LabelSets, k: int, threads: int | None = None
+    ) -> Partial:
+        """The Partial of packed query codes (q, n_bits // 8) with their labels."""
+        k = min(k, self.n)
+        bits = np.unpackbits(check_codes(query_codes, self.n_bits), axis=1)
+        masks = np.zeros((len(bits), padded(self.n_bits)), dtype=np.uint64)
+        masks[:, : self.n_bits] = bits
+        masks *= np.uint64(2**64 - 1)
+        items = self.items
+        counts = np.zeros((2, len(bits), self.n_bits + 8), dtype=np.int64)
+        keys = np.zeros((len(bits), k), dtype=np.uint64)
+
+        def work(first: int) -> None:
+            scan(
+                first,
+                min(first + together, len(bits)),
+                masks,
+                query_labels.start,
+                query_labels.classes,
+                self.planes,
+                self.n,
+                items.dense_of,
+                items.dense,
+                items.list_start,
+                items.lists,
+                self.hashes,
+                k,
+                counts,
+                keys,
+            )
+
+        together = max(1, min(QUERIES, SCRATCH // (k + 2 * ITEMS)))
+        threads = threads or default_threads()
+        if threads == 1 or len(bits) <= together:
+            for first in range(0, len(bits), together):
+                work(first)
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(work, range(0, len(bits), together)))
+        return Partial(counts[:, :, : self.n_bits + 1].copy(), keys)
+
+
+def default_threads() -> int:
+    """OMP_NUM_THREADS (Ray sets it to a task's CPUs), else the processors this process may use."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, int(given)) if given.isdigit() else len(os.sched_getaffinity(0))
+
+
+def merge(partials: Sequence[Partial], k: int) -> Partial:
+    """The Partial of all pieces together."""
+    counts = sum((partial.counts for partial in partials[1:]), start=partials[0].counts)
+    if len(partials) == 1:
+        return Partial(counts, partials[0].keys[:, :k])
+    keys = np.concatenate([partial.keys for partial in partials], axis=1)
+    if keys.shape[1] > k:
+        keys = np.partition(keys, k - 1, axis=1)[:, :k]
+    return Partial(counts, np.sort(keys, axis=1))
+
+
+def padded(n_bits: int) -> int:
+    """Planes a code takes: 16 are added at a time."""
+    return -(-n_bits // 16) * 16
+
+
+def bit_planes(codes: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """The bits of codes[order] as planes, uint64, blocks of (padded n_bits, WORDS) one by one.
+
+    Plane b is bit b in the order of numpy's unpackbits; bit i of word w is item 64 w + i.
+    """
+    n, n_bits = len(codes), codes.shape[1] * 8
+    n_planes = padded(n_bits)
+    planes = np.zeros(-(-n // ITEMS) * n_planes * WORDS, dtype=np.uint64)
+    # as_words keeps bytes in order; on this little-endian view bit b of byte c is word bit 8 c + b,
+    # and packed codes are most significant bit first: the kernel below turns that round
+    _transpose(as_words(codes), order, n_bits, n_planes, planes)
+    return planes
+
+
+@compiled
+def _transpose(words, order, n_bits, n_planes, planes):  # type: ignore[no-untyped-def]
+    n = len(order)
+    for group in range((n + 63) // 64):  # 64 items fill one word of every plane
+        block, w = group // WORDS, group % WORDS
+        base = block * n_planes * WORDS + w
+        square = np.zeros(64, dtype=np.uint64)
+        for part in range(words.shape[1]):
+            for i in range(64):
+                item = group * 64 + i
+                square[i] = words[order[item], part] if item < n else np.uint64(0)
+            _transpose_square(square)
+            for b in range(min(64, n_bits - part * 64)):
+                planes[base + (part * 64 + (b ^ 7)) * WORDS] = square[b]
+
+
+@compiled
+def _transpose_square(a):  # type: ignore[no-untyped-def]
+    """Transposes a 64 x 64 bit matrix in place: bit j of word i becomes bit i of word j."""
+    step, mask = 32, np.uint64(0x00000000FFFFFFFF)
+    while step:
+        for i in range(64):
+            if not i & step:
+                t = ((a[i] >> np.uint64(step)) ^ a[i + step]) & mask
+                a[i] ^= t << np.uint64(step)
+                a[i + step] ^= t
+        step >>= 1
+        mask ^= mask << np.uint64(step) if step else np.uint64(0)
