@@ -25,15 +25,25 @@ A server that wants a token gets the one in HASHNET_TOKEN."""
 
 def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
     parser.epilog = EXAMPLES
-    parser.add_argument("queries", metavar="PICTURE", nargs="*", help="picture files, or one .npy file of features")
-    parser.add_argument("--id", dest="ids", type=int, action="append", metavar="ID", help="ask by an indexed item")
+    parser.add_argument(
+        "queries", metavar="PICTURE", nargs="*", help="picture files, or one .npy file of features"
+    )
+    parser.add_argument(
+        "--id", dest="ids", type=int, action="append", metavar="ID", help="ask by an indexed item"
+    )
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--url", metavar="URL", help="a server, as jobs/serve.py prints it")
-    where.add_argument("--run", metavar="RUN", help="a run's folder with model/ and index/")
+    where.add_argument("--run", dest="folder", metavar="RUN", help="a run's folder with model/ and index/")
     how_many = parser.add_mutually_exclusive_group()
-    how_many.add_argument("-k", type=int, default=None, metavar="N", help="how many nearest items (default 10)")
-    how_many.add_argument("--radius", type=int, default=None, metavar="BITS", help="every item within so many bits")
-    parser.add_argument("--label", action="append", metavar="LABEL", help="only items with this label (id or name)")
+    how_many.add_argument(
+        "-k", type=int, default=None, metavar="N", help="how many nearest items (default 10)"
+    )
+    how_many.add_argument(
+        "--radius", type=int, default=None, metavar="BITS", help="every item within so many bits"
+    )
+    parser.add_argument(
+        "--label", action="append", metavar="LABEL", help="only items with this label (id or name)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -44,14 +54,19 @@ def run(arguments: argparse.Namespace) -> int:
     asked = {"radius": arguments.radius} if arguments.radius is not None else {"k": arguments.k or 10}
     if arguments.k is not None and arguments.k < 1:
         raise IndexMismatch(f"-k must be at least 1, got {arguments.k}")
-    source = _Server(arguments.url) if arguments.url else _Run(arguments.run)
+    source = _Server(arguments.url) if arguments.url else _Run(arguments.folder)
     names = [f"id {id_}" for id_ in arguments.ids or []] or list(arguments.queries)
     hits = source.search(_given(arguments), asked, arguments.label)
     if len(names) == 1 and len(hits) > 1:
         names = [f"{names[0]} row {i}" for i in range(len(hits))]
     version = next((hit.version for hit in hits), None)
     answers = [
-        {"query": name, "hits": [_row(source.item(int(id_)), int(d)) for id_, d in zip(hit.ids, hit.distances, strict=True)]}
+        {
+            "query": name,
+            "hits": [
+                _row(source.item(int(id_)), int(d)) for id_, d in zip(hit.ids, hit.distances, strict=True)
+            ],
+        }
         for name, hit in zip(names, hits, strict=True)
     ]
     if arguments.json:
@@ -61,7 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{answer['query']}: {len(answer['hits'])} hits")
         for place, row in enumerate(answer["hits"], 1):
             labels = ", ".join(row["labels"]) or "-"
-            print(f"{place:4}  {row['distance']:3} bits  {row['id']:>10}  {labels:<24}  {row['uri'] or '-'}")
+            bits = f"{row['distance']:3} bit{' ' if row['distance'] == 1 else 's'}"
+            print(f"{place:4}  {bits}  {row['id']:>10}  {labels:<24}  {row['uri'] or '-'}")
     return 0
 
 
@@ -93,7 +109,9 @@ def _rows(hits: SearchResult | list[SearchResult]) -> list[SearchResult]:
     if isinstance(hits, list):
         return hits
     used = hits.distances >= 0
-    return [SearchResult(i[u], d[u], hits.version) for i, d, u in zip(hits.ids, hits.distances, used, strict=True)]
+    return [
+        SearchResult(i[u], d[u], hits.version) for i, d, u in zip(hits.ids, hits.distances, used, strict=True)
+    ]
 
 
 class _Server:
@@ -104,7 +122,9 @@ class _Server:
 
         self.client = Client(url, retry_s=10)
 
-    def search(self, given: dict[str, Any], asked: dict[str, int], labels: list[str] | None) -> list[SearchResult]:
+    def search(
+        self, given: dict[str, Any], asked: dict[str, int], labels: list[str] | None
+    ) -> list[SearchResult]:
         find = self.client.search_radius if "radius" in asked else self.client.search
         return _rows(find(**given, **asked, labels=labels))  # type: ignore[operator]
 
@@ -123,7 +143,9 @@ class _Run:
         self.class_names: list[str] | None = None
         self._catalog: Any = None
 
-    def search(self, given: dict[str, Any], asked: dict[str, int], labels: list[str] | None) -> list[SearchResult]:
+    def search(
+        self, given: dict[str, Any], asked: dict[str, int], labels: list[str] | None
+    ) -> list[SearchResult]:
         if "ids" in given:
             codes = self.index.codes(given["ids"])
         else:

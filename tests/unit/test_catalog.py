@@ -1,0 +1,123 @@
+"""Items by id: from shards in order and mended ones, in bounded memory; pictures from the manifest alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hashnet import catalog as catalogs
+from hashnet.catalog import Catalog, shrink
+from hashnet.data import Manifest
+from hashnet.data.sources import make_manifest
+from hashnet.errors import BadImage
+from hashnet.store import CodeStore, write_store
+
+RNG = np.random.default_rng(0)
+CODES = RNG.integers(0, 256, (1000, 4), dtype=np.uint8)
+IDS = np.sort(RNG.choice(100_000, 1000, replace=False))
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    uri = str(tmp_path_factory.mktemp("catalog") / "codes")
+    uris = [f"pictures/{id_}.jpg" for id_ in IDS]
+    uris[3] = "s3://bucket/a.jpg?secret_key=abc"
+    return Catalog(write_store(uri, CODES, ids=IDS, labels=IDS % 7, uris=uris, rows_per_shard=64))
+
+
+def test_every_item_is_found_and_nothing_else(catalog: Catalog) -> None:
+    by_id = {int(id_): code.tobytes().hex() for id_, code in zip(IDS, CODES, strict=True)}
+    for id_ in [*IDS[::37].tolist(), int(IDS[0]), int(IDS[-1])]:
+        item = catalog.item(id_)
+        assert item is not None
+        assert (item.id, item.code, item.labels) == (id_, by_id[id_], [id_ % 7])
+    for id_ in range(0, 100_000, 997):
+        assert (catalog.item(id_) is not None) == (id_ in by_id)
+    for id_ in (-1, -(2**63), 100_001, 2**63 - 1):
+        assert catalog.item(id_) is None
+    assert [item and item.id for item in catalog.items([int(IDS[9]), -5, int(IDS[2])])] == [
+        IDS[9],
+        None,
+        IDS[2],
+    ]
+
+
+def test_mended_shards_are_looked_through(catalog: Catalog) -> None:
+    """A shard of retried rows holds ids out of order: as if the shards 2 and 9 were such."""
+    store = CodeStore.open(catalog.store.uri)
+    for i in (2, 9):
+        store.shards[i] = dataclasses.replace(store.shards[i], mends=True)
+    mended = Catalog(store)
+    assert [item and item.id for item in mended.items(IDS[::7])] == IDS[::7].tolist()
+    assert mended.item(-1) is None
+
+
+def test_options_of_a_uri_are_not_told(catalog: Catalog) -> None:
+    item = catalog.item(int(IDS[3]))
+    assert item is not None
+    assert item.uri == "s3://bucket/a.jpg"
+
+
+def test_memory_is_bounded(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogs, "CACHE_BYTES", 10_000)
+    small = Catalog(catalog.store)
+    for id_ in IDS[::5]:
+        assert small.item(int(id_)) is not None
+    assert 0 < small._tables.bytes <= 10_000
+
+
+def test_a_sample_is_of_indexed_ids_and_repeatable(catalog: Catalog) -> None:
+    some = catalog.sample(24, seed=1)
+    assert len(set(some)) == 24
+    assert set(some) <= set(IDS.tolist())
+    assert catalog.sample(24, seed=1) == some
+    assert catalog.sample(24, seed=2) != some
+    assert len(catalog.sample(5000)) == 4 * 64  # four shards are read, not all
+
+
+def test_thumbnails_of_pictures_kept_inside(tmp_path: Path) -> None:
+    manifest = make_manifest("digits", str(tmp_path / "manifest.parquet"))
+    store = write_store(str(tmp_path / "codes"), CODES, ids=np.arange(1000))
+    catalog = Catalog(store, Manifest.open(manifest.uri, check=False))
+    picture = catalog.thumbnail(5)
+    assert picture is not None
+    data, kind = picture
+    assert (kind, data[:4]) == ("image/png", b"\x89PNG")  # 8 x 8 pixels stay as they are
+    assert catalog.thumbnail(5) is picture  # kept
+    assert catalog.thumbnail(10_000_000) is None
+    assert Catalog(store).thumbnail(5) is None
+
+
+def test_a_picture_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
+    from PIL import Image
+
+    folder = tmp_path / "pictures"
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+        for i in range(20):
+            Image.new("RGB", (300, 200), (i * 10, 0, 0)).save(folder / name / f"{i}.jpg")
+    manifest = make_manifest(
+        "imagefolder", str(tmp_path / "m.parquet"), path=str(folder), n_query=4, n_train=10
+    )
+    catalog = Catalog(write_store(str(tmp_path / "codes"), CODES[:40], ids=np.arange(40)), manifest)
+    found = catalog.thumbnail(0)
+    assert found is not None
+    assert found[1] == "image/jpeg"
+    assert Image.open(io.BytesIO(found[0])).size == (256, 171)
+    for file in folder.glob("b/*.jpg"):
+        file.unlink()
+    with pytest.raises(BadImage):
+        catalog.thumbnail(39)
+
+
+def test_shrinking_is_bounded() -> None:
+    from PIL import Image
+
+    sink = io.BytesIO()
+    Image.new("L", (9000, 9000)).save(sink, "PNG")  # 81 megapixels in a few kilobytes
+    with pytest.raises(BadImage, match="too_large"):
+        shrink(sink.getvalue())
