@@ -11,29 +11,34 @@ from __future__ import annotations
 
 import numpy as np
 
+from hashnet.popcount import compiled
+
 
 def average_precision(
-    relevance: np.ndarray, n_relevant: np.ndarray, k: int, denominator: str = "retrieved"
-) -> np.ndarray:
-    """AP@k of each query, float64 (q,).
+    relevance: np.ndarray, n_relevant: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """AP@k with the ``retrieved`` and with the ``relevant`` denominator, and the hits: (q,) each.
 
-    ``relevance`` (q, m) holds 0 or 1 by rank, best first; ``n_relevant`` (q,) the relevant items of
-    the whole database. Precision sums are taken rank by rank, so no order of work changes a bit.
+    ``relevance`` uint8 (q, m) holds 0 or 1 by rank, best first; ``n_relevant`` int64 (q,) counts the
+    relevant items of the whole database.
 
-    >>> hit_miss_hit = np.array([[1, 0, 1], [0, 0, 0]])
-    >>> average_precision(hit_miss_hit, np.array([4, 2]), 3).round(4)
-    array([0.8333, 0.    ])
-    >>> average_precision(hit_miss_hit, np.array([4, 2]), 3, "relevant").round(4)
-    array([0.5556, 0.    ])
+    >>> hits = np.array([[1, 0, 1], [0, 0, 0]], dtype=np.uint8)
+    >>> retrieved, relevant, n_hits = average_precision(hits, np.array([4, 2]), 3)
+    >>> retrieved.round(4), relevant.round(4), n_hits
+    (array([0.8333, 0.    ]), array([0.5556, 0.    ]), array([2, 0]))
     """
-    relevance = np.asarray(relevance)[:, :k]
-    hits = np.cumsum(relevance, axis=1, dtype=np.int64)  # (q, m)
-    ranks = np.arange(1, relevance.shape[1] + 1)
-    total = np.add.accumulate(np.where(relevance, hits / ranks, 0.0), axis=1)[:, -1]
-    if denominator == "retrieved":
-        below = hits[:, -1]
-    elif denominator == "relevant":
-        below = np.minimum(k, n_relevant)
-    else:
-        raise ValueError(f"denominator must be 'retrieved' or 'relevant', got {denominator!r}")
-    return total / np.maximum(below, 1)
+    sums, n_hits = _precision_sums(np.ascontiguousarray(relevance[:, :k]))
+    retrieved = sums / np.maximum(n_hits, 1)
+    return retrieved, sums / np.maximum(np.minimum(k, n_relevant), 1), n_hits
+
+
+@compiled
+def _precision_sums(relevance):  # type: ignore[no-untyped-def]
+    sums = np.zeros(len(relevance), dtype=np.float64)
+    hits = np.zeros(len(relevance), dtype=np.int64)
+    for i in range(len(relevance)):
+        for r in range(relevance.shape[1]):
+            if relevance[i, r]:
+                hits[i] += 1
+                sums[i] += hits[i] / (r + 1)
+    return sums, hits

@@ -1,18 +1,28 @@
-"""evaluate: every metric of a set of queries against a database, from codes and labels."""
+"""evaluate: every metric of a set of queries against a database, from codes and labels.
+
+>>> import numpy as np
+>>> codes = np.array([[0b00000000], [0b00000001], [0b11111111]], dtype=np.uint8)
+>>> report = evaluate(codes[:1], [7], codes, [7, 3, 7], k=3)
+>>> round(report.map, 4), report.queries_without_hit   # hit, miss, hit: (1/1 + 2/3) / 2
+(0.8333, 0)
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from hashnet.codes import check_codes
 from hashnet.errors import CodeError, ConfigError, DataError
-from hashnet.metrics.average_precision import average_precision
-from hashnet.metrics.relevance import check_labels
-from hashnet.metrics.report import EvalReport
+from hashnet.metrics.bootstrap import interval
+from hashnet.metrics.measures import QueryMeasures, block_size, join, measure
+from hashnet.metrics.per_class import per_class
+from hashnet.metrics.rank import curve_ranks
+from hashnet.metrics.relevance import LabelSets, check_labels
+from hashnet.metrics.report import ClassScore, EvalReport, RadiusCurve, RankCurve
 from hashnet.metrics.shard import Shard
-from hashnet.metrics.ties import relevance_of
 
 
 def evaluate(
@@ -23,49 +33,151 @@ def evaluate(
     k: int | None = 5000,
     *,
     database_ids: Any = None,
+    class_names: Sequence[str] | None = None,
     seed: int = 0,
+    threads: int | None = None,
+    device: str = "auto",
 ) -> EvalReport:
     """The EvalReport of queries against a database.
 
-    Codes are packed uint8 (n, n_bits // 8), labels class ids (n,) or multi-hot (n, n_classes).
-    ``k`` is the rank MAP and the curves by rank stop at (None: the whole database).
+    Codes are packed uint8 (n, n_bits // 8). Labels are class ids (n,) or multi-hot (n, n_classes);
+    an item is relevant to a query when they share a label. ``k`` is the rank at which MAP and the
+    curves by rank stop (None: the whole database). ``database_ids`` int64 (n,), the row ids whose
+    hash with ``seed`` breaks ties, default to 0 … n - 1. ``device`` "cuda" counts on the GPU with
+    torch, "cpu" on ``threads`` cores; "auto" takes the GPU where there is one.
+
+    Memory: the database as bits, its labels, and a block of queries; never queries x database.
     """
-    if k is not None and k < 1:
-        raise ConfigError(f"k must be at least 1 (or None for the whole database), got {k}")
+    query_codes, database_codes, k = _checked(query_codes, query_labels, database_codes, database_labels, k)
+    queries, database = check_labels(query_labels, database_labels)
+    ids = None if database_ids is None else _checked_ids(database_ids, len(database_codes))
+    shard = build_shard(database_codes, database, ids, seed, device)
+    blocks = []
+    step = block_size(k)
+    for first in range(0, len(query_codes), step):
+        last = min(first + step, len(query_codes))
+        partial = shard.partial(query_codes[first:last], queries.rows(first, last), k, threads)
+        blocks.append(measure(partial, k))
+    return summarise(join(blocks), queries, len(database_codes), k, seed, class_names)
+
+
+def build_shard(codes: np.ndarray, labels: LabelSets, ids: np.ndarray | None, seed: int, device: str) -> Any:
+    """The piece of the database on the device asked for: a Shard, or a TorchShard on the GPU."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device must be auto, cpu or cuda, got {device!r}")
+    if device != "cpu":
+        from hashnet.metrics.torch_shard import TorchShard, has_cuda
+
+        if has_cuda():
+            return TorchShard.build(codes, labels, ids, seed, "cuda")
+        if device == "cuda":
+            raise ConfigError("device is cuda, but torch finds no GPU; use device=auto or device=cpu")
+    return Shard.build(codes, labels, ids, seed)
+
+
+def summarise(
+    measures: QueryMeasures,
+    queries: LabelSets,
+    n_database: int,
+    k: int,
+    seed: int = 0,
+    class_names: Sequence[str] | None = None,
+) -> EvalReport:
+    """The report of all queries' measures."""
+    q, n_bits = len(measures.ap), len(measures.all_items) - 1
+    hit = measures.n_hits > 0
+    ranks = curve_ranks(k)
+    class_map, class_queries = per_class(measures.ap, queries)
+    dissimilar = measures.all_items - measures.relevant_items
+    return EvalReport(
+        n_queries=q,
+        n_database=n_database,
+        n_bits=n_bits,
+        n_classes=queries.n_classes,
+        k=k,
+        seed=seed,
+        map=_mean(measures.ap),
+        map_interval=interval(measures.ap, seed),
+        map_retrieved_hits_only=_mean(measures.ap[hit]),
+        map_relevant=_mean(measures.ap_relevant),
+        map_relevant_interval=interval(measures.ap_relevant, seed),
+        map_tie_aware=_mean(measures.ap_tie_aware),
+        map_tie_aware_interval=interval(measures.ap_tie_aware, seed),
+        map_relevant_last=_mean(measures.ap_relevant_last),
+        map_relevant_first=_mean(measures.ap_relevant_first),
+        queries_without_hit=int((~hit).sum()),
+        queries_without_relevant=int((measures.n_relevant == 0).sum()),
+        chance=float(measures.n_relevant.sum() / (q * n_database)),
+        by_rank=RankCurve(
+            _ints(ranks), _floats(measures.rank_hits / (ranks * q)), _floats(measures.rank_recall / q)
+        ),
+        by_radius=RadiusCurve(
+            _floats(measures.radius_precision / q),
+            _floats(measures.radius_recall / q),
+            _floats(measures.radius_empty / q),
+        ),
+        per_class=tuple(
+            ClassScore(
+                int(c), int(class_queries[c]), float(class_map[c]), class_names[c] if class_names else None
+            )
+            for c in np.flatnonzero(class_queries)
+        ),
+        similar=_ints(measures.relevant_items),
+        dissimilar=_ints(dissimilar),
+        ap=_floats(measures.ap),
+        ap_relevant=_floats(measures.ap_relevant),
+        ap_tie_aware=_floats(measures.ap_tie_aware),
+    )
+
+
+def _checked(
+    query_codes: Any, query_labels: Any, database_codes: Any, database_labels: Any, k: int | None
+) -> tuple[np.ndarray, np.ndarray, int]:
     query_codes = check_codes(query_codes, name="query codes")
     database_codes = check_codes(database_codes, name="database codes")
-    n_bits = query_codes.shape[1] * 8
-    if database_codes.shape[1] * 8 != n_bits:
-        raise CodeError(f"query codes have {n_bits} bits, database codes {database_codes.shape[1] * 8}")
-    for what, codes, labels in (("query", query_codes, query_labels), ("database", database_codes, database_labels)):
-        if len(codes) != len(labels):
-            raise CodeError(f"{len(codes)} {what} codes, but {len(labels)} {what} labels")
+    bits = query_codes.shape[1] * 8, database_codes.shape[1] * 8
+    if bits[0] != bits[1]:
+        raise CodeError(
+            f"query codes have {bits[0]} bits, database codes {bits[1]}; encode both with the same model"
+        )
+    for what, codes, labels in (
+        ("query", query_codes, query_labels),
+        ("database", database_codes, database_labels),
+    ):
+        if labels is None:
+            raise DataError(f"there are no {what} labels, and relevance needs them")
         if not len(codes):
             raise DataError(f"there are no {what} codes")
-    queries, database = check_labels(query_labels, database_labels)
-    n = len(database_codes)
-    k = n if k is None else min(k, n)
-    shard = Shard.build(database_codes, database, None if database_ids is None else np.asarray(database_ids), seed)
-    ap, ap_relevant, hits, n_relevant = [], [], [], []
-    for start in range(0, len(query_codes), 256):
-        end = min(start + 256, len(query_codes))
-        partial = shard.partial(query_codes[start:end], queries.rows(start, end), k)
-        relevance = relevance_of(partial.keys)
-        total = partial.counts[1].sum(axis=1)
-        ap.append(average_precision(relevance, total, k))
-        ap_relevant.append(average_precision(relevance, total, k, "relevant"))
-        hits.append(relevance.any(axis=1))
-        n_relevant.append(total)
-    ap_, hit = np.concatenate(ap), np.concatenate(hits)
-    return EvalReport(
-        n_queries=len(query_codes),
-        n_database=n,
-        n_bits=n_bits,
-        k=k,
-        map=float(ap_.mean()),
-        map_retrieved_hits_only=float(ap_[hit].mean()) if hit.any() else 0.0,
-        map_relevant=float(np.concatenate(ap_relevant).mean()),
-        queries_without_hit=int((~hit).sum()),
-        chance=float(np.concatenate(n_relevant).mean() / n),
-        ap=tuple(ap_.tolist()),
-    )
+        if len(codes) != len(labels):
+            raise CodeError(f"there are {len(codes)} {what} codes, but {len(labels)} rows of {what} labels")
+    return query_codes, database_codes, check_k(k, len(database_codes))
+
+
+def check_k(k: int | None, n_database: int) -> int:
+    """The rank to stop at: k, the whole database for None, and never more than the database has."""
+    if k is None:
+        return n_database
+    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+        raise ConfigError(
+            f"k must be a whole number of at least 1, or None for the whole database, got {k!r}"
+        )
+    return min(int(k), n_database)
+
+
+def _checked_ids(ids: Any, n: int) -> np.ndarray:
+    ids = np.asarray(ids)
+    if ids.shape != (n,) or ids.dtype.kind not in "iu":
+        raise CodeError(f"database ids must be {n} whole numbers, got shape {ids.shape} of {ids.dtype}")
+    return ids
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else 0.0
+
+
+def _floats(values: np.ndarray) -> tuple[float, ...]:
+    return tuple(values.tolist())
+
+
+def _ints(values: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)

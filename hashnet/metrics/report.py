@@ -1,21 +1,195 @@
-"""EvalReport: what ``evaluate`` returns."""
+"""EvalReport: every metric of one evaluation, frozen, with a JSON round trip and its figures."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hashnet import storage
+from hashnet.errors import FormatError, HashnetError
+from hashnet.metrics.definitions import DEFINITIONS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+KIND, FORMAT_VERSION = "evaluation", 1
+
+
+@dataclass(frozen=True)
+class RankCurve:
+    """Means over queries at each of ``ranks``: 1 … k, thinned out beyond 10,000 of them."""
+
+    ranks: tuple[int, ...]
+    precision: tuple[float, ...]
+    recall: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class RadiusCurve:
+    """Means over queries at radius 0 … n_bits; an empty ball has precision 0."""
+
+    precision: tuple[float, ...]
+    recall: tuple[float, ...]
+    empty: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """MAP over the queries of one class."""
+
+    class_id: int
+    n_queries: int
+    map: float
+    name: str | None = None
 
 
 @dataclass(frozen=True)
 class EvalReport:
-    """Every metric of one evaluation."""
+    """Every metric of one evaluation; ``hashnet.metrics.DEFINITIONS`` says what each one means.
+
+    ``k`` is the rank MAP and the curves by rank stop at (never more than the database has).
+    ``similar`` and ``dissimilar`` count (query, item) pairs at each distance 0 … n_bits.
+    ``ap``, ``ap_relevant`` and ``ap_tie_aware`` hold one value a query, or nothing when left out.
+    """
 
     n_queries: int
     n_database: int
     n_bits: int
+    n_classes: int
     k: int
+    seed: int
     map: float
+    map_interval: tuple[float, float]
     map_retrieved_hits_only: float
     map_relevant: float
+    map_relevant_interval: tuple[float, float]
+    map_tie_aware: float
+    map_tie_aware_interval: tuple[float, float]
+    map_relevant_last: float
+    map_relevant_first: float
     queries_without_hit: int
+    queries_without_relevant: int
     chance: float
-    ap: tuple[float, ...]
+    by_rank: RankCurve
+    by_radius: RadiusCurve
+    per_class: tuple[ClassScore, ...]
+    similar: tuple[int, ...]
+    dissimilar: tuple[int, ...]
+    ap: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+    ap_relevant: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+    ap_tie_aware: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+
+    def precision_at(self, n: int) -> float:
+        """Precision of the N nearest; N one of ``by_rank.ranks``."""
+        return self.by_rank.precision[self._place(n)]
+
+    def recall_at(self, n: int) -> float:
+        """Recall of the N nearest; N one of ``by_rank.ranks``."""
+        return self.by_rank.recall[self._place(n)]
+
+    def precision_within(self, radius: int = 2) -> float:
+        """P@H<=r: precision within a Hamming radius, a query with an empty ball counting 0."""
+        return self.by_radius.precision[self._radius(radius)]
+
+    def recall_within(self, radius: int = 2) -> float:
+        """Recall within a Hamming radius."""
+        return self.by_radius.recall[self._radius(radius)]
+
+    def empty_within(self, radius: int = 2) -> float:
+        """The fraction of queries that have nothing at all within the radius."""
+        return self.by_radius.empty[self._radius(radius)]
+
+    def _place(self, n: int) -> int:
+        try:
+            return self.by_rank.ranks.index(n)
+        except ValueError:
+            raise HashnetError(
+                f"there is no rank {n} in this report; it holds ranks up to k = {self.k}"
+            ) from None
+
+    def _radius(self, radius: int) -> int:
+        if not 0 <= radius <= self.n_bits:
+            raise HashnetError(f"radius must lie between 0 and n_bits = {self.n_bits}, got {radius}")
+        return radius
+
+    def to_dict(self, per_query: bool = True) -> dict[str, Any]:
+        """Plain JSON values, with what each metric means; ``per_query=False`` leaves the APs out."""
+        values = dataclasses.asdict(self)
+        if not per_query:
+            for name in ("ap", "ap_relevant", "ap_tie_aware"):
+                values[name] = ()
+        values["precision_within_2"], values["empty_within_2"] = (
+            self.precision_within(2),
+            self.empty_within(2),
+        )
+        return {"kind": KIND, "format_version": FORMAT_VERSION, "definitions": DEFINITIONS, **_plain(values)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], where: str = "this report") -> EvalReport:
+        """The report that ``to_dict`` made."""
+        values = storage.check_format(values, where, KIND, FORMAT_VERSION)
+        known = {field.name for field in dataclasses.fields(cls)}
+        try:
+            kept = {name: _frozen(value) for name, value in values.items() if name in known}
+            kept["by_rank"] = RankCurve(**{n: _frozen(v) for n, v in values["by_rank"].items()})
+            kept["by_radius"] = RadiusCurve(**{n: _frozen(v) for n, v in values["by_radius"].items()})
+            kept["per_class"] = tuple(ClassScore(**score) for score in values["per_class"])
+            return cls(**kept)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FormatError(f"{where} is damaged: {error}") from error
+
+    def save(self, uri: str, per_query: bool = True) -> None:
+        """Writes the report as JSON."""
+        storage.write_json(uri, self.to_dict(per_query))
+
+    @classmethod
+    def load(cls, uri: str) -> EvalReport:
+        """Reads a report that ``save`` wrote."""
+        return cls.from_dict(storage.read_json(uri), str(uri))
+
+    def plot_precision_recall(self, ax: Axes | None = None, by: str = "rank") -> Axes:
+        """Precision over recall, ``by`` rank (1 … k) or by Hamming radius (0 … n_bits)."""
+        from hashnet.report import figures
+
+        return figures.precision_recall({f"{self.n_bits} bits": self}, ax, by)
+
+    def plot_precision_at(self, ax: Axes | None = None) -> Axes:
+        """Precision of the N nearest items over N."""
+        from hashnet.report import figures
+
+        return figures.precision_at({f"{self.n_bits} bits": self}, ax)
+
+    def plot_recall_at(self, ax: Axes | None = None) -> Axes:
+        """Recall of the N nearest items over N."""
+        from hashnet.report import figures
+
+        return figures.recall_at({f"{self.n_bits} bits": self}, ax)
+
+    def plot_radius(self, ax: Axes | None = None) -> Axes:
+        """Precision, recall and the share of empty balls over the Hamming radius."""
+        from hashnet.report import figures
+
+        return figures.radius(self, ax)
+
+    def plot_distances(self, ax: Axes | None = None) -> Axes:
+        """The distances of similar and of dissimilar pairs."""
+        from hashnet.report import figures
+
+        return figures.distances(self, ax)
+
+    def plot_per_class(self, ax: Axes | None = None) -> Axes:
+        """MAP of the best and the worst classes."""
+        from hashnet.report import figures
+
+        return figures.per_class(self, ax)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value

@@ -1,7 +1,3 @@
-# NOTE FROM THE LEAD (delete these lines): sorry, between 04:36 and 04:41 I wrote into kernel.py believing this package abandoned; it is yours again, put your
-# version back. Others wait: please commit full `evaluate` + EvalReport by 04:55, then cluster/evaluation.py + jobs/evaluate.py by 05:10, then hashnet/report + HTML by
-# 05:40, tests and bench with each. Commit every 10 minutes. hashnet/index/lanes.py moved to hashnet/lanes.py (you may use it). heavy.lock has a long queue: skip it for runs < 30 s.
-
 """One pass of query codes over a shard: counts per distance, and the k best of every query.
 
 Items come in the order of their tie hash. Among items at one distance an earlier one ranks first,
@@ -34,7 +30,23 @@ _HASH_AT, _DISTANCE_AT = np.uint64(1), np.uint64(HASH_BITS + 1)  # fields of a c
 
 
 @compiled
-def scan(first, last, M, query_start, query_classes, P, n, dense_of, dense, list_start, lists, hashes, k, counts, keys):  # type: ignore[no-untyped-def]
+def scan(
+    first,
+    last,
+    M,
+    query_start,
+    query_classes,
+    P,
+    n,
+    dense_of,
+    dense,
+    list_start,
+    lists,
+    hashes,
+    k,
+    counts,
+    keys,
+):  # type: ignore[no-untyped-def]
     """Fills the counts and keys of queries ``first`` to ``last - 1``, which share cached blocks.
 
     counts int64 (2, q, bins): all and relevant items. keys uint64 (q, min(k, n)). M uint64

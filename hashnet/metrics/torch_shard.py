@@ -1,0 +1,110 @@
+"""The same counts and keys on a GPU, with torch: distances of a tile by a matrix product of ±1.
+
+A tile of queries x items lives on the device and is dropped at once; the products are sums of at
+most 1,024 ones, which float16 inputs with float32 accumulation hold exactly.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hashnet.codes import check_codes, unpack_codes
+from hashnet.metrics.relevance import LabelSets
+from hashnet.metrics.shard import Partial
+from hashnet.metrics.ties import HASH_BITS, tie_hash
+
+if TYPE_CHECKING:
+    import torch
+
+TILE = 1 << 24  # distances held at once
+
+
+def has_cuda() -> bool:
+    """Whether torch is installed and finds a GPU; torch is not imported where there is no driver."""
+    if "torch" not in sys.modules and not os.path.exists("/dev/nvidiactl"):
+        return False
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+@dataclass(frozen=True)
+class TorchShard:
+    """Database items on a device: packed codes, tie hashes and labels (class lists stay on the host)."""
+
+    n: int
+    n_bits: int
+    codes: np.ndarray
+    hashes: torch.Tensor  # int64 (n,), below 2**52
+    labels: LabelSets
+    device: str
+
+    @classmethod
+    def build(
+        cls,
+        codes: np.ndarray,
+        labels: LabelSets,
+        row_ids: np.ndarray | None = None,
+        seed: int = 0,
+        device: str = "cuda",
+    ) -> TorchShard:
+        """The shard of packed codes (n, n_bits // 8); row ids default to 0 … n - 1."""
+        import torch
+
+        codes = check_codes(codes)
+        hashes = tie_hash(np.arange(len(codes)) if row_ids is None else row_ids, seed)
+        on_device = torch.from_numpy(hashes.view(np.int64)).to(device)
+        return cls(len(codes), codes.shape[1] * 8, codes, on_device, labels, device)
+
+    def partial(
+        self, query_codes: np.ndarray, query_labels: LabelSets, k: int, threads: int | None = None
+    ) -> Partial:
+        """The Partial of packed query codes, equal to that of ``Shard`` to the last bit."""
+        import torch
+
+        queries = self._signs(check_codes(query_codes, self.n_bits))
+        query_sets = _multi_hot(query_labels, 0, len(query_labels), self.device)
+        q, k, bins = len(queries), min(k, self.n), self.n_bits + 1
+        counts = torch.zeros(2 * q * bins, dtype=torch.int64, device=self.device)
+        best = torch.empty((q, 0), dtype=torch.int64, device=self.device)
+        row = torch.arange(q, device=self.device)[:, None] * bins
+        step = max(1, TILE // q)
+        for first in range(0, self.n, step):
+            last = min(first + step, self.n)
+            product = queries @ self._signs(self.codes[first:last]).T  # (q, tile): n_bits - 2 distance
+            distance = (self.n_bits - product.round().long()) // 2
+            relevant = (query_sets @ _multi_hot(self.labels, first, last, self.device).T) > 0
+            place = (row + distance).flatten()
+            counts[: q * bins] += torch.bincount(place, minlength=q * bins)
+            counts[q * bins :] += torch.bincount(place[relevant.flatten()], minlength=q * bins)
+            # uint64 order in int64: the top bit, set only at distance 1,024, is turned round
+            keys = ((distance - 1024) << (HASH_BITS + 1)) | (self.hashes[first:last] << 1) | relevant.long()
+            best = torch.cat([best, keys], dim=1)
+            best = best.topk(min(k, best.shape[1]), dim=1, largest=False, sorted=True).values
+        keys_out = best.cpu().numpy().view(np.uint64) ^ np.uint64(1 << 63)
+        return Partial(counts.cpu().numpy().reshape(2, q, bins), keys_out)
+
+    def _signs(self, codes: np.ndarray) -> torch.Tensor:
+        import torch
+
+        kind = torch.float16 if self.device.startswith("cuda") else torch.float32
+        return torch.from_numpy(unpack_codes(codes)).to(self.device, kind)
+
+
+def _multi_hot(labels: LabelSets, first: int, last: int, device: str) -> torch.Tensor:
+    """float (rows, n_classes) of rows first … last - 1."""
+    import torch
+
+    some = labels.rows(first, last)
+    kind = torch.float16 if device.startswith("cuda") else torch.float32
+    dense = torch.zeros((len(some), some.n_classes), dtype=kind, device=device)
+    owner = np.repeat(np.arange(len(some)), some.per_row)
+    dense[torch.from_numpy(owner).to(device), torch.from_numpy(some.classes.astype(np.int64)).to(device)] = 1
+    return dense
