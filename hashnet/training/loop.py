@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hashnet.errors import Diverged, TrainingError
@@ -132,6 +132,8 @@ class _Trainer:
         moving = self.settings.train_batchnorm and any(isinstance(m, BATCHNORM) for m in model.modules())
         if moving and self.device.type == "cuda":
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # there is none for CPUs
+        for buffer in model.buffers():  # worker 0 alone has looked at the features' mean and deviation
+            distributed.broadcast(buffer, 0)
         return DistributedDataParallel(
             model,
             device_ids=[self.device] if self.device.type == "cuda" else None,

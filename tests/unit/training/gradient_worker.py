@@ -15,7 +15,8 @@ from torch import distributed
 
 from hashnet.losses import LabelSimilarity, PairwiseLoss
 from hashnet.models import HashModel, build_model
-from hashnet.training import FitSettings, fit, plain
+from hashnet.training import FitSettings, fit, plain, standardise
+from hashnet.training.gather import world
 
 CASES = ("features", "dropout", "small_cnn")
 ROWS, BATCH = 21, 11  # nothing divides evenly: batches of 11 and 10 rows
@@ -35,7 +36,10 @@ def train(case: str) -> HashModel:
             "features", 16, n_features=12, hidden=9, dropout=0.5 if case == "dropout" else 0.0
         )
     loss = PairwiseLoss(LabelSimilarity(labels), 16)
-    fit(model.double(), inputs, loss, plain(1), FitSettings(batch_size=BATCH, lr=0.05, seed=3))
+    model = model.double()
+    if world()[0] == 0 and case == "features":  # the others learn it from worker 0
+        standardise(model, inputs)
+    fit(model, inputs, loss, plain(1), FitSettings(batch_size=BATCH, lr=0.05, seed=3))
     return model
 
 

@@ -87,7 +87,7 @@ def test_history_says_what_was_done(data):
     assert lr[0] == 0.02
     assert lr[6] == 0.01
     assert lr[9] == 0.005
-    assert all(a > b for a, b in zip(lr[:6], lr[1:6], strict=False))  # cosine inside the stage
+    assert lr[:6] == sorted(lr[:6], reverse=True)  # cosine inside the stage
     assert [row["step"] for row in rows] == history.steps["step"]
     assert {row["total_steps"] for row in rows} == {12}
     assert [s["epochs"] for s in history.stages] == [2, 1, 1]

@@ -1,0 +1,233 @@
+"""Choose a learning rate on Ray Tune, by MAP on a part of the training set that is held out. Queries are
+never looked at.
+
+Each trial is a training run of its own in SWEEP/trials, so a sweep that is started again goes on
+where it was: finished trials are read, begun ones go on from their checkpoint. More values may be
+added to the grid later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from cluster import placement, session
+from cluster.planning import Need
+from cluster.training import worker_resources
+from hashnet import config as configs
+from hashnet import storage
+from hashnet.config import key
+from hashnet.errors import ClusterError, ConfigError, HashnetError
+from hashnet.training.bundle import bundle_info
+from hashnet.training.config import HOW, VARIANTS, TrainConfig
+from hashnet.training.run import (
+    CONFIG,
+    MANIFEST,
+    MODEL,
+    finished_result,
+    prepare,
+    read_config,
+    refuse_other_config,
+)
+
+logger = logging.getLogger(__name__)
+PAPER_GRID = [1e-5, 3.16e-5, 1e-4, 3.16e-4, 1e-3]  # 1e-5 … 1e-3 in factors of sqrt(10)
+FAILED = "failed.json"
+
+
+@dataclass(frozen=True)
+class SweepConfig(TrainConfig):
+    """A TrainConfig whose lr, variant and seed come from lists."""
+
+    lrs: list[float] = key(PAPER_GRID, "learning rates to try", low=0)
+    variants: list[str] = key(
+        [], "variants to try each rate with (empty: the one in `variant`)", choices=tuple(VARIANTS)
+    )
+    seeds: list[int] = key([], "seeds to average over (empty: the one in `seed`)", low=0)
+    max_concurrent: int = key(0, "trials at once; 0: as many as the cluster holds", low=0)
+
+    def __post_init__(self) -> None:
+        if self.validation == 0:
+            object.__setattr__(self, "validation", 0.2)
+        super().__post_init__()
+        if not self.lrs:
+            raise ConfigError("lrs is empty: there is nothing to try")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of the grid and the run it is trained in."""
+
+    variant: str
+    lr: float
+    seed: int
+    config: TrainConfig
+
+
+def trials_of(config: SweepConfig) -> list[Trial]:
+    """Every point of the grid, in a fixed order."""
+    base = {f.name: getattr(config, f.name) for f in dataclasses.fields(TrainConfig)}
+    found = []
+    for variant in config.variants or [config.variant]:
+        for lr in sorted(set(config.lrs)):
+            for seed in config.seeds or [config.seed]:
+                folder = storage.join(config.run, "trials", f"{variant}-lr{lr:g}-seed{seed}")
+                changed = {"run": folder, "variant": variant, "lr": lr, "seed": seed}
+                one = TrainConfig(**{**base, **changed, "num_workers": 1, "min_workers": None})
+                found.append(Trial(variant, lr, seed, one))
+    return found
+
+
+def sweep(config: SweepConfig) -> dict[str, Any]:
+    """Trains every trial that is not done yet, prints the table, writes the winning configurations."""
+    trials = trials_of(config)
+    left = [trial for trial in trials if _outcome(trial) is None]
+    if left:
+        _run_trials(config, left)
+    rows = [{"variant": t.variant, "lr": t.lr, "seed": t.seed, **(_outcome(t) or {})} for t in trials]
+    table = averaged(rows)
+    logger.info("%s", as_text(table))
+    best = {}
+    for variant in dict.fromkeys(row["variant"] for row in table):
+        mine = [row for row in table if row["variant"] == variant]
+        winner = max(mine, key=lambda row: _score(row["validation_map"]))
+        if winner["validation_map"] is None:
+            raise ClusterError(f"no trial of {variant} came to an end; the table above says why")
+        best[variant] = winner
+        _note_edge(winner, [row["lr"] for row in mine])
+        _write_best(config, winner, storage.join(config.run, f"best-{variant}.yaml"))
+    overall = max(best.values(), key=lambda row: row["validation_map"])
+    target = storage.join(config.run, "best.yaml")
+    _write_best(config, overall, target)
+    storage.write_json(
+        storage.join(config.run, "sweep.json"),
+        {"kind": "sweep", "format_version": 1, "trials": rows, "table": table, "best": best},
+    )
+    return {"run": config.run, "trials": len(trials), "trained": len(left), "best": overall, "config": target}
+
+
+def _run_trials(config: SweepConfig, left: list[Trial]) -> None:
+    from ray import tune
+    from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner
+
+    session.connect()
+    resources = worker_resources(
+        dataclasses.replace(left[0].config, cpus_per_worker=config.cpus_per_worker or 1)
+    )
+    n = min(len(left), config.max_concurrent or len(left))
+    placement.ensure("sweep", [Need("trial", n, resources, at_least=1, fix="lower cpus_per_worker")])
+    filesystem, path = storage.resolve(storage.join(config.run, "tune"))
+    storage.make_folder(storage.join(config.run, "tune"))
+    tuner = Tuner(
+        tune.with_resources(_trial, resources),
+        param_space={"config": tune.grid_search([configs.to_dict(trial.config) for trial in left])},
+        tune_config=TuneConfig(max_concurrent_trials=config.max_concurrent or None),
+        run_config=RunConfig(
+            name="sweep",
+            storage_path=path,
+            storage_filesystem=filesystem,
+            failure_config=FailureConfig(max_failures=config.max_failures),
+            verbose=0,
+        ),
+    )
+    grid = tuner.fit()
+    storage.delete(storage.join(config.run, "tune"))
+    for error in grid.errors:
+        raise ClusterError(f"a trial failed: {error}") from error
+
+
+def _trial(settings: dict[str, Any]) -> None:
+    """One trial: a run trained in this process. A loss that diverges is a result, not a failure."""
+    from ray import tune
+
+    from hashnet.training.worker import train_run
+
+    config = configs.from_dict(TrainConfig, settings["config"])
+    try:
+        prepared = prepare(config)
+        done = prepared.finished or train_run(prepared.config, device=_device())
+        score = {"validation_map": done["validation_map"]}
+        storage.delete(storage.join(config.run, MANIFEST))  # every trial has the same
+    except HashnetError as error:
+        storage.write_json(storage.join(config.run, FAILED), {"kind": "error", "message": str(error)})
+        score = {"validation_map": 0.0}
+    tune.report(score)
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _outcome(trial: Trial) -> dict[str, Any] | None:
+    """What a trial came to, None when it is not done. A trial of another configuration is refused."""
+    run = trial.config.run
+    if storage.exists(storage.join(run, CONFIG)):
+        refuse_other_config(trial.config, read_config(run))
+    if storage.exists(storage.join(run, FAILED)):
+        return {"validation_map": None, "error": storage.read_json(storage.join(run, FAILED))["message"]}
+    if finished_result(run) is None:
+        return None
+    summary = bundle_info(storage.join(run, MODEL)).summary
+    names = ("validation_map", "J", "L", "binary_share", "epochs", "seconds")
+    return {name: summary.get(name) for name in names}
+
+
+def averaged(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each (variant, lr): the mean over seeds, None where a seed failed."""
+    groups: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["variant"], row["lr"]), []).append(row)
+    table = []
+    for (variant, lr), group in groups.items():
+        one: dict[str, Any] = {"variant": variant, "lr": lr, "seeds": len(group)}
+        for name in ("validation_map", "J", "L", "binary_share", "seconds"):
+            values = [row.get(name) for row in group]
+            one[name] = None if None in values else math.fsum(values) / len(values)
+        errors = [row["error"] for row in group if row.get("error")]
+        table.append(one | ({"error": errors[0]} if errors else {}))
+    return table
+
+
+def as_text(table: list[dict[str, Any]]) -> str:
+    """The table for people, best first."""
+    lines = [
+        f"{'variant':<12} {'lr':>9} {'seeds':>5} {'validation MAP':>14} {'J':>7} {'L':>7} {'|g|>.99':>8}"
+    ]
+    for row in sorted(table, key=lambda row: (row["variant"], -_score(row["validation_map"]))):
+        cells = "".join(
+            f" {'-' if row[name] is None else format(row[name], '.4f'):>{width}}"
+            for name, width in (("validation_map", 14), ("J", 7), ("L", 7), ("binary_share", 8))
+        )
+        head = f"{row['variant']:<12} {row['lr']:>9.3g} {row['seeds']:>5}"
+        lines.append(f"{head}{cells}  {row.get('error', '')}".rstrip())
+    return "\n".join(lines)
+
+
+def _score(value: float | None) -> float:
+    return -1.0 if value is None else value
+
+
+def _note_edge(winner: dict[str, Any], lrs: list[float]) -> None:
+    if len(lrs) > 1 and winner["lr"] in (min(lrs), max(lrs)):
+        further = winner["lr"] * (math.sqrt(10) if winner["lr"] == max(lrs) else 1 / math.sqrt(10))
+        logger.warning(
+            "the best rate of %s, %g, is at the edge of the grid: try lrs=…,%.3g, too",
+            winner["variant"], winner["lr"], further,
+        )  # fmt: skip
+
+
+def _write_best(config: SweepConfig, winner: dict[str, Any], uri: str) -> None:
+    """The winner as a configuration for jobs/train.py, which then trains on all rows."""
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(TrainConfig) if f.name not in HOW}
+    values |= {"variant": winner["variant"], "lr": winner["lr"], "validation": 0.0}
+    if config.manifest is not None:
+        values["manifest"] = config.manifest
+    storage.write_bytes(uri, yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())

@@ -1,0 +1,19 @@
+"""Choose the learning rate by MAP on a held-out part of the training set, on Ray Tune: RUN/best.yaml.
+
+    python jobs/sweep.py --config jobs/configs/digits.yaml run=$PWD/runs/sweep lrs=0.001,0.00316,0.01,0.0316
+    python jobs/train.py --config runs/sweep/best.yaml run=$PWD/runs/best
+
+Takes every key of jobs/train.py. Queries are never looked at. Start it again and it goes on; a grid
+that has grown trains only what is new.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from cluster.job import run_job
+from cluster.sweeping import SweepConfig, sweep
+
+if __name__ == "__main__":
+    run_job(SweepConfig, sweep)

@@ -1,0 +1,70 @@
+"""The learning-rate sweep on a real local Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+
+import pytest
+
+from cluster.sweeping import PAPER_GRID, SweepConfig, averaged, sweep, trials_of
+from hashnet import config as configs
+from hashnet import storage
+from hashnet.data.sources import make_manifest
+from hashnet.errors import ConfigError, LineageMismatch
+from hashnet.training.config import TrainConfig
+
+
+@pytest.fixture
+def config(tmp_path) -> SweepConfig:
+    uri = str(tmp_path / "manifest.parquet")
+    make_manifest("digits", uri, modality="features", n_query=97, n_train=300)
+    return SweepConfig(
+        run=str(tmp_path / "sweep"), manifest=uri, n_bits=16, batch_size=100, dropout=0.0, stages=2,
+        first_epochs=30, stage_epochs=2, lrs=[1e-6, 0.02, 1e30], log_every=50,
+    )  # fmt: skip
+
+
+def test_the_grid_is_the_papers(config):
+    assert all(
+        b / a == pytest.approx(math.sqrt(10), rel=1e-2)
+        for a, b in zip(PAPER_GRID, PAPER_GRID[1:], strict=False)
+    )
+    assert (PAPER_GRID[0], PAPER_GRID[-1]) == (1e-5, 1e-3)
+    wide = dataclasses.replace(config, variants=["hashnet", "dhn"], seeds=[0, 1])
+    trials = trials_of(wide)
+    assert len(trials) == 2 * 3 * 2
+    assert len({trial.config.run for trial in trials}) == 12
+    assert {trial.config.validation for trial in trials} == {0.2}  # a part of the training set, never queries
+    with pytest.raises(ConfigError, match="lrs is empty"):
+        dataclasses.replace(config, lrs=[])
+
+
+def test_seeds_are_averaged_and_a_failed_one_counts():
+    rows = [
+        {"variant": "v", "lr": 1.0, "seed": 0, "validation_map": 0.5, "J": 1.0, "L": 1.0, "binary_share": 1.0, "seconds": 2.0},
+        {"variant": "v", "lr": 1.0, "seed": 1, "validation_map": 0.7, "J": 2.0, "L": 1.0, "binary_share": 1.0, "seconds": 4.0},
+        {"variant": "v", "lr": 2.0, "seed": 0, "validation_map": None, "error": "diverged"},
+    ]  # fmt: skip
+    one, two = averaged(rows)
+    assert (one["validation_map"], one["J"], one["seeds"]) == (pytest.approx(0.6), 1.5, 2)
+    assert (two["validation_map"], two["error"]) == (None, "diverged")
+
+
+def test_sweep_finds_the_rate_resumes_and_writes_a_config(ray_local, config, caplog):
+    first = dataclasses.replace(config, lrs=[1e-6, 0.02])
+    with caplog.at_level(logging.INFO):
+        result = sweep(first)
+    assert (result["trained"], result["best"]["lr"]) == (2, 0.02)
+    assert "edge of the grid" in caplog.text
+    assert "validation MAP" in caplog.text  # the table
+    result = sweep(config)  # one rate more, which diverges
+    assert (result["trials"], result["trained"], result["best"]["lr"]) == (3, 1, 0.02)
+    rows = storage.read_json(f"{config.run}/sweep.json")["trials"]
+    assert [row["lr"] for row in rows if row.get("error")] == [1e30]
+    assert sweep(config)["trained"] == 0
+    best = configs.load(TrainConfig, result["config"], ["run=elsewhere"])
+    assert (best.lr, best.validation, best.n_bits, best.manifest) == (0.02, 0.0, 16, config.manifest)
+    with pytest.raises(LineageMismatch, match="n_bits was 16, now 24"):
+        sweep(dataclasses.replace(config, n_bits=24))
