@@ -56,19 +56,20 @@ def settle_engine(engine: str, modality: str, gpus: float) -> str:
     return name
 
 
-def place(num_actors: int | None, gpus: float) -> int:
-    """How many encoder actors run: as asked, else as many as the GPUs hold, or one a CPU.
+def has_gpus() -> bool:
+    """Whether the cluster has a GPU, or its autoscaler can bring one."""
+    return placement.capacity({"GPU": 1}, include_addable=True) > 0
 
-    Says what goes where, and waits for the first GPU where an autoscaler must bring it. Actors of
-    GPUs that come later join the pool then.
-    """
-    n_cpus = placement.capacity({"CPU": 1})
-    per_actor = {"GPU": gpus, "CPU": ACTOR_CPUS} if gpus else {"CPU": ACTOR_CPUS}
-    n_actors = (
-        num_actors or (placement.capacity({"GPU": gpus}, include_addable=True) if gpus else n_cpus) or 1
-    )
+
+def place(num_actors: int | None, use_gpu: bool) -> int:
+    """How many encoder actors run: as asked, else one a GPU or one a CPU; says what goes where."""
+    n_cpus = placement.capacity({"CPU": 1}) or 1
+    n_actors = num_actors or n_cpus
+    if use_gpu and num_actors is None:
+        n_actors = placement.capacity({"GPU": 1}, include_addable=True)
+    per_actor = {"GPU": 1, "CPU": ACTOR_CPUS} if use_gpu else {"CPU": ACTOR_CPUS}
     needs = [
-        Need("decode", n_cpus or 1, {"CPU": DECODE_CPUS}, at_least=1),
+        Need("decode", n_cpus, {"CPU": DECODE_CPUS}, at_least=1),
         Need("encoder", n_actors, per_actor, at_least=1, strategy="spread", fix="lower num_actors"),
     ]
     placement.ensure("encode", needs)
@@ -79,16 +80,12 @@ def verify_parts(manifest: Manifest, names: set[str]) -> None:
     """Compares the manifest parts that will be read with their sha256, one task a part."""
     import ray
 
-    check = ray.remote(num_cpus=1)(verify_part)
+    check = ray.remote(num_cpus=1)(Manifest.verify)
+    parts = [part for part in manifest.parts if part.name in names]
     try:
-        ray.get([check.remote(manifest, i) for i, part in enumerate(manifest.parts) if part.name in names])
+        ray.get([check.remote(replace(manifest, parts=(part,))) for part in parts])
     except ray.exceptions.RayTaskError as error:
         raise known_error(error) from error
-
-
-def verify_part(manifest: Manifest, number: int) -> None:
-    """ManifestError when that part is missing or changed."""
-    replace(manifest, parts=(manifest.parts[number],)).verify()
 
 
 def known_error(error: BaseException) -> BaseException:

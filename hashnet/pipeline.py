@@ -10,7 +10,7 @@ A table on its way has the columns shard, row_id, uri, labels, reason (null for 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +20,11 @@ from hashnet.codes import pack_signs
 from hashnet.commit import ShardRecord, binary_column, binary_matrix, commit_shard
 from hashnet.data.fetch import fetch_images
 from hashnet.data.images import Preprocess
-from hashnet.encoding import Encoder
 from hashnet.plan import Plan, ShardRange
 from hashnet.work import Source, Work, pieces
+
+if TYPE_CHECKING:
+    from hashnet.encoding import Encoder  # torch comes with it, and those who only decode do without
 
 CARRIED = ("shard", "row_id", "uri", "labels", "reason")
 

@@ -137,6 +137,23 @@ def tight_loop(folder: Path, engine: str, n_images: int) -> dict[str, float]:
     return {"rate": n_images / (time.perf_counter() - started)}
 
 
+def engines(folder: Path) -> dict[str, float]:
+    """Bits that differ between eager and compiled, and the largest logit among them."""
+    from hashnet.encoding import Encoder
+
+    paths = [folder / f"{i:04d}.jpg" for i in range(N_FILES)]
+    a, b = (
+        Encoder.load(str(folder / "model"), engine=f"cpu-{e}").logits(paths) for e in ("eager", "compiled")
+    )
+    flipped = (a >= 0) != (b >= 0)
+    return {
+        "bits": flipped.size,
+        "bits_that_differ": int(flipped.sum()),
+        "largest_logit_among_them": float(np.abs(a[flipped]).max(initial=0)),
+        "largest_difference_of_a_logit": float(np.abs(a - b).max()),
+    }
+
+
 class _Pictures:
     """A torch data set as in most projects: PIL, then torchvision's transforms."""
 
@@ -237,7 +254,7 @@ def peak_memory(folder: Path, engine: str) -> dict[str, float]:
 
 CASES: dict[str, Callable[..., dict[str, float]]] = {
     "pipeline": pipeline, "tight loop": tight_loop, "DataLoader": data_loader, "bare loop": bare_loop,
-    "memory": peak_memory,
+    "memory": peak_memory, "engines": engines,
 }  # fmt: skip
 
 
@@ -260,6 +277,10 @@ def pictures(folder: Path, backbone: str, n_images: int, engine: str) -> None:
     ours = alone("pipeline", folder, engine)
     after = alone("tight loop", folder, engine, few)["rate"]
     loader = alone("DataLoader", folder, few)["rate"]
+    print(
+        json.dumps({"case": "eager against compiled", "backbone": backbone, **alone("engines", folder)}),
+        flush=True,
+    )
     about = {"backbone": backbone, "engine": engine, "images": n_images, "unit": "images/s"}
     tight = (before + after) / 2
     say(case="tight loop", rate=tight, before=before, after=after, **about)
