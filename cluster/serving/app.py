@@ -27,7 +27,7 @@ from hashnet.errors import BadImage, RequestRejected
 from hashnet.results import SearchResult
 
 MAX_ITEMS = 2000  # hits of one answer that can come with uri, labels and code
-ItemId = Annotated[int, Path(ge=-(2**63), le=2**63 - 1, description="id of an indexed item")]
+ItemId = Annotated[int, Path(ge=0, le=2**63 - 1, description="id of an indexed item")]
 
 
 def build_app(backend: Backend, limits: Limits, tokens: Tokens, local_only: bool, meter: Meter) -> Guard:
@@ -58,7 +58,9 @@ class Routes:
 
     def table(self) -> list[tuple[str, str, Any, dict[str, Any]]]:
         """(path, method, endpoint, what the description says of it)."""
-        search_body, encode_body = body_of(s.SearchBody, pictures=True), body_of(s.EncodeBody, pictures=True)
+        this = self.limits, self.backend.fixed
+        search_body = body_of(s.SearchBody, *this, pictures=True)
+        encode_body = body_of(s.EncodeBody, *this, pictures=True)
         arrow_too = {200: {"content": {wire.ARROW: {"schema": {"type": "string", "format": "binary"}}}}}
         thumbnail = {200: {"content": {kind: {} for kind in ("image/jpeg", "image/png")}}}
         text = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
@@ -73,13 +75,13 @@ class Routes:
                 "/v1/items",
                 "POST",
                 self.add,
-                answers(s.WrittenOut, [*ERRORS, 403, 409, 504], body_of(s.AddBody)),
+                answers(s.WrittenOut, [*ERRORS, 403, 409, 504], body_of(s.AddBody, *this)),
             ),
             (
                 "/v1/items/remove",
                 "POST",
                 self.remove,
-                answers(s.WrittenOut, [*ERRORS, 403, 504], body_of(s.RemoveBody)),
+                answers(s.WrittenOut, [*ERRORS, 403, 504], body_of(s.RemoveBody, *this)),
             ),
             ("/v1/items/{id}", "GET", self.item, answers(s.ItemOut, [404, 422])),
             (
@@ -118,9 +120,7 @@ class Routes:
         items: bool | None = None,
         min_version: Annotated[int | None, Query(ge=0, le=2**63 - 1)] = None,
     ) -> Response:
-        """The nearest items of each query. Query-string parameters are for Arrow and picture bodies; a JSON
-        body has them inside.
-        """
+        """The nearest items of each query. Options go into the query string or, with JSON, into the body."""
         started = time.perf_counter()
         given = {"k": k, "radius": radius, "labels": labels, "exclude_self": exclude_self, "items": items}
         given = {

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from cluster.serving import schemas as s
+from cluster.serving.config import Limits
 from hashnet import wire
 
 ERRORS = [400, 404, 413, 415, 422]
@@ -33,8 +34,8 @@ def describe() -> str:
     return (
         "Search learned binary codes by Hamming distance. JSON for people; for bulk, Arrow IPC streams "
         f"({wire.ARROW}) in and, when the Accept header names it, out: a request has one column, code "
-        "(fixed-size binary), image (binary), feature (list of float) or id (int64); an answer has the lists ids "
-        "and distances, a row a query, -1 in unused slots, and `version` in the schema's metadata. "
+        "(fixed-size binary), image (binary), feature (list of float) or id (int64); an answer has the lists "
+        "ids and distances, a row a query, -1 in unused slots, and `version` in the schema's metadata. "
         "Errors are JSON with a stable `code` and a sentence."
     )
 
@@ -63,16 +64,41 @@ def answers(
     return options
 
 
-def body_of(model: type[BaseModel], pictures: bool = False) -> dict[str, Any]:
+def body_of(
+    model: type[BaseModel], limits: Limits, fixed: dict[str, Any], pictures: bool = False
+) -> dict[str, Any]:
     """The request body: JSON by its schema, an Arrow stream and, where it fits, one picture file."""
     binary = {"schema": {"type": "string", "format": "binary"}}
-    content: dict[str, Any] = {"application/json": {"schema": _inline(model)}, wire.ARROW: binary}
-    if pictures:
-        content |= {kind: binary for kind in ("image/jpeg", "image/png", "image/webp")}
+    content: dict[str, Any] = {
+        "application/json": {"schema": _inline(model, limits, fixed)},
+        wire.ARROW: binary,
+    }
+    if pictures and fixed["modality"] == "image":
+        content |= dict.fromkeys(("image/jpeg", "image/png", "image/webp"), binary)
     return {"required": True, "content": content}
 
 
-def _inline(model: type[BaseModel]) -> dict[str, Any]:
+def _inline(model: type[BaseModel], limits: Limits, fixed: dict[str, Any]) -> dict[str, Any]:
+    """The model's schema as this server takes it: its bounds, its widths, its kinds of queries, no nulls."""
     schema = model.model_json_schema()
     assert "$defs" not in schema, "request bodies are flat; nested models would need components"
+    fields = schema["properties"]
+    for name, modality in (("images", "image"), ("features", "features")):
+        if fixed["modality"] != modality and name in fields:
+            del fields[name]
+            schema["oneOf"] = [choice for choice in schema["oneOf"] if choice["required"] != [name]]
+    for name, field in fields.items():
+        for variant in field.pop("anyOf", []):
+            if variant != {"type": "null"}:
+                field |= variant
+        if field.get("default", 0) is None:
+            del field["default"]
+        if field.get("type") == "array" and name != "labels":
+            field["maxItems"] = limits.max_batch
+        if name in ("k", "radius"):
+            field["maximum"] = limits.max_k if name == "k" else min(limits.max_radius, fixed["n_bits"])
+        if name == "codes":
+            field["items"]["pattern"] = f"^[0-9a-fA-F]{{{fixed['n_bits'] // 4}}}$"
+        if name == "features":
+            field["items"] |= {"minItems": fixed["n_features"], "maxItems": fixed["n_features"]}
     return schema

@@ -191,8 +191,8 @@ class IndexHolder:
             if total > ask.max_hits:
                 raise bad(
                     "too_many_hits",
-                    f"more than {ask.max_hits:,} items lie within {ask.radius} bits; ask for a smaller radius "
-                    "or fewer queries",
+                    f"more than {ask.max_hits:,} items lie within {ask.radius} bits; "
+                    "ask for a smaller radius or fewer queries",
                     413,
                 )
             found += block
@@ -290,20 +290,20 @@ def check_pixels(picture: bytes, name: str, max_pixels: int) -> None:
 
 
 def check_model(lineage: dict[str, Any], model_sha256: str | None, uri: str) -> None:
-    """LineageMismatch with both hashes unless the index was made with this model (None: there is no model)."""
+    """LineageMismatch with both hashes unless the index was made with this model (None: there is none)."""
     if model_sha256 is None:
         return
     made_with = lineage.get("model_sha256")
     if made_with is None:
         raise LineageMismatch(
-            f"{uri} does not say which model its codes were made with, the encoder's model is {model_sha256}; "
+            f"{uri} does not say which model made its codes, the encoder's model is {model_sha256}; "
             "build the index from a code store of that model, or serve with model=none"
         )
     if made_with != model_sha256:
         raise LineageMismatch(
             f"{uri} was made with model {made_with}, the encoder's model is {model_sha256}: queries would be "
-            "compared with codes of another model; encode the database and build the index with this model, or "
-            "serve the model it was made with"
+            "compared with codes of another model; encode the database and build the index with this one, "
+            "or serve the model it was made with"
         )
 
 

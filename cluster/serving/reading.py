@@ -27,10 +27,13 @@ async def search_request(
     """The queries and the options, from the query string or from inside a JSON body."""
     kind, body = await _body(request, limits)
     if kind == JSON:
-        if given:
-            raise bad("invalid_request", f"with a JSON body, put {', '.join(given)} inside the body", 422)
         asked = s.parse(s.SearchBody, body)
-        return s.queries_of(asked), asked.model_dump(include=_OPTIONS)
+        inside = asked.model_dump(include=_OPTIONS, exclude_unset=True)
+        if twice := sorted(inside.keys() & given):
+            raise bad(
+                "invalid_request", f"{', '.join(twice)}: in the body and in the address; say it once", 422
+            )
+        return s.queries_of(asked), given | inside
     if kind == wire.ARROW:
         return wire.read_queries(wire.read_table(body)), given
     if kind.startswith("image/"):

@@ -7,7 +7,7 @@ import binascii
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from hashnet.errors import RequestRejected
 from hashnet.wire import Queries, bad
@@ -15,25 +15,50 @@ from hashnet.wire import Queries, bad
 Hex = Annotated[
     str, Field(pattern=r"^([0-9a-fA-F]{2}){1,128}$", description="a packed code, two hex digits a byte")
 ]
-Id = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
+
+
+def _whole(value: Any) -> Any:
+    """5.0 is a whole number in JSON; text and true are not."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
+Id = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1), WHOLE]
 Finite = Annotated[float, Field(allow_inf_nan=False, ge=-3.4028234663852886e38, le=3.4028234663852886e38)]
 Label = (
-    Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
+    Annotated[int, Field(strict=True, ge=0, le=2**31 - 1), WHOLE]
     | Annotated[str, Field(strict=True, max_length=200)]
 )
-ClassId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
+ClassId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1), WHOLE]
 Base64 = Annotated[
     str, Field(json_schema_extra={"contentEncoding": "base64"}, description="a picture file, base64")
 ]
-Version = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
+Version = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1), WHOLE]
 
 
 class Strict(BaseModel):
+    """Unknown fields are mistakes; a field that is not meant is left out, not null."""
+
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_nulls(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            empty = [str(name) for name, value in data.items() if value is None]
+            if empty:
+                raise ValueError(f"leave {', '.join(empty[:3])} out instead of null")
+        return data
+
+
+def _exactly_one(*names: str) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in names]})
 
 
 class QueryBody(Strict):
     """Exactly one of the four: codes, images, features, ids."""
+
+    model_config = _exactly_one("codes", "images", "features", "ids")
 
     codes: list[Hex] | None = Field(None, min_length=1, description="packed codes, hex")
     images: list[Base64] | None = Field(None, min_length=1, description="picture files, base64")
@@ -46,8 +71,19 @@ class QueryBody(Strict):
 class SearchBody(QueryBody):
     """One or many queries of one kind, and either ``k`` (10 when neither is given) or ``radius``."""
 
-    k: int | None = Field(None, strict=True, ge=1, description="how many nearest items")
-    radius: int | None = Field(None, strict=True, ge=0, description="every item within so many bits")
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [{"required": [name]} for name in ("codes", "images", "features", "ids")],
+            "not": {"required": ["k", "radius"]},
+        }
+    )
+
+    k: Annotated[int, Field(strict=True, ge=1), WHOLE] | None = Field(
+        None, description="how many nearest items"
+    )
+    radius: Annotated[int, Field(strict=True, ge=0), WHOLE] | None = Field(
+        None, description="every item within so many bits"
+    )
     labels: list[Label] | None = Field(
         None,
         min_length=1,
@@ -62,12 +98,16 @@ class SearchBody(QueryBody):
 class EncodeBody(Strict):
     """Exactly one of the two: images, features."""
 
+    model_config = _exactly_one("images", "features")
+
     images: list[Base64] | None = Field(None, min_length=1, description="picture files, base64")
     features: list[Annotated[list[Finite], Field(min_length=1)]] | None = Field(None, min_length=1)
 
 
 class AddBody(Strict):
     """New items: their ids, one of codes, images, features, and what else is known of them."""
+
+    model_config = _exactly_one("codes", "images", "features")
 
     item_ids: list[Id] = Field(min_length=1, description="ids that the index does not hold yet")
     codes: list[Hex] | None = Field(None, min_length=1)

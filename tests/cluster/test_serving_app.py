@@ -218,6 +218,10 @@ JSON_REFUSALS: dict[str, tuple[dict[str, Any], int, str]] = {
     "not base64": ({"images": ["***"]}, 422, "not_an_image"),
     "not an image": ({"images": [base64.b64encode(b"hello").decode()]}, 422, "not_an_image"),
     "too many items": ({"ids": [0] * 3, "k": 900, "items": True}, 422, "too_many_items"),
+    "k as a fraction": ({"codes": [CODE], "k": 1.5}, 422, "k_out_of_range"),
+    "k as true": ({"codes": [CODE], "k": True}, 422, "k_out_of_range"),
+    "null": ({"codes": [CODE], "ids": None}, 422, "invalid_request"),
+    "a negative id": ({"ids": [-1]}, 422, "invalid_request"),
     "a version to come": ({"codes": [CODE], "min_version": 99}, 503, "version_behind"),
     "exclude_self without ids": ({"codes": [CODE], "exclude_self": True}, 422, "invalid_request"),
 }
@@ -243,7 +247,7 @@ def test_other_refusals(http: TestClient) -> None:
     assert error_of(post("/v1/search", content=b"", headers={})) == (415, "wrong_content_type")
     assert error_of(post("/v1/search", content=b"junk", headers=arrow)) == (400, "bad_arrow")
     assert error_of(post("/v1/search?k=0", content=b"junk", headers=arrow)) == (422, "k_out_of_range")
-    assert error_of(post("/v1/search?k=3", json={"codes": [CODE]})) == (422, "invalid_request")
+    assert error_of(post("/v1/search?k=3", json={"codes": [CODE], "k": 3})) == (422, "invalid_request")
     nothing = wire.write_queries(Queries("ids", np.zeros(0, dtype=np.int64)))
     assert error_of(post("/v1/search", content=nothing, headers=arrow)) == (422, "no_queries")
     narrow = wire.write_queries(Queries("codes", some_codes(2, n_bits=48)))
