@@ -14,6 +14,7 @@ from PIL import Image
 
 from hashnet import CodeStore, Encoder, Manifest, commit
 from hashnet.data.rows import Rows
+from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
 from hashnet.models import build_model
 from hashnet.pipeline import Gatherer, encode_features, encode_rows, picture_rows
@@ -231,3 +232,25 @@ def test_every_kind_of_bad_input_is_named_and_the_rest_goes_on(pictures, tmp_pat
     codes = encode_rows(encoder, "codes", out)
     assert codes["code"][0].as_py() == encoder.encode(good)[0].tobytes()
     assert codes["code"][6].as_py() == encoder.encode(png(2))[0].tobytes()
+
+
+def encode_all(manifest: Manifest, encoder: Encoder) -> dict[int, bytes]:
+    plan = plan_of(manifest, encoder, 1000)
+    found = {}
+    for work in picture_works(list(plan.ranges()), 16, n_cpus=1):
+        for table in picture_rows(Source(manifest, "database"), work, encoder.preprocess, 16):
+            out = encode_rows(encoder, "codes", table)
+            assert out["reason"].null_count == len(out)
+            found |= dict(zip(out["row_id"].to_pylist(), out["code"].to_pylist(), strict=True))
+    return found
+
+
+def test_where_the_pictures_lie_does_not_matter(pictures, tmp_path):
+    """Inside the manifest, in tars, in Parquet files and as files: the same codes."""
+    _, encoder, _ = pictures
+    found = []
+    for store in ("inline", "tar", "parquet", "files"):
+        about = {"n_images": 40, "side": 36, "n_query": 5, "n_train": 20, "store": store}
+        found.append(encode_all(make_manifest("synthetic", str(tmp_path / store), **about), encoder))
+    assert len(found[0]) == 35
+    assert found[0] == found[1] == found[2] == found[3]
