@@ -338,6 +338,7 @@ class BinaryIndex:
             "n_classes": state.n_classes,
             "segments": len(state.segments),
             "removed_rows": state.n_dead,
+            "updates": state.updates,
             "memory_mapped": bool(state.segments) and state.segments[0].rows.mapped,
             "path": self._path,
             "lineage": dict(state.lineage),

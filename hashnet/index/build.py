@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from hashnet import storage
 from hashnet.commit import binary_matrix
 from hashnet.errors import IndexMismatch, SearchError
 from hashnet.index.kinds import FlatOptions, Options, build_rows, parse_options
@@ -16,9 +19,12 @@ from hashnet.index.postings import Postings
 from hashnet.index.rows import Rows, flat_rows, new_flat
 from hashnet.index.segment import Segment
 from hashnet.index.state import State, is_plain_range
+from hashnet.index.threads import default_threads
 
 if TYPE_CHECKING:
     from hashnet.store import CodeStore
+
+REMOTE_READERS = 16  # shards asked for at once from an object store
 
 
 @dataclass(frozen=True)
@@ -31,16 +37,28 @@ class Part:
     label_rows: np.ndarray | None
 
 
-def read_parts(store: CodeStore, labels: bool = True, shards: Sequence[int] | None = None) -> Iterable[Part]:
-    """One Part a shard of a store, in order; ``shards`` picks some by number."""
+def read_parts(store: CodeStore, labels: bool = True, shards: Sequence[int] | None = None) -> Iterator[Part]:
+    """One Part a shard of a store, in order; ``shards`` picks some by number.
+
+    A few shards are read ahead by threads, which hides an object store's latency.
+    """
     with_labels = labels and store.n_classes is not None
     columns = ["row_id", "code"] + (["labels"] if with_labels else [])
-    for table in store.tables(columns, shards):
-        yield Part(
-            table["row_id"].to_numpy(),
-            binary_matrix(table["code"], store.n_bits // 8),
-            *(_label_pairs(table["labels"]) if with_labels else (None, None)),
-        )
+    numbers = range(len(store.shards)) if shards is None else shards
+    threads = default_threads() if storage.is_local(store.uri) else REMOTE_READERS
+
+    def read(number: int) -> Part:
+        (table,) = store.tables(columns, [number])
+        pairs = _label_pairs(table["labels"]) if with_labels else (None, None)
+        return Part(table["row_id"].to_numpy(), binary_matrix(table["code"], store.n_bits // 8), *pairs)
+
+    with ThreadPoolExecutor(threads) as pool:
+        waiting = deque(pool.submit(read, number) for number in numbers[: 2 * threads])
+        for number in numbers[2 * threads :]:
+            yield waiting.popleft().result()
+            waiting.append(pool.submit(read, number))
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _label_pairs(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:

@@ -55,6 +55,12 @@ def disk_version(uri: str) -> int:
     return _whole(read_about(uri), "version", uri)
 
 
+def stored_bytes(uri: str) -> int:
+    """Bytes of the files of the version at ``uri``; what older readers may still need is not counted."""
+    sizes, records = storage.list_sizes(uri), read_about(uri)["segments"]
+    return sizes[ABOUT] + sum(sizes[name] for name in _files(records))
+
+
 def write_state(uri: str, state: State) -> State:
     """Commits a state: new files first, then index.json. Returns it with the segments' records."""
     before = read_about(uri)["segments"] if disk_version(uri) else []
@@ -73,6 +79,7 @@ def write_state(uri: str, state: State) -> State:
         "n_classes": state.n_classes,
         "version": state.version,
         "rows": state.n_live,
+        "updates": state.updates,
         "options": dataclasses.asdict(state.options),
         "tuned": state.tuned,
         "lineage": state.lineage,
@@ -201,6 +208,7 @@ def _open_state(
         lineage=dict(about["lineage"]),
         segments=tuple(segments),
         version=_whole(about, "version", uri),
+        updates=_whole(about, "updates", uri),
         tuned=about["tuned"],
     )
     if state.n_live != n_rows:

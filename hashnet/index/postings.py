@@ -28,7 +28,12 @@ class Postings:
 
     @classmethod
     def from_pairs(cls, labels: np.ndarray, rows: np.ndarray, n_classes: int) -> Postings:
-        order = np.lexsort((rows, labels))
+        """Of pairs in any order."""
+        if len(rows) and not (rows[1:] >= rows[:-1]).all():
+            by_row = np.argsort(rows, kind="stable")
+            labels, rows = labels[by_row], rows[by_row]
+        small = labels.astype(np.uint16) if n_classes <= 1 << 16 else labels  # 16 bits: a radix sort
+        order = np.argsort(small, kind="stable")
         return cls(labels[order].astype(np.int32), rows[order].astype(np.int64), n_classes)
 
     @classmethod

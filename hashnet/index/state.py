@@ -29,6 +29,7 @@ class State:
     lineage: dict[str, Any]
     segments: tuple[Segment, ...]
     version: int = 1
+    updates: int = 0  # additions and removals since it was built from its codes
     tuned: dict[str, Any] | None = None
 
     @property
@@ -101,7 +102,7 @@ class State:
         kept = list(self.segments)
         while kept and kept[-1].rows.kind == "flat" and kept[-1].n_live <= new.n_live:
             new = merged([kept.pop(), new], "flat", FlatOptions(), self.n_classes)
-        return self._next(segments=(*kept, new))
+        return self._next(segments=(*kept, new), updates=self.updates + 1)
 
     def removed(self, ids: np.ndarray) -> State:
         """Without these ids; UnknownId where one is not here."""
@@ -117,7 +118,7 @@ class State:
             if segment.n_live or segment is self.segments[0]:
                 segments.append(segment)
         self._refuse_missing(ids, missing)
-        return self._next(segments=tuple(segments))
+        return self._next(segments=tuple(segments), updates=self.updates + 1)
 
     def compacted(self) -> State:
         """The same items in one segment of the index's kind; itself where there is nothing to do."""

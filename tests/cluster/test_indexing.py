@@ -1,0 +1,161 @@
+"""Building by tasks, the job, and a ShardedIndex whose actors are killed, on a real local Ray."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from cluster.indexing import IndexConfig, ShardedIndex, build_index
+from hashnet import BinaryIndex, errors
+from hashnet.store import write_store
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(run folder, store, codes, ids, labels): 3,000 codes of 48 bits in 24 shards, many of them equal."""
+    folder = tmp_path_factory.mktemp("run")
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256, (700, 6), dtype=np.uint8)[rng.integers(0, 700, 3000)]
+    ids = np.sort(rng.permutation(50_000)[:3000])
+    labels = rng.integers(0, 7, 3000)
+    store = write_store(str(folder / "codes"), codes, ids, labels, rows_per_shard=128)
+    return folder, store, codes, ids, labels
+
+
+@pytest.fixture(scope="module")
+def sharded(ray_local, run):
+    with ShardedIndex(run[1], 2, num_cpus=0.5) as index:
+        yield index
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf", "multihash"])
+def test_tasks_build_the_index_that_one_process_builds(ray_local, run, tmp_path, kind):
+    folder, store, codes, _, _ = run
+    made = build_index(IndexConfig(run=str(folder), kind=kind, out=str(tmp_path / "two"), num_workers=2))
+    assert made["rows"] == 3000
+    assert made["version"] == 1
+    build_index(IndexConfig(run=str(folder), kind=kind, out=str(tmp_path / "one"), num_workers=0))
+    files = {place: sorted((tmp_path / place).glob("*.faiss")) for place in ("one", "two")}
+    assert files["one"][0].read_bytes() == files["two"][0].read_bytes()
+    index = BinaryIndex.load(tmp_path / "two")
+    assert index.search(codes[:50], 10) == BinaryIndex.build(store, kind=kind).search(codes[:50], 10)
+    assert index.lineage["codes_sha256"] == store.sha256
+
+
+def test_job_again_changed_and_updated(run, tmp_path):
+    folder, _, _, ids, _ = run
+    out = str(tmp_path / "index")
+
+    def build(**keys):
+        return build_index(IndexConfig(run=str(folder), out=out, **keys))
+
+    assert not build()["reused"]
+    assert build()["reused"]
+    assert build(kind="ivf", nlist=16)["version"] == 2
+    tuned = build(kind="ivf", nlist=16, recall=0.9)
+    assert tuned["tuned"]["recall"] >= 0.9
+    assert tuned["version"] == 3
+    assert build(kind="ivf", nlist=16, recall=0.9)["reused"]
+    BinaryIndex.load(out).remove(ids[:5])
+    assert build(kind="ivf", nlist=16, recall=0.9)["reused"]
+    with pytest.raises(errors.LineageMismatch, match=r"has had 1 updates.*overwrite=true"):
+        build(kind="flat")
+    fresh = build(kind="flat", overwrite=True)
+    assert (fresh["rows"], fresh["version"]) == (3000, 5)
+    with pytest.raises(errors.Unsupported, match="a flat index has no option 'nlist'"):
+        build_index(IndexConfig(run=str(folder), out=str(tmp_path / "other"), nlist=4))
+    with pytest.raises(errors.StoreError):
+        build_index(IndexConfig(run=str(tmp_path / "nothing")))
+
+
+def test_the_job_prints_one_json_line(run, repo, tmp_path):
+    folder = run[0]
+    command = [sys.executable, str(repo / "jobs" / "build_index.py"), f"run={folder}", "kind=multihash"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["kind"] == "multihash"
+    assert result["index"] == f"{folder}/index"
+    wrong = subprocess.run([*command[:2], "kind=flatt"], capture_output=True, text=True, cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "did you mean flat?" in wrong.stderr
+    assert "run is required" in wrong.stderr
+
+
+def test_sharded_equals_one_index(sharded, run):
+    _, store, codes, ids, _ = run
+    one = BinaryIndex.build(store)
+    queries = codes[:30]
+    for k in (1, 10, 3001):
+        assert sharded.search(queries, k) == one.search(queries, k)
+    assert sharded.search_radius(queries, 4) == one.search_radius(queries, 4)
+    for where in (ids[::3], {"labels": [2, 5]}):
+        assert sharded.search(queries, 9, where=where) == one.search(queries, 9, where=where)
+    own = ids[:30].copy()
+    own[3] = -1
+    assert sharded.search(queries, 9, exclude_self=own) == one.search(queries, 9, exclude_self=own)
+    about = sharded.describe()
+    assert about["rows"] == len(sharded) == 3000
+    assert sum(about["slices"]) == 3000
+    assert max(about["slices"]) - min(about["slices"]) <= 128
+    assert about["engine"] == "kernel"
+    assert sharded.missing() == []
+
+
+def test_sharded_mistakes(sharded, run, ray_local):
+    _, store, codes, _, _ = run
+    wide = np.zeros((1, 8), np.uint8)
+    for call, kind, sentence in [
+        (lambda: sharded.search(wide), errors.IndexMismatch, "48 bits, the query has 64"),
+        (lambda: sharded.search(codes, 0), errors.IndexMismatch, "k must be at least 1"),
+        (lambda: sharded.search(codes, where={"labels": 99}), errors.IndexMismatch, "label 99"),
+        (lambda: sharded.search(codes[:1], exclude_self=[49_999_999]), errors.UnknownId, "no id 49999999"),
+        (lambda: sharded.search(codes, on_missing="ignore"), errors.IndexMismatch, "wait or raise"),
+        (lambda: ShardedIndex(store, 99), errors.ClusterError, "between 1 and 24"),
+        (lambda: ShardedIndex(store, 2, kind="tree"), errors.Unsupported, "one of flat"),
+        (lambda: ShardedIndex(store, 2, num_cpus=500), errors.ClusterError, "can ever be placed"),
+    ]:
+        with pytest.raises(kind, match=sentence):
+            call()
+
+
+def _kill(ray, actor):
+    """SIGKILL to the actor's process, as the out-of-memory killer would."""
+    os.kill(ray.get(actor.describe.remote())["pid"], signal.SIGKILL)
+
+
+def test_a_killed_slice_is_rebuilt_and_never_left_out(sharded, run, ray_local):
+    _, store, codes, _, _ = run
+    expected = BinaryIndex.build(store).search(codes[:20], 50)
+    assert sharded.search(codes[:20], 50) == expected
+    # told at once: the slice is named, nothing is returned
+    _kill(ray_local, sharded._actors[1])
+    told = ""
+    while not told:  # until Ray has noticed; an answer given before that is whole
+        try:
+            assert sharded.search(codes[:20], 50, on_missing="raise") == expected
+        except errors.ClusterError as error:
+            told = str(error)
+    assert "1 of 2 slices of the index gave no answer, so there is none: slice 1" in told
+    # waiting: the answer is whole once the slice is back
+    assert sharded.search(codes[:20], 50) == expected
+    for number in (0, 1, 0):
+        _kill(ray_local, sharded._actors[number])
+        assert sharded.search(codes[:20], 50) == expected
+        assert sharded.search_radius(codes[:2], 5) == BinaryIndex.build(store).search_radius(codes[:2], 5)
+
+
+def test_a_slice_that_cannot_come_back_is_named(ray_local, run, tmp_path):
+    _, _, codes, ids, _ = run
+    store = write_store(str(tmp_path / "codes"), codes, ids, rows_per_shard=1000)
+    with ShardedIndex(store, 2, num_cpus=0.25) as index:
+        write_store(str(tmp_path / "codes"), codes[::-1], ids, rows_per_shard=1000, overwrite=True)
+        _kill(ray_local, index._actors[0])
+        with pytest.raises(errors.ClusterError, match=r"slice 0 .*no longer has shard"):
+            index.search(codes[:3], 5, timeout_s=60)
+    with pytest.raises(errors.ClusterError, match="was closed"):
+        index.search(codes[:3], 5)
