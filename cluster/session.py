@@ -20,6 +20,7 @@ QUIET = {  # set before ray is imported; a user's own setting wins
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's own note about CUDA_VISIBLE_DEVICES
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",  # ours say rate and time left
     "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # it prints each progress line twice
     "RAY_DEDUP_LOGS": "1",
     # Ray Train asks a dashboard that a local Ray does not start, once a second, and warns about itself.
     "RAY_DEDUP_LOGS_SKIP_REGEX": "Failed to query Ray Train Controller|'PreemptionWatcher' and ID",

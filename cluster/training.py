@@ -134,6 +134,7 @@ def _work(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _speak() -> None:
     """Lets this project's messages, and no others, out of a worker."""
+    logging.getLogger().setLevel(logging.WARNING)  # Ray Train logs every report at INFO
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     for name in ("hashnet", "cluster"):
