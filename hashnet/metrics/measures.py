@@ -47,17 +47,6 @@ class QueryMeasures:
     all_items: np.ndarray
     relevant_items: np.ndarray
 
-    def to_bytes(self) -> bytes:
-        """The arrays as an .npz file."""
-        buffer = io.BytesIO()
-        np.savez(buffer, **dataclasses.asdict(self))
-        return buffer.getvalue()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> QueryMeasures:
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            return cls(**{name: arrays[name] for name in arrays.files})
-
 
 PER_QUERY = 7  # the first fields of QueryMeasures have one value a query
 
@@ -97,3 +86,23 @@ def join(blocks: Sequence[QueryMeasures]) -> QueryMeasures:
         values = [getattr(block, field.name) for block in blocks]
         joined[field.name] = np.concatenate(values) if place < PER_QUERY else sum(values[1:], start=values[0])
     return QueryMeasures(**joined)
+
+
+def to_bytes(blocks: Sequence[QueryMeasures]) -> bytes:
+    """Blocks of measures as one .npz file: whole arrays, no pickle."""
+    arrays = {
+        f"{place}.{name}": values
+        for place, block in enumerate(blocks)
+        for name, values in dataclasses.asdict(block).items()
+    }
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def from_bytes(data: bytes) -> list[QueryMeasures]:
+    """The blocks ``to_bytes`` kept, in order."""
+    names = [field.name for field in dataclasses.fields(QueryMeasures)]
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        count = len(arrays.files) // len(names)
+        return [QueryMeasures(*(arrays[f"{place}.{name}"] for name in names)) for place in range(count)]

@@ -8,13 +8,16 @@ memory follows the number of labels, never queries x database nor rows x classes
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hashnet.errors import CodeError, DataError
 from hashnet.labels import as_multi_hot
 from hashnet.popcount import compiled
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SLICE_ROWS = 65_536  # rows of a multi-hot matrix looked at together
 RARE = 64  # a class on fewer than one item in 64 is kept as a list
@@ -76,6 +79,22 @@ def _from_ids(ids: np.ndarray, n_classes: int | None, name: str) -> LabelSets:
         raise CodeError(f"{name} hold class {high}, but there are only {n_classes} classes")
     width = high + 1 if n_classes is None else n_classes
     return LabelSets(width, np.arange(len(ids) + 1), ids.astype(np.int32))
+
+
+def from_lists(lists: pa.Array | pa.ChunkedArray, n_classes: int) -> LabelSets:
+    """LabelSets of an Arrow list<int32>, as stores and manifests keep them; a null row has no class."""
+    import pyarrow as pa
+
+    if isinstance(lists, pa.ChunkedArray):
+        lists = lists.combine_chunks()
+    start = np.zeros(len(lists) + 1, dtype=np.int64)
+    np.cumsum(lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), out=start[1:])
+    classes = lists.flatten().to_numpy().astype(np.int32)
+    if len(classes) and not 0 <= classes.min() <= classes.max() < n_classes:
+        raise DataError(
+            f"labels hold class ids {classes.min()}..{classes.max()}, but there are {n_classes} classes"
+        )
+    return LabelSets(n_classes, start, classes)
 
 
 def check_labels(query_labels: Any, database_labels: Any) -> tuple[LabelSets, LabelSets]:
