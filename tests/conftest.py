@@ -69,3 +69,25 @@ def bucket():
         boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket="runs")
         yield f"s3://runs?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
         server.stop()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Headless Chromium for tests marked ``browser``: without one they are skipped, or fail in test-all."""
+    import shutil
+
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = os.environ.get("HASHNET_BROWSER") or next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        missing = f"no browser found (looked for {', '.join(names)}); install Chromium or set HASHNET_BROWSER"
+        if os.environ.get("HASHNET_REQUIRE_BROWSER"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # Chromium's own sandbox cannot be set up by root, as in containers.
+        sandbox = [] if os.geteuid() else ["--no-sandbox"]
+        chromium = playwright.chromium.launch(executable_path=path, args=[*sandbox, "--disable-gpu"])
+        yield chromium
+        chromium.close()

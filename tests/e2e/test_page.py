@@ -1,0 +1,289 @@
+"""``python jobs/serve.py`` as a user starts it, its page in a real browser, and Ctrl-C.
+
+Pictures of what the browser showed are kept where HASHNET_SCREENSHOTS says, for people to look at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.local import free_ports
+from hashnet import BinaryIndex
+from hashnet.data import Manifest
+from tests.small_run import make_run
+
+pytestmark = pytest.mark.browser
+DESKTOP = {"viewport": {"width": 1280, "height": 860}}
+PHONE = {
+    "viewport": {"width": 390, "height": 844},
+    "device_scale_factor": 2,
+    "is_mobile": True,
+    "has_touch": True,
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_run(tmp_path_factory.mktemp("page") / "run")
+
+
+@pytest.fixture(scope="module")
+def url(browser: Any, run: str, python: str, repo: Path) -> Iterator[str]:
+    """The server, started and stopped as from a terminal."""
+    port = free_ports(1)[0]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HASHNET_")}
+    words = [python, "jobs/serve.py", f"run={run}", f"port={port}"]
+    process = subprocess.Popen(
+        words,
+        cwd=repo,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        _wait(address, process)
+        yield address
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+        assert json.loads(out.splitlines()[-1])["url"] == address
+        assert f"{address}/" in said  # where to look,
+        assert "hashnet query" in said  # and what to try
+        assert "Traceback" not in said
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{address}/healthz")
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # the server's own group: Ray's processes with it
+            process.wait()
+
+
+def _wait(address: str, process: subprocess.Popen) -> None:
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            pytest.fail(f"the server ended: {process.stderr.read() if process.stderr else ''}")
+        try:
+            if httpx.get(f"{address}/readyz", timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.3)
+    pytest.fail("the server did not come up within two minutes")
+
+
+@pytest.fixture
+def picture(run: str, tmp_path: Path) -> tuple[int, Path]:
+    """An indexed digit as a file, and its id."""
+    id_ = int(BinaryIndex.load(f"{run}/index").ids()[11])
+    rows = Manifest.open(f"{run}/manifest.parquet").read(columns=["image"], start=id_, stop=id_ + 1)
+    path = tmp_path / "digit.png"
+    path.write_bytes(rows["image"][0].as_py())
+    return id_, path
+
+
+class Visit:
+    """One page, and whether it asked anybody but the server or complained."""
+
+    def __init__(self, browser: Any, url: str, **options: Any) -> None:
+        self.url = url
+        self.context = browser.new_context(**options)
+        self.page = self.context.new_page()
+        self.asked: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on(
+            "console", lambda line: self.complaints.append(line.text) if line.type == "error" else None
+        )
+
+    def open(self, path: str = "/") -> Any:
+        self.page.goto(self.url + path)
+        self.page.wait_for_selector(".hit[data-id]")
+        return self.page
+
+    def keep(self, name: str) -> None:
+        folder = os.environ.get("HASHNET_SCREENSHOTS")
+        if folder:
+            self.page.screenshot(path=f"{folder}/{name}.png")
+
+    def end(self) -> None:
+        elsewhere = [url for url in self.asked if not url.startswith((self.url, "blob:", "data:"))]
+        assert elsewhere == []
+        self.context.close()
+
+
+@pytest.fixture
+def visit(browser: Any, url: str) -> Iterator[Visit]:
+    one = Visit(browser, url, **DESKTOP)
+    yield one
+    one.end()
+
+
+def test_upload_results_and_click_through(visit: Visit, picture: tuple[int, Path], run: str) -> None:
+    id_, path = picture
+    index = BinaryIndex.load(f"{run}/index")
+    page = visit.open()
+    assert "400 items" in page.inner_text("#about")
+    visit.keep("start")
+    page.set_input_files("#file", str(path))
+    page.wait_for_selector(".distance")
+    expected = index.search(index.codes([id_]), k=12)
+    shown = page.eval_on_selector_all(".hit", "cards => cards.map(card => Number(card.dataset.id))")
+    assert shown == expected.ids[0].tolist()
+    words = page.locator(".distance").all_inner_texts()
+    assert [int(text.split()[0]) for text in words] == expected.distances[0].tolist()
+    # the bits that differ are coloured, exactly as many as the distance says
+    coloured = page.eval_on_selector_all(
+        ".hit .bits svg", "drawings => drawings.map(one => one.querySelectorAll('.differ').length)"
+    )
+    assert coloured == expected.distances[0].tolist()
+    assert page.locator("#score").is_hidden()  # nobody said what the picture shows
+    page.select_option("#truth-label", "3")
+    page.wait_for_selector("#score:not([hidden])")
+    visit.keep("upload")
+    # click through
+    second = shown[1]
+    page.locator(f".hit[data-id='{second}']").click()
+    page.wait_for_url(f"**/#item={second}")
+    page.wait_for_function(
+        f"() => document.querySelector('#query-name').textContent.includes('{second:04d}.png')"
+    )
+    expected = index.search(index.codes([second]), k=12, exclude_self=[second])
+    page.wait_for_function(f"() => document.querySelector('.hit')?.dataset.id === '{expected.ids[0][0]}'")
+    labels = dict(zip(expected.ids[0].tolist(), index.labels(expected.ids[0]) or [], strict=True))
+    (own,) = index.labels([second]) or [[]]
+    right = sum(bool(set(labels[hit]) & set(own)) for hit in labels)
+    assert f"{right} of 12" in page.inner_text("#score-name")
+    assert page.inner_text("#score-value").startswith(str(round(right / 12 * 100)))
+    visit.keep("item")
+    page.go_back()
+    page.wait_for_url("**/#picture")
+    assert visit.complaints == []
+
+
+def test_k_radius_and_filter(visit: Visit, run: str) -> None:
+    index = BinaryIndex.load(f"{run}/index")
+    id_ = int(index.ids()[3])
+    page = visit.open(f"/#item={id_}")
+    page.wait_for_selector(".distance")
+    page.fill("#k", "5")
+    page.wait_for_function("() => document.querySelectorAll('.hit[data-id]').length === 5")
+    page.select_option("#filter", "7")
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.hit .chip')].every(chip => chip.textContent === '7')"
+    )
+    page.select_option("#filter", "")
+    page.get_by_text("Within a radius").click()
+    page.fill("#radius", "8")
+    near = index.search_radius(index.codes([id_]), radius=8, exclude_self=[id_])[0]
+    page.wait_for_function(f"() => document.querySelectorAll('.hit[data-id]').length === {len(near)}")
+    page.wait_for_function("() => document.querySelector('#title').textContent.includes('within 8 bits')")
+    assert visit.complaints == []
+
+
+def test_the_error_state_and_the_way_out(visit: Visit, picture: tuple[int, Path]) -> None:
+    page = visit.open()
+    junk = {"name": "notes.jpg", "mimeType": "image/jpeg", "buffer": b"hello"}
+    page.set_input_files("#file", junk)
+    page.wait_for_selector("#error:not([hidden])")
+    assert "not a picture" in page.inner_text("#error-text")
+    assert page.locator(".hit").count() == 0
+    assert page.locator("#error-again").is_hidden()  # trying the same again would not help
+    visit.keep("error")
+    page.set_input_files("#file", str(picture[1]))
+    page.wait_for_selector(".distance")
+    assert page.locator("#error").is_hidden()
+    # the server goes away and comes back
+    page.route("**/v1/search*", lambda route: route.abort())
+    page.locator(".hit").first.click()
+    page.wait_for_selector("#error:not([hidden])")
+    assert "cannot be reached" in page.inner_text("#error-text")
+    page.unroute("**/v1/search*")
+    page.locator("#error-again").click()
+    page.wait_for_selector(".distance")
+    assert page.locator("#error").is_hidden()
+
+
+def test_the_loading_state(visit: Visit) -> None:
+    page = visit.open()
+    held: list[Any] = []
+    page.route("**/v1/search*", held.append)
+    page.locator(".hit").first.click()
+    page.wait_for_selector("#results[aria-busy=true]")
+    assert page.inner_text("#took") == "Searching…"
+    visit.keep("loading")
+    page.wait_for_function("() => true")
+    for route in held:
+        route.continue_()
+    page.wait_for_selector("#results[aria-busy=false] .distance")
+
+
+def test_keyboard(visit: Visit) -> None:
+    page = visit.open()
+    page.keyboard.press("ArrowRight")  # the first card
+    first = page.evaluate("() => document.activeElement.dataset.id")
+    page.keyboard.press("ArrowRight")
+    second = page.evaluate("() => document.activeElement.dataset.id")
+    assert first != second
+    page.keyboard.press("ArrowDown")
+    below = page.evaluate("() => document.activeElement.dataset.id")
+    assert below not in (first, second)
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/#item={below}")
+    page.wait_for_selector(".distance")
+    with page.expect_file_chooser():
+        page.keyboard.press("o")
+
+
+def test_a_picture_can_be_dropped_and_pasted(visit: Visit, picture: tuple[int, Path]) -> None:
+    page = visit.open()
+    script = """async ([kind, bytes]) => {
+      const data = new DataTransfer();
+      data.items.add(new File([new Uint8Array(bytes)], "digit.png", { type: "image/png" }));
+      const event = kind === "drop"
+        ? new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true })
+        : new ClipboardEvent("paste", { clipboardData: data, bubbles: true });
+      document.body.dispatchEvent(event);
+    }"""
+    for kind in ("drop", "paste"):
+        page.goto(visit.url)
+        page.wait_for_selector(".hit[data-id]")
+        page.evaluate(script, [kind, list(picture[1].read_bytes())])
+        page.wait_for_selector(".distance")
+        assert page.inner_text("#query-name") == "digit.png"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("phone", PHONE), ("dark", DESKTOP | {"color_scheme": "dark"}), ("light", DESKTOP)]
+)
+def test_phone_width_and_dark_mode(
+    browser: Any, url: str, run: str, name: str, options: dict[str, Any]
+) -> None:
+    one = Visit(browser, url, **options)
+    page = one.open(f"/#item={int(BinaryIndex.load(f'{run}/index').ids()[5])}")
+    page.wait_for_selector(".distance")
+    one.keep(name)
+    assert page.evaluate(
+        "() => document.documentElement.scrollWidth <= window.innerWidth"
+    )  # nothing sticks out
+    script = "name => getComputedStyle(document.body)[name].match(/[0-9]+/g).map(Number)"
+    colours = [page.evaluate(script, name) for name in ("backgroundColor", "color")]
+    background, text = (sum(channels[:3]) for channels in colours)
+    assert (background < text) == (name == "dark")
+    assert abs(background - text) > 400  # readable
+    assert one.complaints == []
+    one.end()
