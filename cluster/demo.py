@@ -1,0 +1,170 @@
+"""The whole system in one go: train → encode → index → evaluate → compare → query, on one run folder.
+
+Without ``images`` it runs on scikit-learn's digits; with a folder of pictures (folder names are the labels) a
+hash layer is trained on a pretrained backbone that came by pip. Every stage is the function that the job of
+its name calls, so the run can be looked at, resumed and served like any other.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import webbrowser
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cluster import session
+from cluster.comparison import CompareConfig, compare
+from cluster.encoding import EncodeConfig, encode_database
+from cluster.evaluation import EvaluateConfig, evaluate_run
+from cluster.indexing import IndexConfig, build_index
+from cluster.training import train
+from hashnet import config as configs
+from hashnet import storage
+from hashnet.codes import check_n_bits
+from hashnet.comparison.methods import TITLES
+from hashnet.config import REQUIRED, key
+from hashnet.data import Manifest
+from hashnet.data.fetch import fetch_images
+from hashnet.errors import BadImage, ConfigError
+from hashnet.progress import duration
+from hashnet.training.config import TrainConfig
+
+METHODS = ["lsh", "itq", "dhn"]
+DIGITS = str(Path(session.CHECKOUT) / "jobs" / "configs" / "digits.yaml")
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    run: str = key(REQUIRED, "run folder; made if it is not there, gone on with if it is")
+    images: str | None = key(None, "a folder of your own pictures, one folder a class (default: digits)")
+    n_bits: int = key(48, "code length", check=check_n_bits)
+    num_workers: int = key(2, "training workers", low=1)
+    k: int = key(1000, "depth of MAP", low=1)
+    open: bool = key(False, "open the report in a browser when done")
+
+
+def demo(config: DemoConfig) -> dict[str, Any]:
+    """Runs every stage and returns the table, where the report lies and what a query found."""
+    started = time.monotonic()
+    session.connect()
+    trained = _stage("train", train, _train_config(config))
+    _stage("encode", encode_database, EncodeConfig(run=config.run, engine="cpu-eager"))
+    _stage("index", build_index, IndexConfig(run=config.run, kind="flat"))
+    measured = _stage("evaluate", evaluate_run, EvaluateConfig(run=config.run, k=config.k))
+    compared = _stage("compare with LSH, ITQ and DHN", compare, _compare_config(config))
+    found = _query(config.run)
+    rows = _table(config, measured, compared)
+    _say(config, rows, measured, found, time.monotonic() - started)
+    if config.open:
+        webbrowser.open(f"file://{storage.resolve(measured['page'])[1]}")
+    return {
+        "run": config.run,
+        "table": rows,
+        "report": measured["page"],
+        "model_sha256": trained["sha256"],
+        "query": found,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def _stage(name: str, function: Any, config: Any) -> dict[str, Any]:
+    print(f"\n── {name} ".ljust(80, "─"), file=sys.stderr, flush=True)
+    started = time.monotonic()
+    result = function(config)
+    print(f"   {name}: {duration(time.monotonic() - started)}", file=sys.stderr, flush=True)
+    return result
+
+
+def _train_config(config: DemoConfig) -> TrainConfig:
+    words = [f"run={config.run}", f"n_bits={config.n_bits}", f"num_workers={config.num_workers}"]
+    if config.images is None:
+        return configs.load(TrainConfig, DIGITS, words)
+    words += [f"manifest={_manifest_of(config)}", "backbone=lite0", "weights=pretrained"]
+    words += ["freeze_backbone=true"]  # minutes instead of hours without a GPU
+    return configs.load(TrainConfig, None, words)
+
+
+def _manifest_of(config: DemoConfig) -> str:
+    from hashnet.data.sources import make_manifest
+
+    where = storage.join(config.run, "pictures.parquet")
+    if not storage.exists(where):
+        manifest = make_manifest("imagefolder", where, path=config.images)
+        if manifest.n_classes is None:
+            raise ConfigError(
+                f"{config.images} has no class folders; the demo needs labels to measure with: "
+                "put the pictures into one folder a class"
+            )
+    return where
+
+
+def _compare_config(config: DemoConfig) -> CompareConfig:
+    base = _train_config(config)
+    values = {name: getattr(base, name) for name in base.__dataclass_fields__}
+    values |= {"run": storage.join(config.run, "compare"), "num_workers": 1}
+    values |= {"manifest": storage.join(config.run, "manifest.parquet"), "dataset": None}
+    return CompareConfig(**values, methods=METHODS, bits=[config.n_bits], zero_shot=0.0, k=config.k)
+
+
+def _query(run: str) -> dict[str, Any]:
+    """One query picture through model and index, as a program of one's own would do it."""
+    from hashnet.encoding import Encoder
+    from hashnet.index import BinaryIndex
+    from hashnet.store import CodeStore
+
+    manifest = Manifest.open(storage.join(run, "manifest.parquet"))
+    row = manifest.read("query").slice(0, 1)
+    picture = fetch_images(row)[0]
+    if isinstance(picture, BadImage):
+        raise picture
+    store = CodeStore.open(storage.join(run, "codes"))
+    encoder = Encoder.load(storage.join(run, "model"), engine=store.lineage.get("engine"))
+    hits = BinaryIndex.load(storage.join(run, "index")).search(encoder.encode([picture]), k=10)
+    place = {int(i): n for n, i in enumerate(store.ids())}
+    labels = store.labels()
+    names = manifest.class_names or [str(c) for c in range(manifest.n_classes or 0)]
+    return {
+        "row_id": row["row_id"][0].as_py(),
+        "labels": [names[c] for c in row["labels"][0].as_py()],
+        "ids": hits.ids[0].tolist(),
+        "distances": hits.distances[0].tolist(),
+        "hit_labels": [
+            [] if labels is None or i < 0 else [names[c] for c in np.flatnonzero(labels[place[i]])]
+            for i in hits.ids[0].tolist()
+        ],
+    }
+
+
+def _table(config: DemoConfig, measured: dict[str, Any], compared: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = [{"method": "HashNet", "n_bits": config.n_bits, "map": measured["map"]}]
+    for method, by_bits in compared["map"]["Table 1"].items():
+        rows.append({"method": TITLES[method], "n_bits": config.n_bits, "map": by_bits[str(config.n_bits)]})
+    return [*rows, {"method": "chance", "n_bits": None, "map": measured["chance"]}]
+
+
+def _say(
+    config: DemoConfig,
+    rows: list[dict[str, Any]],
+    measured: dict[str, Any],
+    found: dict[str, Any],
+    took: float,
+) -> None:
+    lines = ["", f"{'method':<10}{'bits':>6}{'MAP@' + str(config.k):>12}"]
+    for row in rows:
+        lines.append(f"{row['method']:<10}{row['n_bits'] or '':>6}{row['map']:>12.4f}")
+    hits = ", ".join("/".join(labels) or "-" for labels in found["hit_labels"])
+    lines += [
+        "",
+        f"query row {found['row_id']} ({'/'.join(found['labels'])}) found: {hits}",
+        f"report: {measured['page']}",
+        f"all of it took {duration(took)}",
+        "",
+        "try next:",
+        f"  python jobs/serve.py run={config.run}      # a search page at http://127.0.0.1:8000/",
+        f"  hashnet query PICTURE --run {config.run} -k 10",
+    ]
+    print("\n".join(lines), file=sys.stderr, flush=True)
