@@ -8,17 +8,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 
 from hashnet import __version__, wire
-from hashnet.codes import check_codes
-from hashnet.errors import CodeError, DataError, RequestRejected, ServerFailed, ServerUnavailable
+from hashnet.errors import DataError, RequestRejected, ServerFailed, ServerUnavailable
+from hashnet.queries import Queries, as_ids, label_lists
 from hashnet.results import SearchResult
-from hashnet.wire import Queries
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 ROUNDS = 5  # how often parts answered by an older version are asked again
@@ -186,87 +184,6 @@ def _retry_after(answer: httpx.Response) -> float:
         return min(max(moment.timestamp() - time.time(), 0.0), LONGEST_PAUSE_S)
     except ValueError:
         return 0.0
-
-
-# ---------------------------------------------------------------- what the caller gave
-
-
-def as_queries(queries: Any, ids: Any = None) -> Queries:
-    """What the caller gave, as Queries: pictures, packed codes, features, or ids of indexed items."""
-    if (queries is None) == (ids is None):
-        raise DataError("give either queries (pictures, codes or features) or ids=, not both and not neither")
-    if ids is not None:
-        return Queries("ids", as_ids(ids))
-    if isinstance(queries, Queries):
-        return queries
-    if hasattr(queries, "detach"):  # a torch tensor, without importing torch
-        queries = queries.detach().cpu().numpy()
-    if _is_picture(queries):
-        return Queries("images", [_picture(queries)])
-    if isinstance(queries, (list, tuple)) and queries and _is_picture(queries[0]):
-        return Queries("images", [_picture(one) for one in queries])
-    array = np.asarray(queries)
-    if array.dtype == np.uint8 and array.ndim <= 2:
-        return Queries("codes", check_codes(array))
-    if array.dtype == np.uint8:
-        raise DataError(f"pixels of shape {array.shape} cannot be sent; give files, bytes or PIL pictures")
-    if array.dtype.kind == "f":
-        return Queries("features", _features(array))
-    raise CodeError(
-        f"queries must be pictures (paths, bytes, PIL), packed uint8 codes or float features, got "
-        f"{array.dtype} of shape {array.shape}; ask by items of the index with ids="
-    )
-
-
-def as_ids(ids: Any) -> np.ndarray:
-    """int64 (n,) of one id or many."""
-    array = np.atleast_1d(np.asarray(ids))
-    if array.size == 0:
-        return np.zeros(0, dtype=np.int64)
-    if array.dtype.kind not in "iu" or array.ndim != 1:
-        raise DataError(f"ids must be whole numbers, got {array.dtype} of shape {array.shape}")
-    return array.astype(np.int64)
-
-
-def label_lists(labels: Any) -> list[list[int]]:
-    """One list of class ids an item, from lists, class ids (n,) or a multi-hot matrix."""
-    if isinstance(labels, np.ndarray) and labels.ndim == 2:
-        return [np.flatnonzero(row).tolist() for row in labels]
-    return [[int(row)] if np.ndim(row) == 0 else [int(label) for label in row] for row in labels]
-
-
-def _features(array: np.ndarray) -> np.ndarray:
-    array = array[None, :] if array.ndim == 1 else array
-    if array.ndim != 2:
-        raise DataError(f"features must have shape (n, d), got {array.shape}")
-    if not np.isfinite(array).all():
-        row = int((~np.isfinite(array)).any(axis=1).argmax())
-        raise DataError(f"features row {row} holds NaN or infinity; clean the input")
-    return np.ascontiguousarray(array, dtype=np.float32)
-
-
-def _is_picture(value: Any) -> bool:
-    return isinstance(value, (str, os.PathLike, bytes, bytearray)) or hasattr(value, "tobitmap")
-
-
-def _picture(value: Any) -> bytes:
-    if isinstance(value, (bytes, bytearray)):
-        return bytes(value)
-    if isinstance(value, (str, os.PathLike)):
-        try:
-            return Path(value).expanduser().read_bytes()
-        except OSError as error:
-            raise DataError(f"cannot read the picture {value}: {error.strerror or error}") from error
-    if hasattr(value, "tobitmap"):  # a PIL picture, without importing PIL
-        import io
-
-        sink = io.BytesIO()
-        value.convert("RGB").save(sink, format="PNG")
-        return sink.getvalue()
-    raise DataError(f"a picture must be a path, bytes or a PIL picture, got {type(value).__name__}")
-
-
-# ---------------------------------------------------------------- parts → one answer
 
 
 def versions_of(part: SearchResult | list[SearchResult]) -> set[int | None]:

@@ -24,7 +24,8 @@ import httpx
 import numpy as np
 
 from hashnet import wire
-from hashnet.asking import Ask, Asker, as_queries, settle, together
+from hashnet.asking import Ask, Asker, settle, together
+from hashnet.queries import as_queries
 from hashnet.results import SearchResult
 
 R = TypeVar("R")

@@ -16,47 +16,20 @@ Streams with compressed bodies or dictionaries are refused: a small body must st
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from hashnet.errors import RequestRejected
+from hashnet.queries import Queries
 from hashnet.results import SearchResult
 
 ARROW = "application/vnd.apache.arrow.stream"
 COLUMNS = {"codes": "code", "images": "image", "features": "feature", "ids": "id"}
 MAX_MESSAGES = 1024  # record batches in one stream
-
-
-@dataclass(frozen=True)
-class Queries:
-    """Queries of one kind: codes uint8 (n, bytes), features float32 (n, d), ids int64 (n,), or pictures."""
-
-    kind: str  # codes | images | features | ids
-    values: Any
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def parts(self, rows: int, max_bytes: int = 8 << 20) -> Iterator[Queries]:
-        """The same queries in pieces of at most ``rows`` rows and, for pictures, ``max_bytes`` bytes."""
-        if self.kind != "images":
-            for first in range(0, len(self), rows):
-                yield Queries(self.kind, self.values[first : first + rows])
-            return
-        part: list[bytes] = []
-        size = 0
-        for picture in self.values:
-            if part and (len(part) == rows or size + len(picture) > max_bytes):
-                yield Queries(self.kind, part)
-                part, size = [], 0
-            part.append(picture)
-            size += len(picture)
-        if part:
-            yield Queries(self.kind, part)
 
 
 def bad(code: str, message: str, status: int = 400) -> RequestRejected:
@@ -211,7 +184,7 @@ def read_hits(data: bytes) -> SearchResult | list[SearchResult]:
         shape = (len(table), columns[0].type.list_size)
         return SearchResult(flat[0].reshape(shape), flat[1].reshape(shape), version)
     bounds = columns[0].offsets.to_numpy()
-    pairs = zip(bounds[:-1], bounds[1:], strict=True)
+    pairs = pairwise(bounds)
     return [SearchResult(flat[0][a:b], flat[1][a:b], version) for a, b in pairs]
 
 

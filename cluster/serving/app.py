@@ -62,7 +62,7 @@ class Routes:
         search_body = body_of(s.SearchBody, *this, pictures=True)
         encode_body = body_of(s.EncodeBody, *this, pictures=True)
         arrow_too = {200: {"content": {wire.ARROW: {"schema": {"type": "string", "format": "binary"}}}}}
-        thumbnail = {200: {"content": {kind: {} for kind in ("image/jpeg", "image/png")}}}
+        thumbnail: dict[int, Any] = {200: {"content": {kind: {} for kind in ("image/jpeg", "image/png")}}}
         text = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
         return [
             ("/healthz", "GET", self.healthz, answers(s.StateOut, [])),
@@ -203,7 +203,8 @@ class Routes:
 
     async def _results(self, found: Found, want_items: bool) -> list[dict[str, Any]]:
         hits = found.hits
-        rows = [hits[i] for i in range(len(hits))] if isinstance(hits, list) else _rows(hits)
+        rows = hits if isinstance(hits, list) else _rows(hits)
+        assert found.codes is not None  # JSON answers always ask for them
         results = [
             {
                 "code": found.codes[i].tobytes().hex(),
@@ -220,7 +221,9 @@ class Routes:
                 )
             start = 0
             for result, hit in zip(results, rows, strict=True):
-                codes = found.hit_codes[start : start + len(hit)] if len(hit) else []
+                codes = (
+                    np.zeros((0, 0)) if found.hit_codes is None else found.hit_codes[start : start + len(hit)]
+                )
                 result["items"] = await self.backend.describe(hit.ids, codes)
                 start += len(hit)
         return results

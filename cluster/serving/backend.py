@@ -14,12 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from cluster.serving.holders import EncoderHolder, IndexAnswer, IndexAsk, IndexHolder, blame
+from cluster.serving.asks import IndexAnswer, IndexAsk
+from cluster.serving.encoder_holder import EncoderHolder
+from cluster.serving.index_holder import IndexHolder
 from cluster.serving.meter import Meter, prometheus
+from cluster.serving.writer import Writer, written_or_raise
 from hashnet.catalog import Catalog
-from hashnet.errors import HashnetError, IndexMismatch, RequestRejected
+from hashnet.errors import RequestRejected
+from hashnet.queries import Queries
 from hashnet.results import SearchResult
-from hashnet.wire import Queries, bad
+from hashnet.wire import bad
 
 
 @dataclass(frozen=True)
@@ -193,44 +197,6 @@ class Backend:
         return [names[label] if label < len(names) else f"class {label}" for label in labels]
 
 
-class Writer:
-    """The one writer of an index: every change is on disk, as a new version, when it returns."""
-
-    def __init__(self, uri: str) -> None:
-        from hashnet.index import BinaryIndex
-
-        self.index = BinaryIndex.load(uri)
-
-    def write(self, what: str, *arguments: Any) -> tuple[int, int] | tuple[str, str, int]:
-        """(version, size), or (code, message, status) of what is wrong."""
-        try:
-            self.index.refresh()
-            change = {"add": self._add, "remove": self.index.remove}[what]
-            change(*arguments)
-            return self.index.version, len(self.index)
-        except HashnetError as error:
-            if isinstance(error, IndexMismatch) and "already" in str(error):
-                return "id_taken", str(error), 409
-            return blame(error)
-
-    def _add(self, codes: np.ndarray, ids: np.ndarray, labels: list[list[int]] | None) -> None:
-        multi_hot = None
-        if labels is not None and self.index.n_classes is not None:
-            n_classes = self.index.n_classes
-            multi_hot = np.zeros((len(ids), n_classes), dtype=np.uint8)
-            for row, own in enumerate(labels):
-                if any(label >= n_classes for label in own):
-                    raise bad(
-                        "unknown_label",
-                        f"item {int(ids[row])} has class {max(own)}; there are {n_classes}",
-                        422,
-                    )
-                multi_hot[row, own] = 1
-        elif labels is not None:
-            raise bad("no_labels", "this index was built without labels; add the items without them", 422)
-        self.index.add(codes, ids, multi_hot)
-
-
 class LocalBackend(Backend):
     """Everything in this process."""
 
@@ -282,12 +248,6 @@ def behind(version: int, wanted: int) -> RequestRejected:
 def codes_or_raise(answer: np.ndarray | tuple[str, str, int]) -> np.ndarray:
     if isinstance(answer, tuple):
         raise bad(answer[0], answer[1], answer[2])
-    return answer
-
-
-def written_or_raise(answer: tuple[int, int] | tuple[str, str, int]) -> tuple[int, int]:
-    if len(answer) == 3:
-        raise bad(*answer)
     return answer
 
 

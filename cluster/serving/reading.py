@@ -12,7 +12,8 @@ from pydantic_core import to_json
 from cluster.serving import schemas as s
 from cluster.serving.config import Limits
 from hashnet import wire
-from hashnet.wire import Queries, bad
+from hashnet.queries import Queries
+from hashnet.wire import bad
 
 JSON = "application/json"
 

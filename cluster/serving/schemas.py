@@ -10,7 +10,8 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from hashnet.errors import RequestRejected
-from hashnet.wire import Queries, bad
+from hashnet.queries import Queries
+from hashnet.wire import bad
 
 Hex = Annotated[
     str, Field(pattern=r"^([0-9a-fA-F]{2}){1,128}$", description="a packed code, two hex digits a byte")

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     if len(names) == 1 and len(hits) > 1:
         names = [f"{names[0]} row {i}" for i in range(len(hits))]
     version = next((hit.version for hit in hits), None)
-    answers = [
+    answers: list[dict[str, Any]] = [
         {
             "query": name,
             "hits": [
@@ -125,8 +125,8 @@ class _Server:
     def search(
         self, given: dict[str, Any], asked: dict[str, int], labels: list[str] | None
     ) -> list[SearchResult]:
-        find = self.client.search_radius if "radius" in asked else self.client.search
-        return _rows(find(**given, **asked, labels=labels))  # type: ignore[operator]
+        find: Any = self.client.search_radius if "radius" in asked else self.client.search
+        return _rows(find(**given, **asked, labels=labels))
 
     def item(self, id_: int) -> dict[str, Any] | None:
         return self.client.item(id_)
@@ -153,8 +153,8 @@ class _Run:
             codes = self._encode(given["queries"])
         self._open_catalog()
         where = None if labels is None else {"labels": [self._class_id(label) for label in labels]}
-        find = self.index.search_radius if "radius" in asked else self.index.search
-        return _rows(find(codes, **asked, where=where))  # type: ignore[operator]
+        find: Any = self.index.search_radius if "radius" in asked else self.index.search
+        return _rows(find(codes, **asked, where=where))
 
     def item(self, id_: int) -> dict[str, Any] | None:
         found = self._catalog.item(id_) if self._catalog is not None else None

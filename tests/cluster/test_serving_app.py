@@ -20,13 +20,14 @@ from fastapi.testclient import TestClient
 from cluster.serving.app import build_app
 from cluster.serving.backend import LocalBackend
 from cluster.serving.config import Limits, ServeConfig, Tokens, read_tokens
+from cluster.serving.encoder_holder import EncoderHolder
 from cluster.serving.guard import Guard, digest
-from cluster.serving.holders import EncoderHolder, IndexHolder
+from cluster.serving.index_holder import IndexHolder
 from cluster.serving.meter import Meter
 from cluster.serving.opening import look_over, open_catalog
 from hashnet import AsyncClient, BinaryIndex, Encoder, wire
 from hashnet.errors import ConfigError, LineageMismatch
-from hashnet.wire import Queries
+from hashnet.queries import Queries
 from tests.small_run import make_run, some_codes
 
 READ, WRITE = "r" * 24, "w" * 24
@@ -560,7 +561,7 @@ def test_a_model_that_did_not_make_the_index_is_refused_with_both_hashes(
 
 
 def test_a_batch_is_answered_by_one_version_and_errors_stay_apart(run: str, index: BinaryIndex) -> None:
-    from cluster.serving.holders import IndexAsk
+    from cluster.serving.asks import IndexAsk
 
     holder = IndexHolder(f"{run}/index")
     codes = some_codes(6)
@@ -583,7 +584,7 @@ def test_a_batch_is_answered_by_one_version_and_errors_stay_apart(run: str, inde
 
 
 def test_an_emptied_index_answers_with_nothing(tmp_path: Path) -> None:
-    from cluster.serving.holders import IndexAsk
+    from cluster.serving.asks import IndexAsk
 
     index = BinaryIndex.from_arrays(some_codes(3))
     index.save(str(tmp_path / "index"))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from hashnet import wire
 from hashnet.errors import RequestRejected
+from hashnet.queries import Queries
 from hashnet.results import SearchResult
-from hashnet.wire import Queries
 
 RNG = np.random.default_rng(0)
 

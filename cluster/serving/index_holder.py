@@ -1,80 +1,23 @@
-"""What the processes of a server hold: the index and the model. Plain objects; Ray is not needed here.
-
-Requests arrive as ``IndexAsk`` and leave as ``IndexAnswer``, several at once. What a client did wrong is
-part of an answer, not an exception, so that one bad request does not spoil the others of its batch.
-"""
+"""The index inside a process, followed from version to version. A plain object; Ray is not needed here."""
 
 from __future__ import annotations
 
-import io
 import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from hashnet.errors import (
-    BadImage,
-    HashnetError,
-    IndexMismatch,
-    LineageMismatch,
-    RequestRejected,
-    UnknownId,
-    Unsupported,
-)
+from cluster.serving.asks import IndexAnswer, IndexAsk, blame
+from hashnet.errors import HashnetError, IndexMismatch, LineageMismatch
 from hashnet.results import SearchResult
-from hashnet.wire import Queries, bad
+from hashnet.wire import bad
 
 log = logging.getLogger(__name__)
 
 RADIUS_BLOCK = 16  # queries of a radius search between two looks at how much was found
-
-
-@dataclass(frozen=True)
-class IndexAsk:
-    """One search as the index sees it: codes uint8 (q, bytes), or ids int64 (q,) of indexed items."""
-
-    codes: np.ndarray | None = None
-    ids: np.ndarray | None = None
-    k: int | None = None
-    radius: int | None = None
-    labels: tuple[int, ...] | None = None
-    exclude_self: bool = False
-    min_version: int = 0
-    want_codes: bool = False  # the queries' codes in the answer, too
-    want_hit_codes: bool = False  # and those of the hits
-    max_hits: int = 4_000_000
-    deadline: float = field(default_factory=lambda: time.time() + 3600)
-
-    def __len__(self) -> int:
-        return len(self.codes if self.ids is None else self.ids)
-
-    @property
-    def group(self) -> tuple:
-        """Asks that are equal in this are searched together."""
-        return self.k, self.radius, self.labels, self.exclude_self
-
-
-@dataclass(frozen=True)
-class IndexAnswer:
-    """``hits`` is one (q, k) SearchResult, or a list of 1-D ones; ``error`` is (code, message, status)."""
-
-    version: int
-    hits: SearchResult | list[SearchResult] | None = None
-    codes: np.ndarray | None = None
-    hit_codes: np.ndarray | None = None  # of all used hits, query after query
-    error: tuple[str, str, int] | None = None
-
-    def checked(self) -> IndexAnswer:
-        """Itself, or the client's mistake raised."""
-        if self.error is not None:
-            code, message, status = self.error
-            raise RequestRejected(message, code=code, status=status)
-        return self
 
 
 class IndexHolder:
@@ -210,85 +153,6 @@ class IndexHolder:
         return index.version, held, codes, index.labels(ids) if with_labels and held.all() else None
 
 
-class EncoderHolder:
-    """The model. Pictures are decoded within bounds on threads, the rest is one call."""
-
-    def __init__(self, uri: str, engine: str, batch_rows: int | None, max_pixels: int, threads: int) -> None:
-        from hashnet.encoding import Encoder
-
-        self.encoder = Encoder.load(uri, engine=engine, batch_rows=batch_rows)
-        self.max_pixels = max_pixels
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
-
-    def encode(self, batches: Sequence[Queries]) -> list[np.ndarray | tuple[str, str, int]]:
-        """One answer a batch: codes uint8 (n, n_bits // 8), or (code, message, status) of what is wrong."""
-        prepared: list[Any] = []
-        pictures = [
-            (i, j) for i, batch in enumerate(batches) if batch.kind == "images" for j in range(len(batch))
-        ]
-        decoded = dict(
-            zip(
-                pictures,
-                self._pool.map(lambda at: self._decode(batches[at[0]], at[1]), pictures),
-                strict=True,
-            )
-        )
-        for i, batch in enumerate(batches):
-            try:
-                if batch.kind == "features":
-                    prepared.append(self.encoder.prepare(batch.values))
-                    continue
-                rows = [decoded[i, j] for j in range(len(batch))]
-                wrong = next((row for row in rows if isinstance(row, Exception)), None)
-                if wrong is not None:
-                    raise wrong
-                prepared.append(np.stack(rows))
-            except HashnetError as error:
-                prepared.append(blame(error))
-        good = [rows for rows in prepared if isinstance(rows, np.ndarray)]
-        codes = self.encoder.encode(np.concatenate(good)) if good else np.zeros((0, 0), np.uint8)
-        start, out = 0, []
-        for rows in prepared:
-            if isinstance(rows, np.ndarray):
-                out.append(codes[start : start + len(rows)])
-                start += len(rows)
-            else:
-                out.append(rows)
-        return out
-
-    def _decode(self, batch: Queries, number: int) -> np.ndarray | HashnetError:
-        picture = batch.values[number]
-        name = "the file" if len(batch) == 1 else f"image {number}"
-        try:
-            check_pixels(picture, name, self.max_pixels)
-            return self.encoder.prepare([picture])[0]
-        except BadImage as error:
-            if error.reason == "too_large":
-                return bad("image_too_large", f"{name} has too many pixels", 413)
-            return bad("not_an_image", f"{name} cannot be read as a picture ({error.reason})", 422)
-        except HashnetError as error:
-            return error
-
-
-def check_pixels(picture: bytes, name: str, max_pixels: int) -> None:
-    """Refuses a picture by what its header says, before anything is decoded."""
-    from PIL import Image
-
-    from hashnet.data.images import FORMATS
-
-    try:
-        with Image.open(io.BytesIO(picture), formats=FORMATS) as opened:
-            width, height = opened.size
-    except Exception:
-        raise bad("not_an_image", f"{name} is not a picture this server can read", 422) from None
-    if width * height > max_pixels:
-        raise bad(
-            "image_too_large",
-            f"{name} has {width} x {height} pixels; at most {max_pixels:,} are taken",
-            413,
-        )
-
-
 def check_model(lineage: dict[str, Any], model_sha256: str | None, uri: str) -> None:
     """LineageMismatch with both hashes unless the index was made with this model (None: there is none)."""
     if model_sha256 is None:
@@ -305,21 +169,6 @@ def check_model(lineage: dict[str, Any], model_sha256: str | None, uri: str) -> 
             "compared with codes of another model; encode the database and build the index with this one, "
             "or serve the model it was made with"
         )
-
-
-def blame(error: HashnetError) -> tuple[str, str, int]:
-    """(code, message, status) that a client is told."""
-    message = str(error.args[0]) if error.args else str(error)
-    if isinstance(error, RequestRejected):
-        return error.code, message, error.status
-    if isinstance(error, UnknownId):
-        return "unknown_id", message, 404
-    if isinstance(error, Unsupported):
-        return "unsupported", message, 422
-    if isinstance(error, (IndexMismatch, ValueError)):
-        return "invalid_request", message, 422
-    log.error("search failed: %s", error)
-    return "internal", "the server failed; its log has the details", 500
 
 
 def _nothing(n: int, ask: IndexAsk) -> SearchResult | list[SearchResult]:
