@@ -83,10 +83,10 @@ function toBits(hex) {
 
 // A code as rows of small squares, filled for 1; bits that differ from `other` are coloured. Query and
 // results have the same rows, so that one sees at which places they differ.
-function drawBits(hex, other, perRow) {
+function drawBits(hex, other) {
   const bits = toBits(hex);
   const others = other ? toBits(other) : null;
-  const columns = perRow || (bits.length <= 128 ? 16 : bits.length <= 512 ? 32 : 64);
+  const columns = bits.length <= 128 ? 16 : bits.length <= 512 ? 32 : 64;
   const rows = Math.ceil(bits.length / columns);
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("viewBox", `0 0 ${columns} ${rows}`);
@@ -140,24 +140,14 @@ function chips(item, truth) {
 
 function pictureOf(item) {
   const thumb = element("div", "thumb");
-  if (item.thumbnail) {
-    const img = element("img");
-    img.alt = "";
-    img.loading = "lazy";
-    img.decoding = "async";
-    img.onerror = () => img.replaceWith(glyphOf(item));
-    showPicture(img, item.thumbnail).catch(() => img.replaceWith(glyphOf(item)));
-    thumb.append(img);
-  } else {
-    thumb.append(glyphOf(item));
-  }
+  const img = element("img");
+  img.alt = "";
+  img.loading = "lazy";
+  img.decoding = "async";
+  img.onerror = () => img.replaceWith(element("span", "gone", "no picture"));
+  showPicture(img, item.thumbnail).catch(() => img.onerror());
+  thumb.append(img);
   return thumb;
-}
-
-function glyphOf(item) {
-  const glyph = element("div", "glyph bits");
-  glyph.append(drawBits(item.code, null, 8));
-  return glyph;
 }
 
 function card(item, distance, queryCode, truth) {
@@ -165,11 +155,16 @@ function card(item, distance, queryCode, truth) {
   const hit = element("button", "hit");
   hit.type = "button";
   hit.dataset.id = item.id;
-  hit.dataset.code = item.code;
-  const thumb = pictureOf(item);
   const words = element("div", "words");
-  if (distance !== null) {
-    thumb.append(element("span", "distance", `${distance} bit${distance === 1 ? "" : "s"}`));
+  const far = distance === null ? null : element("span", "distance", `${distance} bit${distance === 1 ? "" : "s"}`);
+  if (item.thumbnail) {
+    const thumb = pictureOf(item);
+    if (far) thumb.append(far);
+    hit.append(thumb);
+  } else if (far) {
+    words.append(far);
+  }
+  if (far || !item.thumbnail) {
     const bits = element("div", "bits");
     bits.append(drawBits(item.code, queryCode));
     words.append(bits);
@@ -178,7 +173,7 @@ function card(item, distance, queryCode, truth) {
   const labels = labelNames(item).join(", ");
   hit.setAttribute("aria-label",
     `Search by ${shortName(item)}${labels ? `, ${labels}` : ""}${distance === null ? "" : `, ${distance} bits differ`}`);
-  hit.append(thumb, words);
+  hit.append(words);
   hit.addEventListener("click", () => go({ kind: "id", id: item.id }));
   for (const kind of ["mouseenter", "focus"]) hit.addEventListener(kind, () => compare(item, distance));
   for (const kind of ["mouseleave", "blur"]) hit.addEventListener(kind, () => compare(null));
@@ -307,7 +302,7 @@ function showQuery() {
   document.body.classList.add("asked");
   const picture = $("query-picture");
   picture.hidden = false;
-  $("query-glyph").hidden = true;
+  $("query-frame").hidden = query.kind === "id" && !state.info.pictures;
   $("query-labels").replaceChildren();
   $("truth").hidden = !(query.kind === "file" && state.info.class_names);
   if (query.kind === "file") {
@@ -322,7 +317,6 @@ function showQuery() {
   picture.alt = "the queried item";
   picture.onerror = null;
   if (state.info.pictures) showPicture(picture, `/v1/items/${query.id}/thumbnail`).catch(() => { picture.hidden = true; });
-  else picture.hidden = true;
 }
 
 function showResults() {
@@ -332,11 +326,6 @@ function showResults() {
   if (query.kind === "id") {
     $("query-name").textContent = shortName(query.item);
     $("query-labels").replaceChildren(...chips(query.item, null).children);
-    if (!state.info.pictures) {
-      $("query-glyph").hidden = false;
-      $("query-glyph").replaceChildren(drawBits(results.code, null, 8));
-      $("query-glyph").classList.add("bits");
-    }
   }
   const n = results.items.length;
   $("title").textContent = mode() === "k"
@@ -496,6 +485,7 @@ function showInfo() {
   const pictures = info.accepts.includes("images");
   $("drop").hidden = !pictures;
   $("nopictures").hidden = pictures;
+  $("open-key").hidden = !pictures;
   $("k").max = Math.min(info.limits.max_k, 100);
   $("radius").max = Math.min(info.limits.max_radius, info.n_bits);
   if (info.n_classes !== null) {
