@@ -11,17 +11,14 @@ import time
 from typing import Any
 
 from cluster import placement, session
-from cluster.metrics import run_name
-from cluster.planning import Need
 from cluster.serving import proxy
-from cluster.serving.config import ServeConfig, Tokens, is_loopback, read_tokens
-from cluster.serving.guard import digest
+from cluster.serving.application import build, hashed_tokens, needs
+from cluster.serving.config import ServeConfig, is_loopback
 from cluster.serving.opening import look_over
 from hashnet.errors import ClusterError, ConfigError
 
 log = logging.getLogger(__name__)
 
-SMALL_CPUS, WORK_CPUS = 0.1, 0.5  # what Ray books for a process; threads are set apart from it
 QUIET = {"RAY_SERVE_LOG_TO_STDERR": "0", "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "100"}
 
 
@@ -40,9 +37,8 @@ class Server:
     """A running server; leaving the block stops it, and Serve too where this started it."""
 
     def __init__(self, config: ServeConfig) -> None:
-        read, write = read_tokens(config.host)
         self.config = config
-        self.tokens = Tokens(digest(read), digest(write))
+        self.tokens = hashed_tokens(config.host)
         self.ground = look_over(config)
         self.started = time.monotonic()
         self._owns_serve = False
@@ -51,13 +47,18 @@ class Server:
         for name, value in (QUIET | {proxy.CALLBACK: proxy.PATH}).items():
             os.environ.setdefault(name, value)
         session.connect()
-        placement.ensure("serve", self._needs())
+        placement.ensure("serve", needs(self.config, self.ground))
         from ray import serve
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         self._start_serve(serve)
         try:
-            serve.run(self._application(), name=self.config.name, route_prefix="/", blocking=False)
+            serve.run(
+                build(self.config, self.ground, self.tokens),
+                name=self.config.name,
+                route_prefix="/",
+                blocking=False,
+            )
         except BaseException as error:
             why = _why(serve, self.config.name) if isinstance(error, RuntimeError) else ""
             self.stop()
@@ -108,35 +109,6 @@ class Server:
         found = catalog.sample(1) if catalog is not None else []
         return found[0] if found else 0
 
-    def _needs(self) -> list[Need]:
-        config = self.config
-        needs = [
-            Need("http", config.http_replicas, {"CPU": SMALL_CPUS}, at_least=1, fix="lower http_replicas"),
-            Need("index", config.index_replicas, self._size("index"), at_least=1, fix="lower index_replicas"),
-        ]
-        if self.ground.paths["model"] is not None:
-            wanted = self._size("encoder")
-            needs.append(
-                Need("encoder", config.encoder_replicas, wanted, at_least=1, fix="lower encoder_replicas")
-            )
-        return needs
-
-    def _size(self, kind: str) -> dict[str, float]:
-        """What Ray books for one index or encoder process."""
-        config = self.config
-        size = {"CPU": float(config.threads or WORK_CPUS)}
-        if kind == "index" and config.index_device == "cuda":
-            size["GPU"] = 0.5
-        if kind == "encoder" and self._encoder_on_gpu():
-            size["GPU"] = 0.5
-        return size
-
-    def _encoder_on_gpu(self) -> bool:
-        wanted = self.config.encoder_device
-        if wanted not in ("auto", "cpu", "cuda"):
-            raise ConfigError(f"encoder_device must be auto, cpu or cuda, got {wanted!r}")
-        return wanted == "cuda" or (wanted == "auto" and session.resources().get("GPU", 0) > 0)
-
     def _start_serve(self, serve: Any) -> None:
         """Starts Serve's HTTP where it does not run yet; one that listens elsewhere is not ours to change."""
         from ray.serve.config import HTTPOptions, ProxyLocation
@@ -164,66 +136,6 @@ class Server:
         )
         location = ProxyLocation.HeadOnly if is_loopback(config.host) else ProxyLocation.EveryNode
         serve.start(proxy_location=location, http_options=options, logging_config=_serve_logging())
-
-    def _application(self) -> Any:
-        from cluster.serving.replicas import EncoderReplica, HttpReplica, IndexReplica, Keeper
-
-        config, ground = self.config, self.ground
-        run = run_name(config.run)
-        index = IndexReplica.options(
-            **_scaling(config.index_replicas, config.max_index_replicas, target=32),
-            max_ongoing_requests=1024,
-            max_queued_requests=4096,
-            ray_actor_options=_actor(self._size("index")),
-            **_LIFE,
-        ).bind(
-            ground.paths["index"],
-            config.engine,
-            config.index_device,
-            ground.model_sha256,
-            config.follow_s,
-            config.threads,
-            run,
-        )
-        encoder = None
-        if ground.paths["model"] is not None:
-            engine = "cpu-eager" if config.encoder_device == "cpu" else config.encoder_device
-            encoder = EncoderReplica.options(
-                **_scaling(config.encoder_replicas, config.max_encoder_replicas, target=16),
-                max_ongoing_requests=256,
-                max_queued_requests=1024,
-                ray_actor_options=_actor(self._size("encoder")),
-                **_LIFE,
-            ).bind(ground.paths["model"], engine, config.max_pixels, config.threads)
-        keeper = Keeper.options(
-            num_replicas=1,
-            max_ongoing_requests=256,
-            ray_actor_options=_actor({"CPU": SMALL_CPUS / 2}),
-            **_LIFE,
-        ).bind(ground.paths["index"])
-        local_only = is_loopback(config.host) and not self.tokens.read
-        return HttpReplica.options(
-            num_replicas=config.http_replicas,
-            max_ongoing_requests=4 * config.max_inflight,  # the guard refuses before Serve queues
-            max_queued_requests=4 * config.max_inflight,
-            ray_actor_options=_actor({"CPU": SMALL_CPUS}),
-            **_LIFE,
-        ).bind(index, encoder, keeper, ground.paths, ground.fixed, config.limits, self.tokens, local_only)
-
-
-_LIFE = {"health_check_period_s": 2, "health_check_timeout_s": 20, "graceful_shutdown_timeout_s": 5}
-
-
-def _scaling(least: int, most: int, target: int) -> dict[str, Any]:
-    if not most or most == least:
-        return {"num_replicas": least}
-    return {
-        "autoscaling_config": {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": target}
-    }
-
-
-def _actor(size: dict[str, float]) -> dict[str, Any]:
-    return {"num_cpus": size["CPU"], **({"num_gpus": size["GPU"]} if "GPU" in size else {})}
 
 
 def _why(serve: Any, name: str) -> str:

@@ -609,3 +609,41 @@ def test_arrow_columns_besides_the_known_ones_are_refused(app: Callable[..., Gua
         ):
             body = wire.write_table(pa.table(columns))
             assert error_of(http.post("/v1/items", content=body, headers=headers)) == (400, "bad_arrow")
+
+
+def test_replicas_and_devices_by_configuration(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cluster.serving import application
+
+    assert application.scaling(2, 0, target=32) == {"num_replicas": 2}
+    grows = application.scaling(1, 8, target=32)["autoscaling_config"]
+    assert (grows["min_replicas"], grows["max_replicas"]) == (1, 8)
+    config = ServeConfig(run=run)
+    monkeypatch.setattr(application.session, "resources", lambda: {"CPU": 8.0})
+    assert "GPU" not in application.size("encoder", config)
+    monkeypatch.setattr(application.session, "resources", lambda: {"CPU": 8.0, "GPU": 1.0})
+    assert application.size("encoder", config)["GPU"] > 0  # a GPU where there is one
+    assert "GPU" not in application.size("encoder", ServeConfig(run=run, encoder_device="cpu"))
+    assert "GPU" not in application.size("index", config)
+    assert application.size("index", ServeConfig(run=run, index_device="cuda", threads=4)) == {
+        "CPU": 4.0,
+        "GPU": 0.5,
+    }
+    needs = application.needs(config, look_over(config))
+    assert [need.name for need in needs] == ["http", "index", "encoder"]
+    with pytest.raises(ConfigError, match="max_index_replicas=1 is below index_replicas=3"):
+        ServeConfig(run=run, index_replicas=3, max_index_replicas=1)
+    with pytest.raises(ConfigError, match="belong together"):
+        ServeConfig(run=run, tls_cert="cert.pem")
+
+
+def test_an_operators_serve_needs_a_token(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cluster.serving.service import application
+
+    monkeypatch.delenv("HASHNET_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match="HASHNET_TOKEN"):
+        application({"run": run})
+    monkeypatch.setenv("HASHNET_TOKEN", READ)
+    built = application({"run": run, "index_replicas": 2, "encoder_device": "cpu"})
+    assert built._bound_deployment.name == "HttpReplica"
+    with pytest.raises(ConfigError, match="did you mean 'index_replicas'"):
+        application({"run": run, "index_replica": 2})
