@@ -23,17 +23,20 @@ from cluster.training import worker_resources
 from hashnet import config as configs
 from hashnet import storage
 from hashnet.config import key
+from hashnet.data import Manifest
 from hashnet.errors import ClusterError, ConfigError, HashnetError
 from hashnet.training.bundle import bundle_info
 from hashnet.training.config import HOW, VARIANTS, TrainConfig
 from hashnet.training.run import (
+    CHECKPOINTS,
     CONFIG,
     MANIFEST,
     MODEL,
+    check_data,
     finished_result,
-    prepare,
     read_config,
     refuse_other_config,
+    settle_manifest,
 )
 
 logger = logging.getLogger(__name__)
@@ -89,6 +92,8 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
     trials = trials_of(config)
     left = [trial for trial in trials if _outcome(trial) is None]
     if left:
+        manifest = settle_manifest(config)
+        check_data(config.resolved(manifest.modality, manifest.count("train")), manifest)
         _run_trials(config, left)
     rows = [{"variant": t.variant, "lr": t.lr, "seed": t.seed, **(_outcome(t) or {})} for t in trials]
     table = averaged(rows)
@@ -105,6 +110,9 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
     overall = max(best.values(), key=lambda row: row["validation_map"])
     target = storage.join(config.run, "best.yaml")
     _write_best(config, overall, target)
+    settings = {name: {str(config.n_bits): {"lr": row["lr"]}} for name, row in best.items()}
+    tuned = {"kind": "tuned", "format_version": 1, "settings": settings}
+    storage.write_json(storage.join(config.run, "tuned.json"), tuned)  # settings= of jobs/compare.py
     storage.write_json(
         storage.join(config.run, "sweep.json"),
         {"kind": "sweep", "format_version": 1, "trials": rows, "table": table, "best": best},
@@ -126,7 +134,11 @@ def _run_trials(config: SweepConfig, left: list[Trial]) -> None:
     storage.make_folder(storage.join(config.run, "tune"))
     tuner = Tuner(
         tune.with_resources(_trial, resources),
-        param_space={"config": tune.grid_search([configs.to_dict(trial.config) for trial in left])},
+        param_space={
+            "config": tune.grid_search([configs.to_dict(trial.config) for trial in left]),
+            "manifest": storage.join(config.run, MANIFEST),
+            "cpus": resources["CPU"],
+        },
         tune_config=TuneConfig(max_concurrent_trials=config.max_concurrent or None),
         run_config=RunConfig(
             name="sweep",
@@ -144,26 +156,25 @@ def _run_trials(config: SweepConfig, left: list[Trial]) -> None:
 
 def _trial(settings: dict[str, Any]) -> None:
     """One trial: a run trained in this process. A loss that diverges is a result, not a failure."""
+    import torch
     from ray import tune
 
     from hashnet.training.worker import train_run
 
+    logging.getLogger("hashnet").setLevel(logging.ERROR)  # a bad rate's warnings are in the table
+    torch.set_num_threads(max(1, int(settings["cpus"])))
     config = configs.from_dict(TrainConfig, settings["config"])
+    manifest = Manifest.open(settings["manifest"])
+    configs.save(config, storage.join(config.run, CONFIG))
     try:
-        prepared = prepare(config)
-        done = prepared.finished or train_run(prepared.config, device=_device())
+        resolved = config.resolved(manifest.modality, manifest.count("train"))
+        done = train_run(resolved, manifest=manifest, device="cuda" if torch.cuda.is_available() else "cpu")
+        storage.delete(storage.join(config.run, CHECKPOINTS))
         score = {"validation_map": done["validation_map"]}
-        storage.delete(storage.join(config.run, MANIFEST))  # every trial has the same
     except HashnetError as error:
         storage.write_json(storage.join(config.run, FAILED), {"kind": "error", "message": str(error)})
         score = {"validation_map": 0.0}
     tune.report(score)
-
-
-def _device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _outcome(trial: Trial) -> dict[str, Any] | None:

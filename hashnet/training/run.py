@@ -41,7 +41,7 @@ def prepare(config: TrainConfig) -> Prepared:
     before = read_config(config.run) if storage.exists(saved_at) else None
     if before is not None:
         refuse_other_config(config, before)
-    manifest = _settle_manifest(config)
+    manifest = settle_manifest(config)
     resolved = config.resolved(manifest.modality, manifest.count("train"))
     finished = finished_result(config.run)
     if finished is not None:
@@ -88,7 +88,7 @@ def result_of(run: str, sha256: str, summary: dict[str, Any]) -> dict[str, Any]:
     return {"run": run, "model": storage.join(run, MODEL), "sha256": sha256, **chosen}
 
 
-def _settle_manifest(config: TrainConfig) -> Manifest:
+def settle_manifest(config: TrainConfig) -> Manifest:
     """The run's own copy of its manifest, made when it is not there yet."""
     mine = storage.join(config.run, MANIFEST)
     there = storage.exists(storage.join(mine, "_manifest.json"))
