@@ -1,0 +1,128 @@
+"""What the methods of a comparison learn from: one manifest for the deep ones, features for the shallow ones.
+
+Shallow methods see the rows themselves where the manifest holds vectors; else features of the same
+backbone, untrained on this data, made by the encoding stage (RUN/backbone); or, where that backbone has
+no weights to begin with, pixels.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cluster.encoding import EncodeConfig, encode_database
+from hashnet import storage
+from hashnet.comparison.cells import Features
+from hashnet.data import Manifest
+from hashnet.data.fetch import feature_matrix
+from hashnet.errors import ConfigError, DataError
+from hashnet.labels import from_lists
+from hashnet.store import FeatureStore
+
+if TYPE_CHECKING:
+    from cluster.comparison import CompareConfig
+
+logger = logging.getLogger(__name__)
+SPLITS = ("train", "query", "database")
+MAX_PIXELS = 3 * 64 * 64  # of a picture that is taken as a vector: beyond it, give a backbone with weights
+
+
+def settle_manifest(config: CompareConfig) -> Manifest:
+    """The manifest given, or RUN/manifest.parquet made from the embedded data set; with all three sets."""
+    mine = storage.join(config.run, "manifest.parquet")
+    if config.manifest is not None:
+        manifest = Manifest.open(config.manifest)
+    elif storage.exists(storage.join(mine, "_manifest.json")):
+        manifest = Manifest.open(mine)
+    elif config.dataset is not None:
+        from hashnet.data.sources import make_manifest
+
+        options = {"modality": config.modality} if config.dataset == "digits" else {}
+        manifest = make_manifest(config.dataset, mine, **options)
+    else:
+        raise ConfigError("give the data: manifest=PATH (made by `hashnet dataset`), or dataset=digits")
+    missing = [split for split in SPLITS if manifest.count(split) == 0]
+    if missing:
+        raise DataError(f"{manifest.uri} has no {' and no '.join(missing)} rows; make it with a protocol")
+    if manifest.n_classes is None:
+        raise DataError(f"{manifest.uri} has no labels: methods are compared by which rows share one")
+    return manifest
+
+
+def zero_shot_manifest(config: CompareConfig, manifest: Manifest) -> Manifest | None:
+    """The same rows split by classes into seen and unseen ones; None where that is not asked for."""
+    if config.zero_shot_manifest is not None:
+        return Manifest.open(config.zero_shot_manifest)
+    if not config.zero_shot:
+        return None
+    from hashnet.data.resplit import zero_shot_copy
+
+    mine = storage.join(config.run, "zero-shot.parquet")
+    if storage.exists(storage.join(mine, "_manifest.json")):
+        return Manifest.open(mine)
+    return zero_shot_copy(manifest, mine, config.zero_shot)
+
+
+def shallow_features(config: CompareConfig, manifest: Manifest, folder: str) -> Features:
+    """Features and labels of the three sets, standardised with the training rows' mean and deviation."""
+    sets = {}
+    for split in SPLITS:
+        if manifest.modality == "features":
+            table = manifest.read(split, columns=["feature", "labels"])
+            sets[split] = feature_matrix(table), from_lists(table["labels"], manifest.n_classes or 0)
+        elif config.features_from == "pixels":
+            sets[split] = pixels(config, manifest, split)
+        else:
+            sets[split] = _encoded(config, manifest, folder, split)
+    if config.standardise:
+        mean, std = sets["train"][0].mean(axis=0), sets["train"][0].std(axis=0)
+        std = np.where(std > 1e-6, std, 1).astype(np.float32)
+        sets = {split: ((X - mean) / std, y) for split, (X, y) in sets.items()}
+    return Features(**sets)
+
+
+def pixels(config: CompareConfig, manifest: Manifest, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures as the backbone would see them, as rows of numbers; equal colour channels count once."""
+    from hashnet.training.data import open_rows
+    from hashnet.training.worker import make_model
+
+    resolved = config.train_config().resolved(manifest.modality, manifest.count("train"))
+    rows = open_rows(manifest, split, make_model(resolved, manifest), resolved)
+    blocks, usable = [], []
+    for start in range(0, len(rows), 1024):
+        batch, good = rows.source.batch(np.arange(start, min(start + 1024, len(rows))), 0)
+        pictures = batch.numpy()
+        if pictures[0].size > MAX_PIXELS:
+            raise ConfigError(
+                f"pictures of {pictures.shape[2]} x {pictures.shape[3]} pixels are too many numbers for "
+                "shallow methods; give a backbone with weights=pretrained, whose features they take"
+            )
+        grey = (pictures == pictures[:, :1]).all()
+        blocks.append((pictures[:, 0] if grey else pictures).reshape(len(pictures), -1).astype(np.float32))
+        usable.append(good)
+    assert rows.labels is not None
+    kept = np.concatenate(usable)
+    return np.concatenate(blocks)[kept], rows.labels[kept]
+
+
+def _encoded(
+    config: CompareConfig, manifest: Manifest, folder: str, split: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Features of the untrained backbone by the encoding stage; what is done is not done again."""
+    from hashnet.training import save_bundle
+    from hashnet.training.worker import make_model
+
+    model = storage.join(folder, "model")
+    if not storage.exists(storage.join(model, "model.json")):
+        resolved = config.train_config().resolved(manifest.modality, manifest.count("train"))
+        save_bundle(model, make_model(resolved, manifest).eval(), summary={"trained": False})
+    encode = EncodeConfig(
+        run=folder, manifest=manifest.uri, output="features", split=split, base_uri=config.base_uri
+    )
+    encode_database(encode)
+    store = FeatureStore.open(encode.out_uri)
+    labels = store.labels()
+    assert labels is not None
+    return store.features(), labels

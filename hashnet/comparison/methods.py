@@ -1,0 +1,80 @@
+"""Which methods can be compared, in the paper's order, and what is worth trying for each."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from typing import Any
+
+from hashnet.baselines import REGISTRY
+from hashnet.errors import ConfigError
+
+TITLES = {  # every method in the order of the paper's tables
+    "hashnet+c": "HashNet+C",
+    "hashnet": "HashNet",
+    "hashnet-w": "HashNet-W",
+    "hashnet-sgn": "HashNet-sgn",
+    "dhn": "DHN",
+    "dnnh": "DNNH",
+    "cnnh": "CNNH",
+    "sdh": "SDH",
+    "ksh": "KSH",
+    "itq-cca": "ITQ-CCA",
+    "itq": "ITQ",
+    "bre": "BRE",
+    "sh": "SH",
+    "lsh": "LSH",
+}
+VARIANTS = ("hashnet+c", "hashnet", "hashnet-w", "hashnet-sgn")
+DEEP = (*VARIANTS, "dhn", "dnnh", "cnnh")
+SHALLOW = tuple(name for name in TITLES if name not in DEEP)
+GROUPS = {"all": tuple(TITLES), "deep": DEEP, "shallow": SHALLOW, "ablation": VARIANTS}
+ROWS = {  # table → its methods, in order
+    1: tuple(name for name in TITLES if name not in ("hashnet+c", "hashnet-w", "hashnet-sgn")),
+    2: ("hashnet", "dhn"),
+    3: VARIANTS,
+}
+
+# Tried on a held-out part of the training rows. The four variants of HashNet get the same budget.
+_NETWORK = {"lr": [0.003, 0.01, 0.03], "dropout": [0.5, 0.7]}
+GRIDS: dict[str, dict[str, list[Any]]] = {
+    **dict.fromkeys(VARIANTS, _NETWORK),
+    "dhn": {**_NETWORK, "quantisation": [0.03, 0.1, 0.3]},
+    "dnnh": {**_NETWORK, "margin": [1.0, 4.0]},
+    "cnnh": _NETWORK,
+    **{name: REGISTRY[name].grid for name in SHALLOW},
+}
+
+
+def expand(names: list[str]) -> list[str]:
+    """Method names in the paper's order; ``all``, ``deep``, ``shallow`` and ``ablation`` are groups.
+
+    >>> expand(["lsh", "ablation"])
+    ['hashnet+c', 'hashnet', 'hashnet-w', 'hashnet-sgn', 'lsh']
+    """
+    wanted: set[str] = set()
+    mistakes = []
+    for name in names:
+        if name in GROUPS:
+            wanted.update(GROUPS[name])
+        elif name in TITLES:
+            wanted.add(name)
+        else:
+            near = difflib.get_close_matches(name, [*TITLES, *GROUPS], n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join([*GROUPS, *TITLES])}"
+            mistakes.append(f"methods: there is no method {name!r}; {hint}")
+    if not names:
+        mistakes.append("methods: give at least one")
+    if mistakes:
+        raise ConfigError(mistakes)
+    return [name for name in TITLES if name in wanted]
+
+
+def candidates(method: str) -> list[dict[str, Any]]:
+    """Every combination of the method's grid; one empty dict where there is nothing to choose.
+
+    >>> candidates("lsh"), len(candidates("itq-cca"))
+    ([{}], 5)
+    """
+    grid = GRIDS[method]
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]

@@ -1,0 +1,130 @@
+"""The comparison on a real local Ray: cells as tasks, resumed, extended, refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cluster.comparison import CompareConfig, compare, progress_table
+from hashnet import config as configs
+from hashnet.comparison.cells import Cell
+from hashnet.data.sources import make_manifest
+from hashnet.errors import ClusterError, ConfigError, DataError, LineageMismatch
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    y = np.arange(400) % 5
+    X = (rng.normal(size=(5, 12))[y] * 2 + rng.normal(size=(400, 12))).astype(np.float32)
+    np.savez(folder / "toy.npz", features=X, labels=y)
+    return make_manifest(
+        "npy", str(folder / "toy"), path=str(folder / "toy.npz"), n_query=60, n_train=200
+    ).uri
+
+
+def settings(run, manifest, **more):
+    values = {
+        "run": str(run), "manifest": manifest, "methods": ["lsh", "itq", "hashnet", "dhn"], "bits": [16],
+        "first_epochs": 2, "stage_epochs": 1, "stages": 3, "batch_size": 64, "zero_shot": 0.4,
+    }  # fmt: skip
+    return configs.from_dict(CompareConfig, {**values, **more})
+
+
+def written(run):
+    return {p.parent.name: p.stat().st_mtime_ns for p in Path(run).rglob("cells/main/*/cell.json")}
+
+
+@pytest.fixture(scope="module")
+def finished(ray_local, manifest, tmp_path_factory):
+    run = tmp_path_factory.mktemp("run")
+    return run, compare(settings(run, manifest))
+
+
+def test_every_cell_is_there_and_the_report_too(finished):
+    run, result = finished
+    assert set(written(run)) == {"lsh-16-0", "itq-16-0", "hashnet-16-0", "dhn-16-0"}
+    assert result["cells"] == 6
+    assert set(result["map"]["Table 2"]) == {"hashnet", "dhn"}
+    rows = json.loads((run / "report" / "tables.json").read_text())["rows"]
+    assert {row["method"] for row in rows} == {"lsh", "itq", "hashnet", "dhn"}
+    figures = {path.stem for path in (run / "report" / "figures").iterdir()}
+    assert figures == {"precision_h2", "precision_recall", "precision_top_n", "losses", "histogram", "tsne"}
+
+
+def test_the_same_command_again_makes_no_cell_anew(finished, manifest):
+    run, result = finished
+    before = written(run)
+    assert compare(settings(run, manifest))["map"] == result["map"]
+    assert written(run) == before
+
+
+def test_only_what_is_missing_or_new_is_done(finished, manifest):
+    run, _ = finished
+    before = written(run)
+    (run / "cells" / "main" / "itq-16-0" / "cell.json").unlink()
+    compare(settings(run, manifest, methods=["lsh", "itq", "hashnet", "dhn", "sh"]))
+    after = written(run)
+    assert set(after) - set(before) == {"sh-16-0"}
+    assert [name for name in before if after[name] != before[name]] == ["itq-16-0"]
+
+
+def test_cells_made_with_other_settings_are_refused(finished, manifest):
+    run, _ = finished
+    with pytest.raises(LineageMismatch, match="k was 5000, now 10"):
+        compare(settings(run, manifest, k=10))
+
+
+def test_settings_are_chosen_on_training_rows_and_used(ray_local, manifest, tmp_path):
+    result = compare(settings(tmp_path, manifest, methods=["itq-cca"], tune=True, zero_shot=0, seeds=[0, 1]))
+    tuned = json.loads((tmp_path / "tuned.json").read_text())
+    assert set(tuned["settings"]["itq-cca"]) == {"16"}
+    for seed in (0, 1):
+        cell = json.loads((tmp_path / "cells" / "main" / f"itq-cca-16-{seed}" / "cell.json").read_text())
+        assert cell["made_from"]["settings"] == tuned["settings"]["itq-cca"]["16"]
+    assert len(list((tmp_path / "cells" / "tune").iterdir())) == 5
+    assert result["cells"] == 2
+
+
+def test_a_failing_cell_is_named_and_the_others_are_kept(ray_local, manifest, tmp_path):
+    broken = tmp_path / "settings.json"
+    wrong = {"itq": {"16": {"n_iterations": 3}}, "bre": {"16": {"kernel": "cubic"}}}
+    broken.write_text(json.dumps({"kind": "tuned", "format_version": 1, "settings": wrong}))
+    config = settings(tmp_path / "run", manifest, methods=["itq", "bre"], settings=str(broken), zero_shot=0)
+    with pytest.raises(ClusterError, match=r"1 of 2 cells failed.*bre-16-0: .*linear or rbf"):
+        compare(config)
+    assert set(written(tmp_path / "run")) == {"itq-16-0"}
+
+
+def test_mistakes_are_found_before_ray_starts(manifest, tmp_path):
+    with pytest.raises(ConfigError, match="did you mean hashnet"):
+        settings(tmp_path, manifest, methods=["hashnett"])
+    with pytest.raises(ConfigError, match="multiple of 8"):
+        settings(tmp_path, manifest, bits=[20])
+    np.save(tmp_path / "f.npy", np.ones((10, 3), dtype=np.float32))
+    unlabelled = make_manifest("npy", str(tmp_path / "m"), path=str(tmp_path / "f.npy"))
+    with pytest.raises(DataError, match="no train"):
+        compare(settings(tmp_path, unlabelled.uri))
+
+
+def test_the_progress_table_shows_means_best_trials_and_failures():
+    def record(value):
+        return {"report": {"map": value}}
+
+    table = progress_table(
+        {
+            Cell("main", "itq", 16, 0): record(0.5),
+            Cell("main", "itq", 16, 1): record(0.7),
+            Cell("main", "lsh", 32, 0): ClusterError("no"),
+            Cell("tune", "sdh", 16, 0, {"width": 1}): record(0.3),
+            Cell("tune", "sdh", 16, 0, {"width": 2}): record(0.4),
+        }
+    )
+    assert table.splitlines() == [
+        "method             16       32",
+        "SDH            0.4000         ",
+        "ITQ            0.6000         ",
+        "LSH                     failed",
+    ]

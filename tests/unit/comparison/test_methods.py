@@ -1,0 +1,39 @@
+import pytest
+
+from hashnet.baselines import REGISTRY
+from hashnet.comparison.methods import DEEP, GRIDS, ROWS, SHALLOW, TITLES, candidates, expand
+from hashnet.errors import ConfigError
+from hashnet.training.config import VARIANTS
+
+
+def test_every_baseline_and_every_variant_has_its_place():
+    assert set(SHALLOW) | {"dhn", "dnnh", "cnnh"} == set(REGISTRY)
+    assert set(DEEP) == set(VARIANTS)
+    assert set(TITLES) == set(SHALLOW) | set(DEEP) == set(GRIDS)
+
+
+def test_table_1_has_hashnet_and_the_ten_in_the_paper_s_order():
+    assert ROWS[1] == ("hashnet", "dhn", "dnnh", "cnnh", "sdh", "ksh", "itq-cca", "itq", "bre", "sh", "lsh")
+
+
+def test_all_mistakes_in_names_are_told_at_once():
+    with pytest.raises(ConfigError) as error:
+        expand(["hashnett", "itq", "ithq"])
+    assert len(error.value.mistakes) == 2
+    assert "did you mean hashnet?" in error.value.mistakes[0]
+
+
+def test_no_method_is_an_error():
+    with pytest.raises(ConfigError, match="at least one"):
+        expand([])
+
+
+def test_candidates_are_every_combination_and_fit_the_constructors():
+    for name in SHALLOW:
+        for settings in candidates(name):
+            assert REGISTRY[name](16, **settings).params().items() >= settings.items()
+    assert len(candidates("dhn")) == len(GRIDS["dhn"]["lr"]) * len(GRIDS["dhn"]["dropout"]) * 3
+
+
+def test_the_variants_of_hashnet_have_the_same_budget():
+    assert len({len(candidates(name)) for name in ("hashnet", "hashnet+c", "hashnet-w", "hashnet-sgn")}) == 1

@@ -1,0 +1,109 @@
+import csv
+import io
+
+import numpy as np
+import pytest
+
+from hashnet.comparison import tables
+from hashnet.comparison.page import write_report
+from hashnet.comparison.results import gather
+from hashnet.metrics import evaluate
+
+
+def record(method, n_bits, seed, good, part="main"):
+    """A made-up cell: codes that carry the class in a share ``good`` of their bytes."""
+    rng = np.random.default_rng([seed, n_bits, round(good * 100)])
+    y, y_query = np.arange(300) % 3, np.arange(60) % 3
+    wide = np.array([[0] * (n_bits // 8), [255] * (n_bits // 8), [15] * (n_bits // 8)], dtype=np.uint8)
+
+    def codes(classes):
+        noise = rng.integers(0, 256, size=(len(classes), n_bits // 8), dtype=np.uint8)
+        return np.where(rng.random(noise.shape) < good, wide[classes], noise)
+
+    report = evaluate(codes(y_query), y_query, codes(y), y, k=100)
+    return {
+        "part": part,
+        "made_from": {"method": method, "n_bits": n_bits, "seed": seed},
+        "fit_s": 1.0 + seed,
+        "encode_s": 0.5,
+        "encoded_rows": 360,
+        "warnings": [],
+        "report": report.to_dict(),
+    }
+
+
+@pytest.fixture(scope="module")
+def records():
+    quality = {"hashnet": 0.9, "hashnet+c": 0.88, "itq": 0.6, "lsh": 0.3}
+    found = [record(m, n, s, q) for m, q in quality.items() for n in (16, 32) for s in (0, 1, 2)]
+    return [*found, record("hashnet", 16, 0, 0.7, "zero-shot"), record("dhn", 16, 0, 0.5, "zero-shot")]
+
+
+def test_tables_hold_their_rows_in_the_paper_s_order(records):
+    one, two, three = gather(records, "coco")
+    assert one.methods == ["hashnet", "itq", "lsh"]
+    assert two.methods == ["hashnet", "dhn"]
+    assert three.methods == ["hashnet+c", "hashnet"]
+    assert one.bits == (16, 32)
+
+
+def test_mean_and_deviation_are_over_seeds(records):
+    table = gather(records)[0]
+    wanted = [{"method": "itq", "n_bits": 16, "seed": seed} for seed in (0, 1, 2)]
+    values = [r["report"]["map"] for r in records if r["made_from"] in wanted]
+    entry = table.entry("itq", 16)
+    assert entry.mean() == pytest.approx(sum(values) / 3)
+    assert entry.sd() == pytest.approx(np.std(values, ddof=1))
+    assert entry.seconds("fit_s") == 2.0
+
+
+def test_the_first_is_bold_and_the_far_behind_is_not(records):
+    text = tables.markdown(gather(records, "coco"), ["a note"])
+    hashnet = next(line for line in text.splitlines() if line.startswith("| HashNet |"))
+    lsh = next(line for line in text.splitlines() if line.startswith("| LSH |"))
+    assert hashnet.count("**") == 4
+    assert "**" not in lsh
+    assert "(0.6873)" in hashnet  # the paper's number
+    assert "±" in lsh
+    assert text.endswith("- a note\n")
+
+
+def test_csv_and_rows_say_the_same(records):
+    found = gather(records, "coco")
+    lines = list(csv.DictReader(io.StringIO(tables.as_csv(found))))
+    values = tables.rows(found)
+    assert len(lines) == len(values) == 6 + 2 + 4
+    assert [float(line["map"]) for line in lines] == [row["map"] for row in values]
+    assert lines[0]["seeds"] == "0 1 2"
+    behind = next(row for row in values if row["method"] == "lsh" and row["n_bits"] == 16)
+    assert behind["behind_low"] <= behind["behind_first"] <= behind["behind_high"]
+    assert not behind["as_good_as_first"]
+
+
+def test_a_variant_alone_is_no_ablation(records):
+    assert [
+        table.number for table in gather([r for r in records if r["made_from"]["method"] != "hashnet+c"])
+    ] == [
+        1,
+        2,
+    ]
+
+
+def test_the_report_is_one_page_without_outside_requests(records, tmp_path):
+    shallow = [r for r in records if r["made_from"]["method"] in ("itq", "lsh")]
+    about = {
+        "run": str(tmp_path), "config": {"bits": [16, 32]}, "k": 100, "paper": "coco", "settings": {},
+        "manifest": {"sha256": "0"},
+    }  # fmt: skip
+    result = write_report(str(tmp_path / "report"), shallow, about)
+    names = {str(p.relative_to(tmp_path / "report")) for p in (tmp_path / "report").rglob("*.*")}
+    assert {"tables.md", "tables.csv", "tables.json", "comparison.html"} <= names
+    assert {
+        "figures/precision_h2.png",
+        "figures/precision_recall.png",
+        "figures/precision_top_n.png",
+    } <= names
+    page = (tmp_path / "report" / "comparison.html").read_text()
+    assert "http" not in page
+    assert page.count("<img") == 3
+    assert result["first"] == {"16": "itq", "32": "itq"}
