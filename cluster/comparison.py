@@ -48,6 +48,10 @@ class CompareConfig(TrainConfig):
     tune: bool = key(
         False, "choose each method's settings on a fifth of the training rows (never on queries) first"
     )
+    tune_bits: list[int] = key(
+        [], "tune at these code lengths only; others take the nearest one's settings (empty: at every length)",
+        check=check_n_bits,
+    )  # fmt: skip
     settings: str | None = key(None, "tuned.json of another comparison: take its settings, tune nothing")
     zero_shot: float = key(0.25, "share of classes unseen in training for Table 2; 0: no such table", low=0)
     zero_shot_manifest: str | None = key(None, "a manifest made with the zero-shot protocol, instead")
@@ -102,7 +106,7 @@ class _Part:
 
     def cells(self, methods: list[str], tuned: dict[str, Any]) -> list[Task]:
         return [
-            self.task(Cell(self.name, method, n_bits, seed, tuned.get(method, {}).get(str(n_bits), {})))
+            self.task(Cell(self.name, method, n_bits, seed, nearest(tuned.get(method, {}), n_bits)))
             for seed in self.config.seeds
             for n_bits in self.config.bits
             for method in reversed(methods)  # the quick ones first: something to look at
@@ -188,6 +192,16 @@ class _Part:
         return self._features
 
 
+def nearest(settings: dict[str, dict[str, Any]], n_bits: int) -> dict[str, Any]:
+    """The settings found at the code length nearest to ``n_bits``, the shorter one when two are as near.
+
+    >>> nearest({"16": {"lr": 1}, "48": {"lr": 2}}, 32), nearest({}, 32)
+    ({'lr': 1}, {})
+    """
+    known = sorted(settings, key=lambda length: (abs(int(length) - n_bits), int(length)))
+    return settings[known[0]] if known else {}
+
+
 def _work(task: Task, features: Features | None, cpus: int) -> Record:
     """One cell, inside a Ray task."""
     import numba
@@ -211,7 +225,7 @@ def _tune(part: _Part) -> dict[str, Any]:
     names = [name for name in expand(config.methods) if len(candidates(name)) > 1]
     trials = [
         Cell("tune", name, n_bits, config.seeds[0], chosen)
-        for n_bits in config.bits
+        for n_bits in config.tune_bits or config.bits
         for name in reversed(names)
         for chosen in candidates(name)
     ]

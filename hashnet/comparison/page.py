@@ -87,7 +87,7 @@ def _notes(found: list[Table], about: dict[str, Any]) -> list[str]:
         + ("; ± is the standard deviation over them." if len(seeds) > 1 else ": one repetition."),
         "Bold: the highest mean, and every method whose difference to it has a 95 % interval (paired "
         "bootstrap over queries) that holds 0.",
-        "fit s is the slowest code length of the row.",
+        "fit s (and CPU seconds) is that of the slowest code length of the row.",
     ]
     if about.get("paper"):
         notes.append("In brackets: the paper's number (AlexNet, its own splits).")
@@ -144,13 +144,12 @@ def _page(
 
 def _table(table: Table) -> str:
     head = "".join(f"<th>{n} bits</th>" for n in table.bits)
-    lines = [f"<tr><th>method</th>{head}<th>fit s</th><th>encode rows/s</th></tr>"]
+    lines = [f"<tr><th>method</th>{head}<th>fit s (CPU)</th><th>encode rows/s</th></tr>"]
     for method in table.methods:
         cells = "".join(_cell(table, method, n) for n in table.bits)
         present = [e for n in table.bits if (e := table.entry(method, n))]
-        slowest = max(e.seconds("fit_s") for e in present)
         lines.append(
-            f"<tr><td>{TITLES[method]}</td>{cells}<td>{slowest:.1f}</td>"
+            f"<tr><td>{TITLES[method]}</td>{cells}<td>{tables.fit_text(present)}</td>"
             f"<td>{present[-1].encoded_per_s:,.0f}</td></tr>"
         )
     return f"<table><caption>{TABLE_TITLES[table.number]}</caption>{''.join(lines)}</table>"

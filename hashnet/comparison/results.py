@@ -46,7 +46,7 @@ class Entry:
         return float(np.mean([report.precision_within(radius) for report in self.reports]))
 
     def seconds(self, name: str) -> float:
-        """Mean ``fit_s`` or ``encode_s``."""
+        """Mean ``fit_s``, ``fit_cpu_s`` or ``encode_s``."""
         return float(np.mean([record[name] for record in self.records]))
 
     @property

@@ -25,6 +25,7 @@ def record(method, n_bits, seed, good, part="main"):
         "part": part,
         "made_from": {"method": method, "n_bits": n_bits, "seed": seed},
         "fit_s": 1.0 + seed,
+        "fit_cpu_s": 1.0,
         "encode_s": 0.5,
         "encoded_rows": 360,
         "warnings": [],

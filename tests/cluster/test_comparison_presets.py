@@ -1,0 +1,22 @@
+import pytest
+
+from cluster.comparison import CompareConfig
+from hashnet import config as configs
+from hashnet.training.config import TrainConfig
+
+PRESETS = {path.stem: path for path in configs.example_configs()}
+
+
+@pytest.mark.parametrize("name", ["imagenet100", "nuswide", "coco", "cifar10", "digits"])
+@pytest.mark.parametrize("cls", [TrainConfig, CompareConfig])
+def test_a_preset_serves_training_and_comparison(name, cls):
+    config = configs.load(cls, str(PRESETS[name]), ["run=/tmp/somewhere"])
+    assert config.backbone is not None
+
+
+def test_a_comparison_passes_its_training_settings_on():
+    config = configs.load(CompareConfig, str(PRESETS["coco"]), ["run=/tmp/somewhere", "lr=0.5", "bits=16"])
+    train = config.train_config()
+    assert type(train) is TrainConfig
+    assert (train.backbone, train.lr) == ("alexnet", 0.5)
+    assert config.features_from == "backbone"
