@@ -49,7 +49,7 @@ class CompareConfig(TrainConfig):
         False, "choose each method's settings on a fifth of the training rows (never on queries) first"
     )
     tune_bits: list[int] = key(
-        [], "tune at these code lengths only; others take the nearest one's settings (empty: at every length)",
+        [], "tune at these code lengths only; others take the nearest one's settings (empty: at all)",
         check=check_n_bits,
     )  # fmt: skip
     settings: str | None = key(None, "tuned.json of another comparison: take its settings, tune nothing")

@@ -11,7 +11,8 @@ from hashnet.comparison.results import TABLE_TITLES, Entry, Table
 
 COLUMNS = (
     "table", "method", "n_bits", "seeds", "map", "map_sd", "map_relevant", "map_tie_aware", "precision_h2",
-    "fit_s", "fit_cpu_s", "encoded_per_s", "paper_map", "behind_first", "behind_low", "behind_high", "as_good_as_first",
+    "fit_s", "fit_cpu_s", "encoded_per_s", "paper_map", "behind_first", "behind_low", "behind_high",
+    "as_good_as_first",
 )  # fmt: skip
 
 
