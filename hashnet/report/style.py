@@ -1,0 +1,107 @@
+"""How figures look, and how they become files: PNG and SVG, and SVG that follows the page's theme.
+
+Colours come from a palette that stays apart for colour-blind eyes and on light and dark ground.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, QUIET, LINE = "#1b1b24", "#5e5e6e", "#dcdce4"  # text, axes and ticks, grid; the page replaces them
+PALETTE = (
+    "#3d6fd6", "#e0702a", "#1f9d78", "#c2479a", "#b08900", "#3aa4c9", "#8a63d2", "#d6453d",
+    "#6f8f2f", "#7a7a8c",
+)  # fmt: skip
+GOOD, BAD = "#1f9d78", "#d6453d"
+DASHES = ("-", "--", "-.", ":")  # a second mark of difference once the colours come round again
+
+_RC = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "grid.color": LINE,
+    "grid.linewidth": 0.8,
+    "text.color": INK,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "lines.linewidth": 2.0,
+    "svg.fonttype": "none",  # text stays text: readable, searchable, small
+    "svg.hashsalt": "hashnet",  # the same figure is the same file
+}
+
+
+def new_axes(ax: Axes | None = None, size: tuple[float, float] = (5.2, 3.6)) -> Axes:
+    """``ax`` itself, or the axes of a new figure in our style that no window shows."""
+    if ax is not None:
+        return ax
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as NewFigure
+
+    with matplotlib.rc_context(_RC):
+        figure = NewFigure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
+        return figure.add_subplot()
+
+
+def line_style(place: int) -> dict[str, Any]:
+    """Colour and dashes of the series at ``place``."""
+    return {
+        "color": PALETTE[place % len(PALETTE)],
+        "linestyle": DASHES[place // len(PALETTE) % len(DASHES)],
+    }
+
+
+def to_png(figure: Figure, dpi: int = 160) -> bytes:
+    """The figure on white ground."""
+    import matplotlib
+
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(_RC):
+        figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def to_svg(figure: Figure) -> str:
+    """The figure as an SVG document without a date, so that the same figure is the same text."""
+    import matplotlib
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context(_RC):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def inline_svg(svg: str, name: str, title: str) -> str:
+    """The SVG element alone, for an HTML page: own ids, the page's colours and font, a spoken title."""
+    element = svg[svg.index("<svg") :]
+    element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
+    element = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', element)
+    element = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", element)
+    element = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', element)
+    for colour, variable in ((INK, "--text"), (QUIET, "--quiet"), (LINE, "--line")):
+        element = element.replace(colour, f"var({variable})")
+    element = re.sub(r"font: ([0-9.]+)px [^;\"]*", r"font: \1px var(--font)", element)
+    # presentation attributes know no var(); style declarations do
+    element = re.sub(r'\b(fill|stroke)="(var\([^"]+\))"', r'style="\1: \2"', element)
+    opening = element[: element.index(">") + 1]
+    scaled = re.sub(r'\s(width|height)="[^"]+"', "", opening)
+    scaled = scaled.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
+    return scaled + element[len(opening) :].replace("\n", " ")
