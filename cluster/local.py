@@ -212,6 +212,7 @@ def _own_node(is_head: bool, wanted: dict[str, Any]) -> None:
     """The child: starts one node, says so, and lives until it is told to end or its parent is gone."""
     from ray._private.node import Node
     from ray._private.parameter import RayParams
+    from ray._private.utils import write_ray_address
 
     params = RayParams(
         node_ip_address=HOST,
@@ -224,6 +225,8 @@ def _own_node(is_head: bool, wanted: dict[str, Any]) -> None:
         **wanted,
     )
     node = Node(params, head=is_head, shutdown_at_exit=False, spawn_reaper=True)
+    if is_head:  # where drivers of submitted jobs look; else they take any Ray of this machine
+        write_ray_address(node.gcs_address, wanted["temp_dir"])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     print("up", flush=True)
     try:
