@@ -126,8 +126,8 @@ def _existing(config: IndexConfig, store: CodeStore) -> BinaryIndex | None:
         built_from = str(index.lineage.get("codes_sha256"))
         raise LineageMismatch(
             f"{config.out_uri} has had {about['updates']} updates since it was built from codes "
-            f"{built_from[:12]}…; building it anew ({config.kind}, codes {store.sha256[:12]}…) would lose them: "
-            "give overwrite=true to drop them, or another out="
+            f"{built_from[:12]}…, which building it anew ({config.kind}, codes {store.sha256[:12]}…) "
+            "would lose: give overwrite=true to drop them, or another out="
         )
     return None
 

@@ -20,13 +20,12 @@ import numpy as np
 
 from cluster import placement, session
 from cluster.planning import Need
-from hashnet.codes import check_codes
 from hashnet.errors import ClusterError, HashnetError, IndexMismatch, LineageMismatch, UnknownId
 from hashnet.index import BinaryIndex
 from hashnet.index.build import build_state, lineage_of, read_parts
-from hashnet.index.checks import check_ids, check_k, check_whole
-from hashnet.index.exact import merge, merge_hits
+from hashnet.index.checks import check_ids, check_k, check_whole, check_width
 from hashnet.index.kinds import parse_options
+from hashnet.index.merge import merge, merge_hits
 from hashnet.results import SearchResult
 from hashnet.store import CodeStore
 
@@ -160,7 +159,7 @@ class ShardedIndex:
         ``on_missing``: "wait" for a slice that is being rebuilt (at most ``timeout_s``), or "raise"
         ClusterError with its number.
         """
-        queries = self._queries(codes)
+        queries = check_width(codes, self.n_bits)
         own = self._own(exclude_self, queries)
         arguments = (queries, check_k(k, len(queries)), where, own)
         found = self._ask(lambda slice_: slice_.search, arguments, on_missing, timeout_s)
@@ -179,7 +178,7 @@ class ShardedIndex:
         timeout_s: float | None = None,
     ) -> list[SearchResult]:
         """For each query everything with distance <= radius, as ``BinaryIndex.search_radius``."""
-        queries = self._queries(codes)
+        queries = check_width(codes, self.n_bits)
         own = self._own(exclude_self, queries)
         arguments = (queries, check_whole(radius, "radius", 0), where, own)
         found = self._ask(lambda slice_: slice_.search_radius, arguments, on_missing, timeout_s)
@@ -249,12 +248,6 @@ class ShardedIndex:
                     raise error.cause from None
                 raise
         return answers, missing
-
-    def _queries(self, codes: Any) -> np.ndarray:
-        codes = check_codes(codes)
-        if codes.shape[1] * 8 != self.n_bits:
-            raise IndexMismatch(f"the index has {self.n_bits} bits, the query has {codes.shape[1] * 8}")
-        return codes
 
     def _own(self, ids: Any, queries: np.ndarray) -> np.ndarray | None:
         return None if ids is None else check_ids(ids, len(queries), lowest=-1)

@@ -25,6 +25,7 @@ from hashnet.errors import CodeError, DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+MAX_CLASSES = 1_000_000  # a larger class id is a mistake, and its multi-hot row a gigabyte
 PATTERN_BLOCK = 2048  # rows of the pattern x pattern product held at once: 2048 x 30,000 floats
 
 
@@ -53,6 +54,10 @@ def _one_hot(ids: np.ndarray, n_classes: int | None, name: str) -> np.ndarray:
     if ids.min() < 0:
         raise CodeError(f"{name} as class ids must be >= 0, got {ids.min()} in row {ids.argmin()}")
     width = int(ids.max()) + 1 if n_classes is None else n_classes
+    if width > MAX_CLASSES:
+        raise CodeError(
+            f"{name} hold class {ids.max()}; number classes from 0, at most {MAX_CLASSES:,} of them"
+        )
     if ids.max() >= width:
         raise CodeError(f"{name} hold class {ids.max()}, but there are only {width} classes")
     one_hot = np.zeros((len(ids), width), dtype=np.uint8)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import faiss
 import numpy as np
 
-from hashnet.index.exact import widen
 from hashnet.index.faiss_flat import split_hits
+from hashnet.index.merge import widen
 
 if TYPE_CHECKING:
     from hashnet.index.segment import Segment

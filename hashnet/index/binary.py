@@ -24,11 +24,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hashnet.codes import check_codes
-from hashnet.errors import IndexMismatch, SearchError, Unsupported
-from hashnet.index import exact, files, gpu, kinds, tuning
+from hashnet.errors import IndexMismatch, Unsupported
+from hashnet.index import exact, files, gpu, opening, tuning
 from hashnet.index.build import Part, build_state, lineage_of, read_parts
-from hashnet.index.checks import check_ids, check_k, check_labels, check_whole
+from hashnet.index.checks import (
+    check_excluded,
+    check_ids,
+    check_k,
+    check_labels,
+    check_queries,
+    check_whole,
+    check_width,
+    refuse_empty,
+)
 from hashnet.index.filters import parse_where
+from hashnet.index.merge import merge, merge_hits
 from hashnet.index.state import State
 from hashnet.index.threads import default_threads
 from hashnet.results import SearchResult
@@ -112,13 +122,14 @@ class BinaryIndex:
         """An index of ``codes`` uint8 (n, n_bits // 8); ids default to 0..n-1, labels are optional."""
         codes = check_codes(codes)
         given = np.arange(len(codes), dtype=np.int64) if ids is None else check_ids(ids, len(codes))
-        multi_hot = None if labels is None else check_labels(labels, len(codes), n_classes)
-        rows, classes = (None, None) if multi_hot is None else np.nonzero(multi_hot)
+        classes, rows, n_classes = (
+            (None, None, None) if labels is None else check_labels(labels, len(codes), n_classes)
+        )
         state = build_state(
             [Part(given, codes, classes, rows)],
             len(codes),
             codes.shape[1] * 8,
-            None if multi_hot is None else multi_hot.shape[1],
+            n_classes,
             kind,
             options,
             dict(lineage or {}),
@@ -139,7 +150,7 @@ class BinaryIndex:
 
         ``verify`` compares every file's sha256 first: a changed file is refused, never searched.
         """
-        state = files.read_state(str(path), mmap=mmap, verify=verify)
+        state = opening.read_state(str(path), mmap=mmap, verify=verify)
         return cls(state, engine=engine, device=device, path=str(path))
 
     def save(self, path: str | Path) -> int:
@@ -167,10 +178,10 @@ class BinaryIndex:
         ``exclude_self`` holds the queries' own ids, (q,), where they are indexed items (-1: it is none).
         """
         state = self._state
-        queries = self._queries(codes, state)
+        queries = check_queries(codes, state)
         k = check_k(k, len(queries))
         checked = parse_where(where, state.n_classes)
-        exclude = self._excluded(exclude_self, queries, state)
+        exclude = check_excluded(exclude_self, queries, state)
         on_gpu = self._gpu if checked is None else None
         parts = [
             on_gpu.search(segment, queries, k, exclude, self.engine)
@@ -178,7 +189,7 @@ class BinaryIndex:
             else segment.search(queries, k, checked, exclude, self.engine)
             for segment in state.segments
         ]
-        ids, distances = exact.merge([i for i, _ in parts], [d for _, d in parts], k)
+        ids, distances = merge([i for i, _ in parts], [d for _, d in parts], k)
         return SearchResult(ids, distances, state.version)
 
     def search_radius(
@@ -186,12 +197,12 @@ class BinaryIndex:
     ) -> list[SearchResult]:
         """For each query a 1-D SearchResult of everything with distance <= radius."""
         state = self._state
-        queries = self._queries(codes, state)
+        queries = check_queries(codes, state)
         radius = check_whole(radius, "radius", 0)
         checked = parse_where(where, state.n_classes)
-        exclude = self._excluded(exclude_self, queries, state)
+        exclude = check_excluded(exclude_self, queries, state)
         parts = [s.search_radius(queries, radius, checked, exclude, self.engine) for s in state.segments]
-        hits = [of[0] if len(of) == 1 else exact.merge_hits(list(of)) for of in zip(*parts, strict=True)]
+        hits = [of[0] if len(of) == 1 else merge_hits(list(of)) for of in zip(*parts, strict=True)]
         return [SearchResult(ids, distances, state.version) for ids, distances in hits]
 
     # -- updating
@@ -203,18 +214,18 @@ class BinaryIndex:
         """
         with self._writing:
             state = self._state
-            codes = self._queries(codes, state, what="the new codes have", may_be_empty=True)
+            codes = check_width(codes, state.n_bits, "the new codes have")
             if ids is None:
                 ids = state.next_id() + np.arange(len(codes), dtype=np.int64)
             else:
                 ids = check_ids(ids, len(codes), distinct=True)
-            multi_hot = None
+            pairs = None
             if labels is not None:
                 if state.n_classes is None:
                     raise Unsupported("this index was built without labels; add the codes without them")
-                multi_hot = check_labels(labels, len(codes), state.n_classes)
+                pairs = check_labels(labels, len(codes), state.n_classes)[:2]
             if len(ids):
-                self._commit(state.added(codes, ids, multi_hot))
+                self._commit(state.added(codes, ids, pairs))
             return ids
 
     def remove(self, ids: Any) -> None:
@@ -241,8 +252,8 @@ class BinaryIndex:
         with self._writing:
             state = self._state
             if queries is not None:
-                queries = self._queries(queries, state)
-            self._refuse_empty(state)
+                queries = check_queries(queries, state)
+            refuse_empty(state)
             tuned = tuning.tuned_state(state, queries, recall, check_whole(k, "k", 1))
             self._commit(tuned)
             return dict(tuned.tuned or {})
@@ -252,7 +263,7 @@ class BinaryIndex:
         with self._writing:
             if self._path is None or files.disk_version(self._path) == self.version:
                 return False
-            self._state = files.read_state(self._path, known=self._state.segments)
+            self._state = opening.read_state(self._path, known=self._state.segments)
             if self._gpu is not None:
                 self._move_to_gpu()
             return True
@@ -266,7 +277,7 @@ class BinaryIndex:
         with self._writing:
             if self._path is None or files.disk_version(self._path) == self.version:
                 return self
-            state = files.read_state(self._path, known=self._state.segments)
+            state = opening.read_state(self._path, known=self._state.segments)
             return BinaryIndex(state, engine=self.engine, device=self.device, path=self._path)
 
     # -- looking
@@ -324,30 +335,13 @@ class BinaryIndex:
 
     def describe(self) -> dict[str, Any]:
         """What it is and how it searches, as plain JSON-able values."""
-        state = self._state
-        about: dict[str, Any] = {
-            "kind": state.kind,
-            "n_bits": state.n_bits,
-            "rows": state.n_live,
-            "version": state.version,
+        about = self._state.describe()
+        return about | {
             "engine": self.engine,
             "device": self.device,
             "threads": default_threads(),
-            "exact": state.kind in ("flat", "multihash"),
-            "options": vars(state.options) | {},
-            "n_classes": state.n_classes,
-            "segments": len(state.segments),
-            "removed_rows": state.n_dead,
-            "updates": state.updates,
-            "memory_mapped": bool(state.segments) and state.segments[0].rows.mapped,
             "path": self._path,
-            "lineage": dict(state.lineage),
         }
-        if isinstance(state.options, kinds.MultihashOptions):
-            about["max_hash_radius"] = state.options.max_radius
-        if state.tuned:
-            about["tuned"] = dict(state.tuned)
-        return about
 
     def __repr__(self) -> str:
         return f"BinaryIndex({self.kind}, {len(self):,} x {self.n_bits} bits, version {self.version})"
@@ -365,36 +359,6 @@ class BinaryIndex:
                     )
                 state = files.write_state(self._path, state)
         self._state = state
-
-    def _queries(
-        self, codes: Any, state: State, what: str = "the query has", may_be_empty: bool = False
-    ) -> np.ndarray:
-        codes = check_codes(codes)
-        if codes.shape[1] * 8 != state.n_bits:
-            raise IndexMismatch(
-                f"the index has {state.n_bits} bits, {what} {codes.shape[1] * 8}; "
-                "encode with the model the index was made with"
-            )
-        if not may_be_empty:
-            self._refuse_empty(state)
-        return codes
-
-    def _refuse_empty(self, state: State) -> None:
-        if not state.n_live:
-            raise SearchError("the index is empty: every item was removed; add codes before searching")
-
-    def _excluded(self, ids: Any, queries: np.ndarray, state: State) -> np.ndarray | None:
-        if ids is None or ids is False:
-            return None
-        if ids is True:
-            raise IndexMismatch(
-                "exclude_self needs to know which items the queries are: pass their ids, exclude_self=ids"
-            )
-        ids = check_ids(ids, len(queries), lowest=-1)
-        unknown = ids[(ids >= 0) & ~state.contains(ids)]
-        if len(unknown):
-            state.codes_of(unknown[:1])  # raises UnknownId with its sentence
-        return ids
 
     def _move_to_gpu(self) -> None:
         missing = gpu.why_not(self._state)

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from hashnet import labels as label_sets
-from hashnet.errors import CodeError, IndexMismatch, Unsupported
+from hashnet.codes import check_codes
+from hashnet.errors import CodeError, IndexMismatch, SearchError, Unsupported
+from hashnet.index.state import State
 
 MAX_SLOTS = 1 << 31  # of one answer, q x k: 24 GB
 
@@ -53,9 +55,53 @@ def check_ids(ids: Any, n: int | None = None, *, lowest: int = 0, distinct: bool
     return array
 
 
-def check_labels(labels: Any, n: int, n_classes: int | None) -> np.ndarray:
-    """Multi-hot uint8 (n, n_classes)."""
-    multi_hot = label_sets.as_multi_hot(labels, n_classes)
-    if len(multi_hot) != n:
-        raise CodeError(f"{n} codes came with {len(multi_hot)} labels; give one label set a code")
-    return multi_hot
+def check_labels(labels: Any, n: int, n_classes: int | None) -> tuple[np.ndarray, np.ndarray, int]:
+    """(label, row) pairs and the number of classes, of class ids (n,) or multi-hot (n, n_classes).
+
+    Class ids are not blown up to multi-hot rows: 1,281,167 of 1,000 classes would take 1.3 GB.
+    """
+    array = np.asarray(labels)
+    if array.ndim and len(array) != n:
+        raise CodeError(f"{n} codes came with {len(array)} labels; give one label set a code")
+    if array.ndim == 1 and len(array):
+        ends = array[[array.argmin(), array.argmax()]] if array.dtype.kind in "iu" else array[:1]
+        return array, np.arange(n), label_sets.as_multi_hot(ends, n_classes).shape[1]
+    multi_hot = label_sets.as_multi_hot(array, n_classes)
+    rows, classes = np.nonzero(multi_hot)
+    return classes, rows, multi_hot.shape[1]
+
+
+def check_width(codes: Any, n_bits: int, what: str = "the query has") -> np.ndarray:
+    """``codes`` as C-contiguous uint8 (n, n_bits // 8)."""
+    codes = check_codes(codes)
+    if codes.shape[1] * 8 != n_bits:
+        raise IndexMismatch(
+            f"the index has {n_bits} bits, {what} {codes.shape[1] * 8}; "
+            "encode with the model the index was made with"
+        )
+    return codes
+
+
+def check_queries(codes: Any, state: State) -> np.ndarray:
+    """Queries that this state of an index can answer."""
+    queries = check_width(codes, state.n_bits)
+    refuse_empty(state)
+    return queries
+
+
+def refuse_empty(state: State) -> None:
+    if not state.n_live:
+        raise SearchError("the index is empty: every item was removed; add codes before searching")
+
+
+def check_excluded(ids: Any, queries: np.ndarray, state: State) -> np.ndarray | None:
+    """The queries' own ids, int64 (q,), all of them known or -1; None where nothing is excluded."""
+    if ids is None or ids is False:
+        return None
+    if ids is True:
+        raise IndexMismatch(
+            "exclude_self needs to know which items the queries are: pass their ids, exclude_self=ids"
+        )
+    ids = check_ids(ids, len(queries), lowest=-1)
+    state.refuse_unknown(ids[ids >= 0])
+    return ids

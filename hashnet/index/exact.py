@@ -20,6 +20,7 @@ import numpy as np
 
 from hashnet.codes import as_words
 from hashnet.index import kernel
+from hashnet.index.merge import merge, merge_hits, widen
 from hashnet.index.threads import default_threads, run_all
 
 SMALL = 500_000  # comparisons below which waking another thread costs more than it saves
@@ -111,40 +112,6 @@ def within(
     if by_query or len(parts) == 1:
         return [hits for part in parts for hits in part]
     return [merge_hits(list(of_query)) for of_query in zip(*parts, strict=True)]
-
-
-def merge(ids: list[np.ndarray], distances: list[np.ndarray], k: int) -> tuple[np.ndarray, np.ndarray]:
-    """(ids, distances) (q, k) of several parts (q, k_i), each ordered by (distance, id), -1 at the end."""
-    if len(ids) == 1:
-        return widen(ids[0], k), widen(distances[0], k)
-    width = max(part.shape[1] for part in ids)
-    merged_ids = np.full((len(ids[0]), k), -1, dtype=np.int64)
-    merged_distances = np.full((len(ids[0]), k), -1, dtype=np.int32)
-    kernel.merge_sorted(
-        np.stack([widen(part, width) for part in ids]),
-        np.stack([widen(part, width) for part in distances]),
-        k,
-        merged_ids,
-        merged_distances,
-    )
-    return merged_ids, merged_distances
-
-
-def merge_hits(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """One query's hits (ids, distances) of several parts, ordered by (distance, id)."""
-    ids = np.concatenate([part for part, _ in parts])
-    distances = np.concatenate([part for _, part in parts])
-    order = np.lexsort((ids, distances))
-    return ids[order], distances[order]
-
-
-def widen(array: np.ndarray, k: int) -> np.ndarray:
-    """``array`` (q, width) cut or filled up with -1 to (q, k)."""
-    if array.shape[1] >= k:
-        return np.ascontiguousarray(array[:, :k])
-    wide = np.full((len(array), k), -1, dtype=array.dtype)
-    wide[:, : array.shape[1]] = array
-    return wide
 
 
 def warm_up(n_bits: int) -> None:

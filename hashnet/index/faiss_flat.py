@@ -11,7 +11,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from hashnet.index.exact import widen
+from hashnet.index.merge import widen
 
 
 def top_k(

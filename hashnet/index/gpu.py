@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 
 from hashnet.index import approximate
-from hashnet.index.exact import widen
+from hashnet.index.merge import widen
 from hashnet.index.rows import Rows
 from hashnet.index.segment import Segment
 from hashnet.index.state import State

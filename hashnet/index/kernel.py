@@ -246,31 +246,3 @@ def _doubled(array, used):  # type: ignore[no-untyped-def]
     larger = np.empty(2 * len(array), array.dtype)
     larger[:used] = array[:used]
     return larger
-
-
-@compiled
-def merge_sorted(ids, distances, k, merged_ids, merged_distances):  # type: ignore[no-untyped-def]
-    """Merges rows of ``ids`` and ``distances`` (parts, q, width), each by (distance, id), -1 at the end.
-
-    Fills ``merged_ids`` int64 and ``merged_distances`` int32 (q, k); unused slots stay as they are.
-    """
-    n_parts, n_queries, width = ids.shape
-    heads = np.empty(n_parts, np.int64)
-    for q in range(n_queries):
-        heads[:] = 0
-        for slot in range(k):
-            best = -1
-            for p in range(n_parts):
-                h = heads[p]
-                if h == width or ids[p, q, h] < 0:
-                    continue
-                if best >= 0:
-                    nearest, here = distances[best, q, heads[best]], distances[p, q, h]
-                    if here > nearest or (here == nearest and ids[p, q, h] > ids[best, q, heads[best]]):
-                        continue
-                best = p
-            if best < 0:
-                break
-            merged_ids[q, slot] = ids[best, q, heads[best]]
-            merged_distances[q, slot] = distances[best, q, heads[best]]
-            heads[best] += 1

@@ -1,7 +1,7 @@
 """Postings: which rows carry which label, small enough to keep beside an index.
 
 >>> import numpy as np
->>> postings = Postings.from_multi_hot(np.array([[1, 0], [1, 1], [0, 0]]))
+>>> postings = Postings.from_pairs(labels=np.array([0, 0, 1]), rows=np.array([0, 1, 1]), n_classes=2)
 >>> postings.rows_with([1]).tolist(), postings.rows_with([0, 1]).tolist()
 ([1], [0, 1])
 """
@@ -35,11 +35,6 @@ class Postings:
         small = labels.astype(np.uint16) if n_classes <= 1 << 16 else labels  # 16 bits: a radix sort
         order = np.argsort(small, kind="stable")
         return cls(labels[order].astype(np.int32), rows[order].astype(np.int64), n_classes)
-
-    @classmethod
-    def from_multi_hot(cls, multi_hot: np.ndarray) -> Postings:
-        rows, labels = np.nonzero(multi_hot)
-        return cls.from_pairs(labels, rows, multi_hot.shape[1])
 
     def rows_with(self, labels: list[int]) -> np.ndarray:
         """Rows that carry at least one of the labels, ascending int64."""

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 
 from hashnet.errors import IndexMismatch, UnknownId
-from hashnet.index.kinds import FlatOptions, Options, build_rows, centroids_of, parse_options
+from hashnet.index.kinds import (
+    FlatOptions,
+    MultihashOptions,
+    Options,
+    build_rows,
+    centroids_of,
+    parse_options,
+)
 from hashnet.index.postings import Postings
 from hashnet.index.segment import Segment
 
@@ -84,10 +91,13 @@ class State:
         self._refuse_missing(ids, missing)
         return labels
 
-    def added(self, codes: np.ndarray, ids: np.ndarray, multi_hot: np.ndarray | None) -> State:
-        """With these rows in a new segment; small segments before it are merged into it.
+    def added(
+        self, codes: np.ndarray, ids: np.ndarray, pairs: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> State:
+        """With these rows, and their (label, row) pairs, in a new segment.
 
-        Each merge at least doubles a segment, so there are never more than log2(n) of them.
+        Segments before it that are no larger are merged into it: each merge at least doubles a
+        segment, so there are never more than about log2(n) of them.
         """
         known = np.flatnonzero(self.contains(ids))
         if len(known):
@@ -96,7 +106,9 @@ class State:
                 "remove them first to replace their codes"
             )
         order = np.argsort(ids, kind="stable")
-        postings = None if multi_hot is None else Postings.from_multi_hot(multi_hot[order])
+        postings = None
+        if pairs is not None and self.n_classes is not None:
+            postings = Postings.from_pairs(pairs[0], np.argsort(order)[pairs[1]], self.n_classes)
         rows = build_rows("flat", FlatOptions(), codes[order], ids[order], postings)
         new = Segment(rows, FlatOptions())
         kept = list(self.segments)
@@ -134,6 +146,28 @@ class State:
         segment = merged(list(self.segments), self.kind, options, self.n_classes, centroids)
         return self._next(segments=(segment,), options=options)
 
+    def describe(self) -> dict[str, Any]:
+        """What it is, as plain JSON-able values."""
+        about = {
+            "kind": self.kind,
+            "n_bits": self.n_bits,
+            "rows": self.n_live,
+            "version": self.version,
+            "exact": self.kind in ("flat", "multihash"),
+            "options": dataclasses.asdict(self.options),
+            "n_classes": self.n_classes,
+            "segments": len(self.segments),
+            "removed_rows": self.n_dead,
+            "updates": self.updates,
+            "memory_mapped": bool(self.segments) and self.segments[0].rows.mapped,
+            "lineage": dict(self.lineage),
+        }
+        if isinstance(self.options, MultihashOptions):
+            about["max_hash_radius"] = self.options.max_radius
+        if self.tuned:
+            about["tuned"] = dict(self.tuned)
+        return about
+
     def unsaved(self) -> State:
         """The same, not written anywhere yet."""
         segments = tuple(dataclasses.replace(segment, record=None) for segment in self.segments)
@@ -144,6 +178,10 @@ class State:
 
     def _next(self, **changes: Any) -> State:
         return dataclasses.replace(self, version=self.version + 1, **changes)
+
+    def refuse_unknown(self, ids: np.ndarray) -> None:
+        """UnknownId where the index does not hold one of the ids."""
+        self._refuse_missing(ids, ~self.contains(ids))
 
     def _refuse_missing(self, ids: np.ndarray, missing: np.ndarray) -> None:
         if missing.any():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hashnet.index import exact, faiss_flat
+from hashnet.index.merge import merge
 
 WIDTHS = (8, 16, 24, 32, 40, 48, 64, 72, 96, 128, 192, 248, 256, 264, 512)
 SORTS = ("random", "clustered", "duplicated", "equal")
@@ -122,7 +123,7 @@ def test_odd_addresses_and_read_only_memory(codes_of):
 
 
 def test_merge_keeps_the_smallest_ids_of_a_tie():
-    ids, distances = exact.merge(
+    ids, distances = merge(
         [np.array([[5, 9, -1]]), np.array([[2, 7, 11]])],
         [np.array([[1, 1, -1]], np.int32), np.array([[1, 1, 3]], np.int32)],
         4,

@@ -1,0 +1,312 @@
+"""Search and build rates of the index against FAISS, usearch and the bare loop, as ratios from one run.
+
+    python tests/bench/index.py [--rows 1281167] [--only exact,approximate,build,sharded]
+
+Prints one JSON row a case. Codes are drawn in 1,000 clusters, as a trained model's are. Each case
+takes turns with its peers and keeps the best of its runs, so that a busy machine troubles all alike;
+exact answers are compared to the last id before anything is timed. Peers: faiss.IndexBinaryFlat;
+usearch's exact Hamming search; and the bare loop, xor + popcount over the same codes on the same
+cores, which keeps nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow.parquet as pq
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from hashnet import BinaryIndex
+from hashnet.codes import as_words
+from hashnet.index import exact, kernel
+from hashnet.index.threads import default_threads, run_all
+from hashnet.popcount import compiled
+from hashnet.store import write_store
+
+CLUSTERS, NOISE = 1000, 0.1
+SPEND_S = 4.0  # on one case with its peers
+
+
+def draw(rows: int, n_bits: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(codes (rows, n_bytes), labels, 1,024 queries) around the same centres."""
+    rng = np.random.default_rng(seed)
+    centres = rng.integers(0, 256, (CLUSTERS, n_bits // 8), dtype=np.uint8)
+    labels = rng.integers(0, CLUSTERS, rows + 1024)
+    drawn = centres[labels]
+    for start in range(0, len(drawn), 65_536):  # the noise of one block at a time
+        block = drawn[start : start + 65_536]
+        block ^= np.packbits(rng.random((len(block), n_bits)) < NOISE, axis=1)
+    return drawn[:rows], labels[:rows], drawn[rows:]
+
+
+def best(calls: dict[str, Callable[[], Any]], spend_s: float = SPEND_S) -> dict[str, float]:
+    """Seconds of the fastest run of each call; they take turns for ``spend_s`` or three rounds."""
+    times = {name: float("inf") for name in calls}
+    started, rounds = time.perf_counter(), 0
+    while rounds < 3 or (time.perf_counter() - started < spend_s and rounds < 200):
+        for name, call in calls.items():
+            begun = time.perf_counter()
+            call()
+            times[name] = min(times[name], time.perf_counter() - begun)
+        rounds += 1
+    return times
+
+
+def row(case: str, **values: Any) -> None:
+    rounded = {n: round(v, 4) if isinstance(v, float) else v for n, v in values.items()}
+    print(json.dumps({"bench": "index", "case": case} | rounded), flush=True)
+
+
+@compiled
+def _bare(codes, row_bytes, n, queries, out):  # type: ignore[no-untyped-def]
+    total = 0
+    words = kernel.transposed_words(row_bytes, len(queries))
+    for start in range(0, n, kernel.BLOCK):
+        count = min(kernel.BLOCK, n - start)
+        if words.size:
+            kernel.fill_words(codes, row_bytes, start, count, words)
+        for j in range(len(queries)):
+            kernel.block_distances(codes, row_bytes, start, count, words, queries[j], out)
+            total += out[0]
+    return total
+
+
+def bare(codes: np.ndarray, queries: np.ndarray) -> None:
+    """All distances, none kept, on all cores."""
+    threads, words = default_threads(), np.array(as_words(queries))
+    dtype = np.uint8 if codes.shape[1] < 32 else np.uint16
+
+    def scan(part: np.ndarray, few: np.ndarray) -> None:
+        _bare(part.reshape(-1), codes.shape[1], len(part), few, np.empty(kernel.BLOCK, dtype))
+
+    if len(queries) >= threads:
+        run_all([partial(scan, codes, words[i::threads].copy()) for i in range(threads)])
+    else:
+        cuts = np.linspace(0, len(codes), threads + 1).astype(int)
+        run_all([partial(scan, codes[cuts[i] : cuts[i + 1]], words) for i in range(threads)])
+
+
+def bench_exact(rows: int) -> None:
+    from usearch.index import MetricKind, ScalarKind
+    from usearch.index import search as usearch_search
+
+    for n_bits in (64, 32, 128, 48, 16, 256):
+        codes, _, queries = draw(rows, n_bits)
+        index = BinaryIndex.from_arrays(codes)
+        flat = faiss.IndexBinaryFlat(n_bits)
+        flat.add(codes)
+        full = n_bits in (64, 32, 128)
+        for k in (10, 100, 1000, 5000) if full else (10, 100):
+            for batch in (1, 32, 1024) if full else (1, 32):
+                asked = queries[:batch]
+                far, near = flat.search(asked, k)
+                hits = index.search(asked, k)
+                assert (hits.ids == near).all()
+                assert (hits.distances == far).all()
+                calls = {
+                    "ours": partial(index.search, asked, k),
+                    "faiss": partial(flat.search, asked, k),
+                    "bare": partial(bare, codes, asked),
+                }
+                if n_bits == 64 and k <= 100 and batch <= 32:
+                    calls["usearch"] = partial(
+                        usearch_search, codes, asked, k, MetricKind.Hamming, exact=True, dtype=ScalarKind.B1
+                    )
+                seconds = best(calls)
+                row(
+                    f"exact {n_bits} bits, k = {k}, batch {batch}",
+                    rows=rows,
+                    queries_per_s=batch / seconds["ours"],
+                    faiss_queries_per_s=batch / seconds["faiss"],
+                    ratio=seconds["faiss"] / seconds["ours"],
+                    of_bare_loop=seconds["bare"] / seconds["ours"],
+                    **(
+                        {"over_usearch": seconds["usearch"] / seconds["ours"]} if "usearch" in seconds else {}
+                    ),
+                    latency_ms=seconds["ours"] * 1e3,
+                    ids_equal=True,
+                )
+
+
+def bench_approximate(rows: int) -> None:
+    codes, _, queries = draw(rows, 64)
+    flat = BinaryIndex.from_arrays(codes)
+    theirs = faiss.IndexBinaryFlat(64)
+    theirs.add(codes)
+    truth = flat.search(queries, 100).distances[:, -1:]
+    started = time.perf_counter()
+    ivf = BinaryIndex.from_arrays(codes, kind="ivf")
+    build_s = time.perf_counter() - started
+    for recall in (None, 0.95, 0.99):
+        if recall is not None:
+            ivf.tune(recall=recall, k=100)
+        raw = ivf._state.segments[0].rows.inner
+        seconds = best(
+            {
+                "ours": partial(ivf.search, queries, 100),
+                "raw": partial(raw.search, queries, 100),
+                "flat": partial(flat.search, queries, 100),
+                "faiss": partial(theirs.search, queries, 100),
+            }
+        )
+        options = ivf.describe()["options"]
+        row(
+            f"ivf {options['nlist']} lists, nprobe {options['nprobe']}, k = 100, batch 1024",
+            rows=rows,
+            recall=float((ivf.search(queries, 100).distances <= truth).mean()),
+            tuned_for=recall,
+            queries_per_s=1024 / seconds["ours"],
+            ratio=seconds["faiss"] / seconds["ours"],
+            over_our_flat=seconds["flat"] / seconds["ours"],
+            of_faiss_ivf=seconds["raw"] / seconds["ours"],
+            build_s=build_s,
+        )
+    hashed = BinaryIndex.from_arrays(codes, kind="multihash", nhash=4, bits=16)
+    for radius in (0, 2, 3):
+        found = hashed.search_radius(queries, radius)
+        exact_hits = flat.search_radius(queries, radius)
+        seconds = best(
+            {
+                "ours": partial(hashed.search_radius, queries, radius),
+                "flat": partial(flat.search_radius, queries, radius),
+                "faiss": partial(theirs.range_search, queries, radius + 1),
+            }
+        )
+        row(
+            f"multihash 4 x 16, radius {radius}, batch 1024",
+            rows=rows,
+            recall=float(np.mean([len(a) == len(b) for a, b in zip(found, exact_hits, strict=True)])),
+            equal_to_flat=found == exact_hits,
+            queries_per_s=1024 / seconds["ours"],
+            ratio=seconds["faiss"] / seconds["ours"],
+            over_our_flat=seconds["flat"] / seconds["ours"],
+            flat_over_faiss=seconds["faiss"] / seconds["flat"],
+        )
+    some = min(rows, 100_000)
+    started = time.perf_counter()
+    graph = BinaryIndex.from_arrays(codes[:some], kind="hnsw")
+    build_s = time.perf_counter() - started
+    small = BinaryIndex.from_arrays(codes[:some])
+    truth = small.search(queries, 10).distances[:, -1:]
+    seconds = best({"ours": partial(graph.search, queries, 10), "flat": partial(small.search, queries, 10)})
+    row(
+        "hnsw 32 links, ef 128, k = 10, batch 1024",
+        rows=some,
+        recall=float((graph.search(queries, 10).distances <= truth).mean()),
+        queries_per_s=1024 / seconds["ours"],
+        over_our_flat=seconds["flat"] / seconds["ours"],
+        build_s=build_s,
+    )
+
+
+def bench_build(rows: int) -> None:
+    codes, labels, queries = draw(rows, 64)
+    with tempfile.TemporaryDirectory() as folder:
+        store = write_store(f"{folder}/codes", codes, np.arange(rows) * 2, labels, n_classes=CLUSTERS)
+        paths, columns = store.paths(), ["row_id", "code", "labels"]
+
+        def save() -> None:
+            BinaryIndex.build(store).save(f"{folder}/index")
+
+        seconds = best(
+            {
+                "build": partial(BinaryIndex.build, store),
+                "without labels": partial(BinaryIndex.build, store, labels=False),
+                "build and save": save,
+                "read": lambda: [pq.read_table(path, columns=columns) for path in paths],
+                "read as one": lambda: pq.read_table(paths, columns=columns),
+                "read without labels": lambda: pq.read_table(paths, columns=columns[:2]),
+                "load": partial(BinaryIndex.load, f"{folder}/index") if save() is None else save,
+            },
+            spend_s=20,
+        )
+        row(
+            "build flat from Parquet, labels kept",
+            rows=rows,
+            shards=len(paths),
+            build_s=seconds["build"],
+            rows_per_s=rows / seconds["build"],
+            over_reading=seconds["build"] / seconds["read"],
+            over_reading_as_one=seconds["build"] / seconds["read as one"],
+            with_save_over_reading=seconds["build and save"] / seconds["read"],
+        )
+        row(
+            "build flat from Parquet, without labels",
+            rows=rows,
+            build_s=seconds["without labels"],
+            over_reading_as_one=seconds["without labels"] / seconds["read without labels"],
+        )
+        row("load by memory map, sha256 checked", rows=rows, seconds=seconds["load"])
+        index = BinaryIndex.load(f"{folder}/index")
+        started = time.perf_counter()
+        for start in range(0, 1024, 64):
+            index.add(queries[start : start + 64])
+        row("add 64 codes, committed to disk", rows=rows, seconds=(time.perf_counter() - started) / 16)
+        started = time.perf_counter()
+        index.compact()
+        row("compact", rows=rows, seconds=time.perf_counter() - started)
+
+
+def bench_sharded(rows: int) -> None:
+    from cluster.indexing import ShardedIndex
+
+    codes, labels, queries = draw(rows, 64)
+    with tempfile.TemporaryDirectory() as folder:
+        store = write_store(f"{folder}/codes", codes, labels=labels, n_classes=CLUSTERS)
+        one = BinaryIndex.build(store)
+        started = time.perf_counter()
+        with ShardedIndex(store, 2) as sharded:
+            build_s = time.perf_counter() - started
+            for batch, k in ((1, 10), (32, 100), (1024, 100), (1024, 1000)):
+                asked = queries[:batch]
+                assert sharded.search(asked, k) == one.search(asked, k)
+                seconds = best(
+                    {"sharded": partial(sharded.search, asked, k), "one": partial(one.search, asked, k)}
+                )
+                row(
+                    f"2 slices of one core each, k = {k}, batch {batch}",
+                    rows=rows,
+                    queries_per_s=batch / seconds["sharded"],
+                    latency_ms=seconds["sharded"] * 1e3,
+                    ratio_to_one_index_on_two_cores=seconds["one"] / seconds["sharded"],
+                    start_s=build_s,
+                )
+    import ray
+
+    ray.shutdown()
+
+
+BENCHES = {
+    "exact": bench_exact,
+    "approximate": bench_approximate,
+    "build": bench_build,
+    "sharded": bench_sharded,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--rows", type=int, default=1_281_167)
+    parser.add_argument("--only", default=",".join(BENCHES))
+    arguments = parser.parse_args()
+    faiss.omp_set_num_threads(default_threads())
+    exact.warm_up(64)
+    row("machine", cores=os.cpu_count(), threads=default_threads(), faiss=faiss.__version__)
+    for name in arguments.only.split(","):
+        BENCHES[name](arguments.rows)
+
+
+if __name__ == "__main__":
+    main()
