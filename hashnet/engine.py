@@ -108,6 +108,8 @@ class Engine:
         if what not in self._functions:
             module: Any = {"logits": _Logits, "features": _Features}[what](self._model).eval()
             if self.name == "cpu-compiled":
+                # It warns that there is no CUDA, which is why this engine was chosen.
+                logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
                 module = torch.compile(module, dynamic=False, options={"freezing": True})
             self._functions[what] = module
         return self._functions[what]

@@ -2,16 +2,17 @@
 
     python tests/bench/encoding.py pictures [--backbone alexnet] [--images 8000]
     python tests/bench/encoding.py features [--rows 1300000]
-    python tests/bench/encoding.py memory   [--rows 1300000] [--images 100000]
 
 Prints one JSON row a case; every case runs in a process of its own, and the peers run before and after
 the pipeline. ``pictures`` takes JPEGs of 500 x 375. Peers: ``tight loop``, one process with decoding
 threads and a forward that never waits for them, same model, same engine; ``DataLoader``, what a user
-would write (PIL, torchvision transforms, eager, two worker processes). Compiling and loading are outside
-every timing: the pipeline's rate is taken between 25 % and 80 % of its rows, when all its queues are as
-full as they get, and its whole time is given beside it. ``features`` compares with one process that
-reads the same Parquet and writes the same codes. ``memory`` gives the peak of the summed proportional
-set size of all processes, the object store capped at 1 GB.
+would write (PIL, torchvision transforms, eager, two worker processes). ``features`` compares with one
+process that reads the same Parquet and writes the same codes.
+
+Compiling and loading are outside every timing: the pipeline's rate is taken between 25 % and 80 % of its
+rows, when all its queues are as full as they get; ``rate_with_start`` is rows over the whole time.
+``cpu_ms`` is processor time a picture, Ray's own processes included: what the ratio comes to where
+others use the machine, too.
 """
 
 from __future__ import annotations
@@ -33,11 +34,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from encoding_memory import N_BITS, N_FEATURES, make_features  # puts the checkout onto the path, too
 
 N_FILES = 400  # different JPEGs; the manifest names them again and again
-N_FEATURES, N_BITS = 64, 64
 
 
 def make_pictures(folder: Path, n_images: int, backbone: str, engine: str) -> None:
@@ -63,26 +62,6 @@ def make_pictures(folder: Path, n_images: int, backbone: str, engine: str) -> No
     save_bundle(str(folder / "model"), build_model(backbone, 48))
 
 
-def make_features(folder: Path, rows: int) -> None:
-    """Random feature rows in a manifest, and a random model for them."""
-    import torch
-
-    from hashnet.data.rows import Rows
-    from hashnet.data.writer import write_manifest
-    from hashnet.models import build_model
-    from hashnet.training.bundle import save_bundle
-
-    def payload(start: int, stop: int) -> pa.Table:
-        values = np.random.default_rng(start).normal(size=(stop - start, N_FEATURES)).astype(np.float32)
-        column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), N_FEATURES)
-        return pa.table({"uri": pa.nulls(stop - start, pa.string()), "feature": column})
-
-    table = Rows(rows, payload, modality="features", n_features=N_FEATURES)
-    write_manifest(str(folder / "manifest.parquet"), table, np.full(rows, 4, np.uint8))
-    torch.manual_seed(0)
-    save_bundle(str(folder / "model"), build_model("features", N_BITS, n_features=N_FEATURES))
-
-
 def pipeline(folder: Path, engine: str) -> dict[str, float]:
     """The job itself; rate between 25 % and 80 % of the rows, and rows over the whole time."""
     import cluster.encode_stages as stages
@@ -104,13 +83,44 @@ def pipeline(folder: Path, engine: str) -> dict[str, float]:
     stages.run_pictures = watched(stages.run_pictures, len)  # type: ignore[assignment]
     stages.run_features = watched(stages.run_features, lambda item: item[1])  # type: ignore[assignment]
     session.connect(object_store_memory=500_000_000)
+    busy = CpuClock()
     started = time.perf_counter()
     encode_database(EncodeConfig(run=str(folder), engine=engine, out=str(folder / f"codes-{os.getpid()}")))
     whole = time.perf_counter() - started
     done = np.cumsum([n for _, n in seen])
     first, last = np.searchsorted(done, 0.25 * done[-1]), np.searchsorted(done, 0.8 * done[-1])
-    rate = (done[last] - done[first]) / (seen[last][0] - seen[first][0])
-    return {"rate": rate, "rate_with_start": done[-1] / whole}
+    begin, end, rows = seen[first][0], seen[last][0], done[last] - done[first]
+    return {
+        "rate": rows / (end - begin),
+        "cpu_ms": (busy.at(end) - busy.at(begin)) / rows * 1000,
+        "rate_with_start": done[-1] / whole,
+    }
+
+
+class CpuClock:
+    """Processor seconds of this process and all below it, sampled while something runs."""
+
+    def __init__(self) -> None:
+        self.samples: list[tuple[float, float]] = []
+        threading.Thread(target=self._sample, daemon=True).start()
+
+    def _sample(self) -> None:
+        import psutil
+
+        while True:
+            total = 0.0
+            for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+                try:
+                    times = process.cpu_times()
+                    total += times.user + times.system
+                except psutil.Error:  # it ended meanwhile
+                    continue
+            self.samples.append((time.perf_counter(), total))
+            time.sleep(0.5)
+
+    def at(self, moment: float) -> float:
+        times, totals = zip(*self.samples, strict=True)
+        return float(np.interp(moment, times, totals))
 
 
 def tight_loop(folder: Path, engine: str, n_images: int) -> dict[str, float]:
@@ -126,7 +136,7 @@ def tight_loop(folder: Path, engine: str, n_images: int) -> dict[str, float]:
 
     encoder.encode(decode(0))
     starts = iter(range(0, n_images, rows))
-    started = time.perf_counter()
+    started, busy = time.perf_counter(), time.process_time()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         ahead = deque(pool.submit(decode, start) for start, _ in zip(starts, range(6), strict=False))
         while ahead:
@@ -134,7 +144,8 @@ def tight_loop(folder: Path, engine: str, n_images: int) -> dict[str, float]:
             if (start := next(starts, None)) is not None:
                 ahead.append(pool.submit(decode, start))
             encoder.encode(pixels)
-    return {"rate": n_images / (time.perf_counter() - started)}
+    seconds, busy = time.perf_counter() - started, time.process_time() - busy
+    return {"rate": n_images / seconds, "cpu_ms": busy / n_images * 1000}
 
 
 def engines(folder: Path) -> dict[str, float]:
@@ -220,41 +231,9 @@ def bare_loop(folder: Path) -> dict[str, float]:
     return {"rate": n / (time.perf_counter() - started)}
 
 
-def peak_memory(folder: Path, engine: str) -> dict[str, float]:
-    """Peak of the summed PSS of this process and everything below it while the job runs."""
-    import psutil
-
-    from cluster import session
-    from cluster.encoding import EncodeConfig, encode_database
-
-    peak, stop = 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not stop.wait(0.3):
-            total = 0
-            for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-                try:
-                    lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
-                    total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
-                except (OSError, StopIteration):  # it ended meanwhile
-                    continue
-            peak = max(peak, total)
-
-    session.connect(object_store_memory=1_000_000_000)
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    started = time.perf_counter()
-    result = encode_database(EncodeConfig(run=str(folder), engine=engine, out=str(folder / "codes")))
-    seconds = time.perf_counter() - started
-    stop.set()
-    watcher.join()
-    return {"rows": result["rows"], "seconds": round(seconds, 1), "peak_pss_mb": round(peak / 1e6)}
-
-
 CASES: dict[str, Callable[..., dict[str, float]]] = {
     "pipeline": pipeline, "tight loop": tight_loop, "DataLoader": data_loader, "bare loop": bare_loop,
-    "memory": peak_memory, "engines": engines,
+    "engines": engines,
 }  # fmt: skip
 
 
@@ -273,21 +252,23 @@ def pictures(folder: Path, backbone: str, n_images: int, engine: str) -> None:
     make_pictures(folder, n_images, backbone, engine)
     few = n_images // 4
     alone("tight loop", folder, engine, 64)  # fills the compiler's cache: outside every timing
-    before = alone("tight loop", folder, engine, few)["rate"]
+    before = alone("tight loop", folder, engine, few)
     ours = alone("pipeline", folder, engine)
-    after = alone("tight loop", folder, engine, few)["rate"]
+    after = alone("tight loop", folder, engine, few)
     loader = alone("DataLoader", folder, few)["rate"]
     print(
         json.dumps({"case": "eager against compiled", "backbone": backbone, **alone("engines", folder)}),
         flush=True,
     )
     about = {"backbone": backbone, "engine": engine, "images": n_images, "unit": "images/s"}
-    tight = (before + after) / 2
-    say(case="tight loop", rate=tight, before=before, after=after, **about)
+    tight = {name: (before[name] + after[name]) / 2 for name in before}
+    say(case="tight loop", **tight, before=before["rate"], after=after["rate"], **about)
     say(case="DataLoader, eager, PIL", rate=loader, **about)
     say(
-        case="pipeline", rate=ours["rate"], rate_with_start=ours["rate_with_start"],
-        ratio_to_tight_loop=ours["rate"] / tight, ratio_to_data_loader=ours["rate"] / loader, **about,
+        case="pipeline", **ours, **about,
+        ratio_to_tight_loop=ours["rate"] / tight["rate"],
+        ratio_of_cpu_time=tight["cpu_ms"] / ours["cpu_ms"],
+        ratio_to_data_loader=ours["rate"] / loader,
     )  # fmt: skip
 
 
@@ -305,32 +286,6 @@ def features(folder: Path, rows: int) -> None:
     )  # fmt: skip
 
 
-def memory(folder: Path, rows: int, n_images: int) -> None:
-    """A tenth of the rows, then all of them; and many small pictures."""
-    import torch
-
-    from hashnet.data.sources import make_manifest
-    from hashnet.models import build_model
-    from hashnet.training.bundle import save_bundle
-
-    peaks = []
-    for n in (rows // 10, rows):
-        where = folder / f"features-{n}"
-        make_features(where, n)
-        row = alone("memory", where, "auto")
-        peaks.append(row["peak_pss_mb"])
-        say(case="features", n_features=N_FEATURES, **row)
-    say(case="features", ratio_of_peaks=peaks[1] / peaks[0])
-    for n in (n_images // 10, n_images):
-        where = folder / f"pictures-{n}"
-        make_manifest(
-            "synthetic", str(where / "manifest.parquet"), n_images=n, side=32, n_query=10, n_train=10
-        )
-        torch.manual_seed(0)
-        save_bundle(str(where / "model"), build_model("small_cnn", 48))
-        say(case="pictures of 32 x 32", backbone="small_cnn", **alone("memory", where, "cpu-eager"))
-
-
 def main() -> None:
     if sys.argv[1:2] == ["case"]:
         name, folder, *arguments = json.loads(sys.argv[2])
@@ -339,19 +294,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("pictures", "features", "memory"))
+    parser.add_argument("what", choices=("pictures", "features"))
     parser.add_argument("--backbone", default="alexnet")
     parser.add_argument("--engine", default="cpu-compiled")
-    parser.add_argument("--images", type=int)
+    parser.add_argument("--images", type=int, default=8000)
     parser.add_argument("--rows", type=int, default=1_300_000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hashnet-bench-") as name:
         if options.what == "pictures":
-            pictures(Path(name), options.backbone, options.images or 8000, options.engine)
-        elif options.what == "features":
-            features(Path(name), options.rows)
+            pictures(Path(name), options.backbone, options.images, options.engine)
         else:
-            memory(Path(name), options.rows, options.images or 100_000)
+            features(Path(name), options.rows)
 
 
 if __name__ == "__main__":
