@@ -56,18 +56,17 @@ def settle_engine(engine: str, modality: str, gpus: float) -> str:
     return name
 
 
-def has_gpus() -> bool:
-    """Whether the cluster has a GPU, or its autoscaler can bring one."""
-    return placement.capacity({"GPU": 1}, include_addable=True) > 0
+def place(num_actors: int | None, gpus: float) -> int:
+    """How many encoder actors run: as asked, else as many as the GPUs hold, or one a CPU.
 
-
-def place(num_actors: int | None, use_gpu: bool) -> int:
-    """How many encoder actors run: as asked, else one a GPU or one a CPU; says what goes where."""
+    Says what goes where, and waits for the first GPU where an autoscaler must bring it; actors for
+    GPUs that come later join the pool then.
+    """
     n_cpus = placement.capacity({"CPU": 1}) or 1
     n_actors = num_actors or n_cpus
-    if use_gpu and num_actors is None:
-        n_actors = placement.capacity({"GPU": 1}, include_addable=True)
-    per_actor = {"GPU": 1, "CPU": ACTOR_CPUS} if use_gpu else {"CPU": ACTOR_CPUS}
+    if gpus and num_actors is None:
+        n_actors = placement.capacity({"GPU": gpus}, include_addable=True) or 1
+    per_actor = {"GPU": gpus, "CPU": ACTOR_CPUS} if gpus else {"CPU": ACTOR_CPUS}
     needs = [
         Need("decode", n_cpus, {"CPU": DECODE_CPUS}, at_least=1),
         Need("encoder", n_actors, per_actor, at_least=1, strategy="spread", fix="lower num_actors"),
