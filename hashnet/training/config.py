@@ -28,8 +28,8 @@ VARIANTS: dict[str, dict[str, Any]] = {  # Table 3 of the paper, and the deep me
 # large ones with pretrained weights, whose layers must move little; large ones from scratch. A small training
 # set is gone through more often: the first stage and the later ones have at least MIN_STEPS steps.
 KINDS: dict[str, dict[str, Any]] = {
-    "features": {"lr": 0.01, "dropout": 0.5, "first_epochs": 30, "stage_epochs": 2},
-    "small": {"lr": 0.01, "dropout": 0.0, "first_epochs": 30, "stage_epochs": 2},
+    "features": {"lr": 0.01, "dropout": 0.5, "first_epochs": 60, "stage_epochs": 2},
+    "small": {"lr": 0.003, "dropout": 0.0, "first_epochs": 30, "stage_epochs": 2},
     "pretrained": {"lr": 0.001, "dropout": 0.5, "first_epochs": 8, "stage_epochs": 1},
     "scratch": {"lr": 0.01, "dropout": 0.0, "first_epochs": 60, "stage_epochs": 2},
 }
@@ -97,6 +97,9 @@ class TrainConfig:
     first_epochs: int | None = key(None, "epochs of the first stage (of all, for smooth and plain)", low=1)
     stage_epochs: int | None = key(None, "epochs of each later stage", low=1)
     patience: int = key(0, "end a stage after this many epochs without a lower loss; 0: fixed length", low=0)
+    stage_lr_scale: float = key(
+        0.3, "the learning rate of later stages is this times lr / beta: they refine", low=0
+    )
     beta_growth: float = key(0.005, "smooth: beta = sqrt(1 + this * step)", low=0)
     beta_refresh: int = key(200, "smooth: steps between changes of beta", low=1)
 
@@ -204,7 +207,11 @@ class TrainConfig:
         first, later = int(self.first_epochs or 0), int(self.stage_epochs or 0)
         if self.schedule == "smooth":
             return smooth(first, self.beta_growth, self.beta_refresh)
-        return plain(first) if self.schedule == "plain" else staged(self.stages, first, later, self.patience)
+        return (
+            plain(first)
+            if self.schedule == "plain"
+            else staged(self.stages, first, later, self.patience, self.stage_lr_scale)
+        )
 
     def fit_settings(self) -> FitSettings:
         """What the training loop needs of a resolved configuration."""

@@ -117,7 +117,7 @@ class _Trainer:
         self.total_steps = sum(stage.epochs for stage in stages) * self.sampler.steps_per_epoch
         self.loss, self.stages, self.settings, self.checkpoints = loss, stages, settings, checkpoints
         self.model = model.to(self.device)
-        if self.device.type == "cuda" and model.modality == "image":
+        if model.modality == "image":  # faster on GPUs, and by 10 to 50 % on CPUs
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if settings.freeze_backbone:
             model.backbone.requires_grad_(False)
@@ -210,7 +210,7 @@ class _Trainer:
         """Logits (batch, n_bits) of every worker's rows, and which of them count."""
         inputs = inputs.to(self.device, non_blocking=True)
         on_gpu = self.device.type == "cuda"
-        if on_gpu and inputs.ndim == 4:
+        if inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=on_gpu and torch.cuda.is_bf16_supported()):
             logits = self.wrapped(inputs)

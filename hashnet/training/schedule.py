@@ -41,17 +41,25 @@ class Stage:
 
 
 def staged(
-    n_stages: int = 10, first_epochs: int = 30, stage_epochs: int = 2, patience: int = 0
+    n_stages: int = 10,
+    first_epochs: int = 60,
+    stage_epochs: int = 2,
+    patience: int = 0,
+    stage_lr_scale: float = 0.3,
 ) -> list[Stage]:
-    """Algorithm 1: beta = 1, 2, 4, …; the learning rate is scaled by 1 / beta."""
+    """Algorithm 1: beta = 1, 2, 4, …; the learning rate is scaled by 1 / beta.
+
+    A later stage starts from codes that are good already: ``stage_lr_scale`` keeps its first steps from
+    undoing them.
+    """
     if n_stages < 1:
         raise ConfigError(f"stages must be at least 1, got {n_stages}")
-    return [
-        Stage(
-            beta=2.0**t, epochs=first_epochs if t == 0 else stage_epochs, lr_scale=2.0**-t, patience=patience
-        )
-        for t in range(n_stages)
+    first = Stage(beta=1.0, epochs=first_epochs, patience=patience)
+    later = [
+        Stage(beta=2.0**t, epochs=stage_epochs, lr_scale=stage_lr_scale * 2.0**-t, patience=patience)
+        for t in range(1, n_stages)
     ]
+    return [first, *later]
 
 
 def smooth(epochs: int, growth: float = 0.005, refresh: int = 200) -> list[Stage]:

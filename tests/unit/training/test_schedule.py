@@ -14,7 +14,8 @@ from hashnet.training.schedule import anneal
 def test_staged_doubles_beta_and_shrinks_the_step():
     stages = staged(10, first_epochs=30, stage_epochs=2, patience=3)
     assert [s.beta for s in stages] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
-    assert all(s.beta * s.lr_scale == 1 for s in stages)
+    assert [s.beta * s.lr_scale for s in stages] == pytest.approx([1] + [0.3] * 9)
+    assert all(s.beta * s.lr_scale == 1 for s in staged(10, stage_lr_scale=1))
     assert [s.epochs for s in stages] == [30] + [2] * 9
     assert {s.patience for s in stages} == {3}
 
