@@ -49,7 +49,7 @@ class EvaluateConfig:
     max_bad_fraction: float = key(0.01, "share of bad query pictures above which it fails", low=0, high=1)
     base_uri: str | None = key(None, "folder that relative picture paths start from")
     beside: list[str] = key([], "other runs of the same data, for precision over code lengths")
-    figures: bool = key(False, "draw the figures and write report.html")
+    figures: bool = key(True, "draw the figures and write report.html")
 
     @property
     def codes_uri(self) -> str:
@@ -200,10 +200,10 @@ def _draw(config: EvaluateConfig, report: EvalReport) -> str:
     """Figures and page, drawn by a task: the driver's node may have no processor to spare."""
     import ray
 
-    from hashnet.report import RunReport
+    from hashnet.report.run_report import write_run_report
 
     session.connect()
-    draw = ray.remote(RunReport.write).options(num_cpus=1, max_retries=3)
+    draw = ray.remote(write_run_report).options(num_cpus=1, max_retries=3)
     sources = {
         "run": config.run,
         "model": config.model_uri,
