@@ -43,9 +43,10 @@ def run_job(cls: type[C], function: Callable[[C], dict[str, Any]], argv: list[st
         _stop("stopped; run the same command again to go on", 130)
     except Exception as error:
         _stop(*_explain(error))
+    _leave_ray()  # before the last line: what workers still had to say comes with it
     sys.stderr.flush()
     print(json.dumps(result, default=float), flush=True)
-    _stop("", 0)
+    raise SystemExit(0)
 
 
 def _terminated(*_: object) -> NoReturn:
@@ -109,8 +110,11 @@ def _plain(error: HashnetError) -> str:
 
 
 def _stop(message: str, code: int) -> NoReturn:
-    if message:
-        print(message, file=sys.stderr, flush=True)
+    print(message, file=sys.stderr, flush=True)
+    _leave_ray()
+    raise SystemExit(code)
+
+
+def _leave_ray() -> None:
     if "ray" in sys.modules:
         sys.modules["ray"].shutdown()
-    raise SystemExit(code)
