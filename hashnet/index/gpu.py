@@ -38,6 +38,7 @@ class GpuFlat:
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
+        self._said = False
         self._resources = faiss.StandardGpuResources()  # must outlive the index
         self._index: Any = faiss.index_binary_cpu_to_gpu(self._resources, 0, rows.flat)
 
@@ -45,7 +46,8 @@ class GpuFlat:
         """Whether the GPU can answer for this segment; what it cannot, the CPU does."""
         if self.rows is not segment.rows or len(segment.dead):
             return False
-        if k > MAX_K:
+        if k > MAX_K and not self._said:
+            self._said = True
             log.warning("k = %d is beyond the GPU's %d; searching on the CPU", k, MAX_K)
         return k <= MAX_K
 

@@ -1,6 +1,6 @@
 """Search and build rates of the index against FAISS, usearch and the bare loop, as ratios from one run.
 
-    python tests/bench/index.py [--rows 1281167] [--only exact,approximate,build,sharded]
+    python tests/bench/index.py [--rows 1281167] [--only exact,approximate,build,sharded,large]
 
 Prints one JSON row a case. Codes are drawn in 1,000 clusters, as a trained model's are. Each case
 takes turns with its peers and keeps the best of its runs, so that a busy machine troubles all alike;
@@ -288,24 +288,67 @@ def bench_sharded(rows: int) -> None:
     ray.shutdown()
 
 
+def bench_large(rows: int) -> None:
+    """What docs/scaling.md reckons with: a flat index of 100 M codes or more, on one machine."""
+    import psutil
+
+    rng = np.random.default_rng(0)
+    codes = np.frombuffer(rng.bytes(rows * 8), dtype=np.uint8).reshape(rows, 8)
+    queries = rng.integers(0, 256, (256, 8), dtype=np.uint8)
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        index = BinaryIndex.from_arrays(codes)
+        index.save(folder)
+        build_s = time.perf_counter() - started
+        del index, codes
+        before = psutil.Process().memory_info().rss
+        loads = {
+            "checked": partial(BinaryIndex.load, folder),
+            "plain": partial(BinaryIndex.load, folder, verify=False),
+        }
+        times = best(loads)
+        index = BinaryIndex.load(folder, verify=False)
+        for batch, k in ((1, 10), (1, 1000), (32, 100), (256, 100)):
+            seconds = best({"ours": partial(index.search, queries[:batch], k)}, spend_s=10)["ours"]
+            row(
+                f"flat of {rows:,} codes, 64 bits, k = {k}, batch {batch}",
+                rows=rows,
+                latency_ms=seconds * 1e3,
+                queries_per_s=batch / seconds,
+                comparisons_per_s=batch * rows / seconds,
+            )
+        row(
+            f"flat of {rows:,} codes, 64 bits",
+            rows=rows,
+            build_and_save_s=build_s,
+            load_s=times["plain"],
+            load_and_check_s=times["checked"],
+            resident_bytes=psutil.Process().memory_info().rss - before,
+        )
+
+
 BENCHES = {
     "exact": bench_exact,
     "approximate": bench_approximate,
     "build": bench_build,
     "sharded": bench_sharded,
+    "large": bench_large,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--rows", type=int, default=1_281_167)
-    parser.add_argument("--only", default=",".join(BENCHES))
+    parser.add_argument(
+        "--large-rows", type=int, default=100_000_000, help="for --only large (4 GB of memory)"
+    )
+    parser.add_argument("--only", default="exact,approximate,build,sharded")
     arguments = parser.parse_args()
     faiss.omp_set_num_threads(default_threads())
     exact.warm_up(64)
     row("machine", cores=os.cpu_count(), threads=default_threads(), faiss=faiss.__version__)
     for name in arguments.only.split(","):
-        BENCHES[name](arguments.rows)
+        BENCHES[name](arguments.large_rows if name == "large" else arguments.rows)
 
 
 if __name__ == "__main__":
