@@ -36,7 +36,7 @@ from hashnet.popcount import compiled
 from hashnet.store import write_store
 
 CLUSTERS, NOISE = 1000, 0.1
-SPEND_S = 4.0  # on one case with its peers
+SPEND_S = 2.0  # on one case with its peers
 
 
 def draw(rows: int, n_bits: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
