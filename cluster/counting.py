@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cluster import session
+from cluster import placement, session
+from cluster.planning import Need
 from hashnet.commit import binary_matrix
 from hashnet.errors import LineageMismatch
 from hashnet.metrics.evaluation import build_shard
@@ -63,6 +64,9 @@ def run_ranges(
 
     resources = session.resources()
     gpu = device != "cpu" and resources.get("GPU", 0) >= 1
+    size = {"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}
+    counters = min(len(ranges) * len(groups), placement.capacity(size)) or 1
+    placement.ensure("evaluate", [Need("counter", counters, size, at_least=1, fix="use device=cpu")])
     count = ray.remote(_count).options(num_cpus=1, num_gpus=1 if gpu else 0, max_retries=3)
     fold = ray.remote(_fold).options(num_cpus=1, max_retries=3)
     finish = ray.remote(_finish).options(num_cpus=1, max_retries=3)
