@@ -16,14 +16,14 @@ DEFINITIONS = {
         "hit counts 0. Information retrieval, TREC style."
     ),
     "map_tie_aware": (
-        "The `relevant` AP@k averaged exactly over every order of items at equal distance (McSherry and "
+        "The 'relevant' AP@k averaged exactly over every order of items at equal distance (McSherry and "
         "Najork, 2008); it depends on no tie-breaking."
     ),
     "map_relevant_last": (
-        "The `relevant` MAP if every tie were broken against us: the lower bound over tie orders."
+        "The 'relevant' MAP if every tie were broken against us: the lower bound over tie orders."
     ),
     "map_relevant_first": (
-        "The `relevant` MAP if every tie were broken in our favour: the upper bound over tie orders."
+        "The 'relevant' MAP if every tie were broken in our favour: the upper bound over tie orders."
     ),
     "queries_without_hit": "Queries with no relevant item in their top k.",
     "queries_without_relevant": (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hashnet.errors import ConfigError
-from hashnet.report.style import BAD, INK, PALETTE, QUIET, line_style, new_axes
+from hashnet.report.style import BAD, INK, PALETTE, QUIET, legend, line_style, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,7 +90,7 @@ def radius(report: EvalReport, ax: Axes | None = None) -> Axes:
     ax.plot(radii, report.by_radius.empty, label="queries with an empty ball", color=QUIET, linestyle=":")
     ax.axvline(2, color=QUIET, linewidth=0.8)
     ax.set(xlabel="Hamming radius", ylabel="mean over queries", ylim=(-0.02, 1.02))
-    ax.legend()
+    legend(ax)
     return ax
 
 
@@ -109,7 +109,7 @@ def distances(report: EvalReport, ax: Axes | None = None) -> Axes:
     ax.set(xlabel="Hamming distance", ylabel="share of pairs", xlim=(-0.5, report.n_bits + 0.5))
     ax.set_ylim(bottom=0)
     ax.grid(axis="x", visible=False)
-    ax.legend()
+    legend(ax)
     return ax
 
 
@@ -140,9 +140,11 @@ def relaxed_histogram(counts: Mapping[str, Sequence[int]], ax: Axes | None = Non
     ax.set_yscale("function", functions=(lambda y: np.sqrt(np.maximum(y, 0)), np.square))
     ax.set(xlabel="|g| before binarisation, 100 bins", ylabel="share of values (square root scale)")
     ax.set(xlim=(0, 1), ylim=(0, min(1.0, top * 1.1)))
-    ax.set_yticks([tick for tick in (0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0) if tick <= top * 1.1])
+    ticks = (0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0) if top > 0.2 else (0, 0.001, 0.01, 0.05, 0.1, 0.2)
+    shown = [tick for tick in ticks if tick <= top * 1.1]
+    ax.set_yticks(shown, [f"{tick:g}" for tick in shown])
     if len(counts) > 1:
-        ax.legend()
+        legend(ax)
     return ax
 
 
@@ -163,7 +165,7 @@ def losses(history: Any, ax: Axes | None = None) -> Axes:
     _mark_stages(ax, history)
     ax.set(xlabel="training step", ylabel="loss, sum(w l) / sum(w)")
     ax.set_ylim(bottom=0)
-    ax.legend()
+    legend(ax)
     return ax
 
 
@@ -173,12 +175,15 @@ def _mark_stages(ax: Axes, history: Any) -> None:
     starts = np.flatnonzero(np.diff(stage, prepend=stage[:1] - 1)) if len(stage) else []
     if len(starts) < 2:
         return
-    top = ax.get_xaxis_transform()
+    top, free = ax.get_xaxis_transform(), -1.0  # the text before ends at ``free``
+    wide = (steps[-1] - steps[0]) * 0.018  # of one character, about
     for count, place in enumerate(starts):
         if count:
             ax.axvline(steps[place], color=QUIET, linewidth=0.7, linestyle=":")
         text = f"β={beta[place]:g}" if count == 0 else f"{beta[place]:g}"
-        ax.text(steps[place], 1.01, text, transform=top, fontsize=8, color=QUIET, ha="left", va="bottom")
+        if steps[place] >= free or place == starts[-1]:
+            ax.text(steps[place], 1.01, text, transform=top, fontsize=8, color=QUIET, ha="left", va="bottom")
+            free = steps[place] + wide * (len(text) + 0.5)
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
@@ -213,14 +218,14 @@ def embedding(points: np.ndarray, classes: Sequence[str], ax: Axes | None = None
     ax.grid(visible=False)
     for side in ("left", "bottom"):
         ax.spines[side].set_visible(False)
-    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8, markerscale=1.6, handletextpad=0.1)
+    legend(ax, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, markerscale=1.8, handletextpad=0.1)
     return ax
 
 
 def _finish(ax: Axes, reports: Mapping[str, Any]) -> Axes:
     ax.set_ylim(0, 1.02)
     if len(reports) > 6:
-        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+        legend(ax, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
     elif len(reports) > 1:
-        ax.legend()
+        legend(ax)
     return ax

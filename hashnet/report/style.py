@@ -69,6 +69,11 @@ def line_style(place: int) -> dict[str, Any]:
     }
 
 
+def legend(ax: Axes, **options: Any) -> None:
+    """A legend without a box, its text in the colour of text."""
+    ax.legend(frameon=False, labelcolor=INK, **options)
+
+
 def to_png(figure: Figure, dpi: int = 160) -> bytes:
     """The figure on white ground."""
     import matplotlib
