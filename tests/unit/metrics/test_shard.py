@@ -1,0 +1,176 @@
+"""Counts and keys: against loops, merged from any pieces, at the borders of the kernel's blocks."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from hashnet.codes import hamming_distances
+from hashnet.labels import share_label
+from hashnet.metrics.kernel import ITEMS
+from hashnet.metrics.relevance import check_labels, label_sets
+from hashnet.metrics.shard import Shard, merge
+from hashnet.metrics.ties import distances_of, relevance_of, tie_hash
+from hashnet.metrics.torch_shard import TorchShard
+
+
+def expected(queries, query_labels, codes, labels, ids, k, seed=0):
+    """Counts and sorted keys by numpy over the whole distance matrix."""
+    n_bits = codes.shape[1] * 8
+    distances, relevant = hamming_distances(queries, codes), share_label(query_labels, labels)
+    counts = np.array(
+        [
+            [np.bincount(row, minlength=n_bits + 1) for row in distances],
+            [
+                np.bincount(row[own], minlength=n_bits + 1)
+                for row, own in zip(distances, relevant, strict=True)
+            ],
+        ]
+    )
+    keys = distances.astype(np.uint64) << np.uint64(53) | tie_hash(ids, seed) << np.uint64(1)
+    return counts, np.sort(keys | relevant.astype(np.uint64), axis=1)[:, :k]
+
+
+def random_case(n_bits, n, classes, q=6, seed=0):
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 256, (n, n_bits // 8), dtype=np.uint8)
+    queries = rng.integers(0, 256, (q, n_bits // 8), dtype=np.uint8)
+    queries[0], queries[1] = codes[0], ~codes[n // 2]  # distances 0 and n_bits occur
+    query_labels = np.eye(classes, dtype=np.uint8)[rng.integers(0, classes, q)]
+    labels = np.eye(classes, dtype=np.uint8)[rng.integers(0, classes, n)]
+    return queries, query_labels, codes, labels, rng.permutation(10 * n)[:n]
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, ITEMS - 1, ITEMS, ITEMS + 1, 2 * ITEMS + 100])
+@pytest.mark.parametrize(("n_bits", "classes"), [(16, 3), (64, 200), (128, 3), (200, 200)])
+def test_blocks_and_widths(n, n_bits, classes):
+    case = random_case(n_bits, n, classes)
+    queries, database = check_labels(case[1], case[3])
+    for k in (1, 50, n):
+        partial = Shard.build(case[2], database, case[4]).partial(case[0], queries, k)
+        counts, keys = expected(*case, k)
+        np.testing.assert_array_equal(partial.counts, counts)
+        np.testing.assert_array_equal(partial.keys, keys)
+
+
+@pytest.mark.parametrize("n_bits", [8, 24, 1024])
+def test_the_narrowest_and_the_widest_codes(n_bits):
+    case = random_case(n_bits, 300, 5)
+    queries, database = check_labels(case[1], case[3])
+    for shard in (Shard, TorchShard):
+        more = {"device": "cpu"} if shard is TorchShard else {}
+        partial = shard.build(case[2], database, case[4], **more).partial(case[0], queries, 100)
+        counts, keys = expected(*case, 100)
+        np.testing.assert_array_equal(partial.counts, counts)
+        np.testing.assert_array_equal(partial.keys, keys)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 7])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_pieces_merge_to_the_last_bit(pieces, threads):
+    queries, query_labels, codes, labels, ids = random_case(24, 20_000, 4, q=40)
+    wanted, sets = check_labels(query_labels, labels)
+    whole = Shard.build(codes, sets, ids).partial(queries, wanted, 500, threads=1)
+    cuts = np.linspace(0, 20_000, pieces + 1).astype(int)
+    some = [
+        Shard.build(codes[a:b], sets.rows(a, b), ids[a:b]).partial(queries, wanted, 500, threads=threads)
+        for a, b in itertools.pairwise(cuts)
+    ]
+    merged = merge(some[::-1], 500)  # in any order
+    np.testing.assert_array_equal(merged.counts, whole.counts)
+    np.testing.assert_array_equal(merged.keys, whole.keys)
+
+
+def test_a_wrong_guess_of_the_reach_is_made_good():
+    # The first block by hash holds all near items and the guess extrapolates them; the rest is far away.
+    n, k = 3 * ITEMS, 2000
+    codes = np.full((n, 8), 255, dtype=np.uint8)
+    first = np.argsort(tie_hash(np.arange(n)))[:1000]
+    codes[first] = 0
+    labels = np.arange(n) % 5
+    queries, database = check_labels([1], labels)
+    query = np.zeros((1, 8), dtype=np.uint8)
+    arguments = (
+        query,
+        np.eye(5, dtype=np.uint8)[[1]],
+        codes,
+        np.eye(5, dtype=np.uint8)[labels],
+        np.arange(n),
+        k,
+    )
+    partial = Shard.build(codes, database).partial(query, queries, k)
+    counts, keys = expected(*arguments)
+    np.testing.assert_array_equal(partial.counts, counts)
+    np.testing.assert_array_equal(partial.keys, keys)
+    assert partial.counts[0, 0, 0] == 1000
+
+
+def test_many_ties_do_not_overflow_what_is_kept():
+    # distances shrink from block to block, so what was kept early has to be dropped again and again
+    n, k = 12 * ITEMS, 3 * ITEMS
+    codes = np.zeros((n, 8), dtype=np.uint8)
+    order = np.argsort(tie_hash(np.arange(n)))
+    for block in range(12):
+        ones = np.zeros(64, dtype=np.uint8)
+        ones[: 60 - 5 * block] = 1
+        codes[order[block * ITEMS : (block + 1) * ITEMS]] = np.packbits(ones)
+    labels = (np.arange(n) % 2).astype(np.int64)
+    queries, database = check_labels([1], labels)
+    query = np.zeros((1, 8), dtype=np.uint8)
+    partial = Shard.build(codes, database).partial(query, queries, k)
+    counts, keys = expected(query, np.eye(2)[[1]], codes, np.eye(2)[labels], np.arange(n), k)
+    np.testing.assert_array_equal(partial.counts, counts)
+    np.testing.assert_array_equal(partial.keys, keys)
+
+
+def test_torch_says_the_same(monkeypatch):
+    monkeypatch.setattr("hashnet.metrics.torch_shard.TILE", 3000)  # several tiles
+    queries, _, codes, _, ids = random_case(64, 2000, 4)
+    rng = np.random.default_rng(5)
+    labels, query_labels = rng.random((2000, 30)) < 0.1, rng.random((6, 30)) < 0.2
+    query_labels[:, 3] = True
+    wanted, sets = check_labels(query_labels, labels)
+    for k in (1, 100, 2000):
+        one = Shard.build(codes, sets, ids, seed=4).partial(queries, wanted, k)
+        other = TorchShard.build(codes, sets, ids, seed=4, device="cpu").partial(queries, wanted, k)
+        np.testing.assert_array_equal(one.counts, other.counts)
+        np.testing.assert_array_equal(one.keys, other.keys)
+
+
+@pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="needs a GPU")
+def test_cuda_says_the_same():
+    queries, query_labels, codes, labels, ids = random_case(64, 50_000, 20, q=300)
+    wanted, sets = check_labels(query_labels, labels)
+    one = Shard.build(codes, sets, ids).partial(queries, wanted, 1000)
+    other = TorchShard.build(codes, sets, ids, device="cuda").partial(queries, wanted, 1000)
+    np.testing.assert_array_equal(one.counts, other.counts)
+    np.testing.assert_array_equal(one.keys, other.keys)
+
+
+def test_tie_hash_is_the_loop_and_has_no_collision(slow):
+    ids = np.array([0, 1, 2, 99, 10**9, 2**51 + 7, 2**52 - 1, -1])
+    for seed in (0, 1, 12345):
+        assert tie_hash(ids, seed).tolist() == [slow.hash(int(i), seed) for i in ids]
+    many = tie_hash(np.arange(300_000), 7)
+    assert len(np.unique(many)) == 300_000
+    assert many.max() < 2**52
+    assert abs(many.mean() / 2**52 - 0.5) < 0.005
+
+
+def test_keys_hold_distance_and_relevance():
+    queries, database = check_labels([1], [1, 0])
+    codes = np.array([[255], [1]], dtype=np.uint8)
+    keys = Shard.build(codes, database).partial(np.zeros((1, 1), np.uint8), queries, 2).keys
+    assert distances_of(keys).tolist() == [[1, 8]]
+    assert relevance_of(keys).tolist() == [[0, 1]]
+
+
+def test_wide_label_lists_cost_what_they_hold():
+    # 300,000 classes on 1,000 rows: a multi-hot matrix would take 300 MB
+    labels = np.arange(1000) * 300
+    sets = label_sets(labels)
+    assert sets.n_classes == 299_701
+    shard = Shard.build(np.zeros((1000, 1), np.uint8), sets)
+    assert shard.items.dense.nbytes + shard.items.lists.nbytes < 100_000
