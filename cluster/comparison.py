@@ -114,9 +114,9 @@ class _Part:
 
     def task(self, cell: Cell, validation: float = 0.0) -> Task:
         k = self.k
-        if validation:  # the same share of what is searched, not the same number
-            n_kept = round((1 - validation) * self.manifest.count("train"))
-            k = max(1, round(self.k * n_kept / self.manifest.count("database")))
+        if validation:  # half of the held-out rows are searched: the same share of them, not the same number
+            n_searched = validation * self.manifest.count("train") / 2
+            k = max(1, round(self.k * n_searched / self.manifest.count("database")))
         train = self.config.train_config()
         return Task(cell, self.config.run, self.manifest.uri, self.manifest.sha256, k, train, validation)
 
@@ -235,14 +235,14 @@ def _tune(part: _Part) -> dict[str, Any]:
         made = record["made_from"]
         column = best.setdefault(made["method"], {})
         held = column.get(str(made["n_bits"]))
-        if held is None or record["report"]["map"] > held["report"]["map"]:
+        if held is None or record["validation_map"] > held["validation_map"]:
             column[str(made["n_bits"])] = record
     settings = {
         name: {n_bits: record["made_from"]["settings"] for n_bits, record in column.items()}
         for name, column in best.items()
     }
     validation = {
-        name: {n_bits: record["report"]["map"] for n_bits, record in column.items()}
+        name: {n_bits: record["validation_map"] for n_bits, record in column.items()}
         for name, column in best.items()
     }
     about = {"kind": "tuned", "format_version": 1, "settings": settings, "validation_map": validation}
@@ -278,7 +278,7 @@ def progress_table(done: dict[Cell, Record | HashnetError]) -> str:
         words = []
         for n_bits in columns:
             here = [(c, r) for c, r in done.items() if (c.method, c.n_bits) == (method, n_bits)]
-            values = [r["report"]["map"] for _, r in here if isinstance(r, dict)]
+            values = [r.get("validation_map", r["report"]["map"]) for _, r in here if isinstance(r, dict)]
             if not values:
                 words.append("failed" if here else "")
             else:

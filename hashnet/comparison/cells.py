@@ -74,7 +74,8 @@ class Features:
 class Task:
     """A cell with all it needs besides the features: paths and numbers, small enough to send anywhere.
 
-    ``validation`` > 0 holds out that share of the training rows and measures on them instead of the queries.
+    ``validation`` > 0 holds out that share of the training rows and measures on them alone: each half of
+    them asks the other, which no method has seen, as most of a database is not.
     """
 
     cell: Cell
@@ -113,11 +114,17 @@ def run_cell(task: Task, features: Features | None = None) -> dict[str, Any]:
             assert features is not None
             encode, extra = learn_shallow(task, features)
     fit_s, fit_cpu_s = time.monotonic() - started, time.process_time() - started_cpu
-    sets = ("held-out", "kept") if task.validation else ("query", "database")
     started = time.monotonic()
-    codes, labels = zip(*(encode(name) for name in sets), strict=True)
+    if task.validation:
+        held_codes, held_labels = encode("held-out")
+        codes, labels = (held_codes[::2], held_codes[1::2]), (held_labels[::2], held_labels[1::2])
+    else:
+        codes, labels = zip(*(encode(name) for name in ("query", "database")), strict=True)
     encode_s = time.monotonic() - started
-    report = evaluate(codes[0], labels[0], codes[1], labels[1], k=min(task.k, len(codes[1])))
+    report = evaluate(codes[0], labels[0], codes[1], labels[1], k=task.k)
+    if task.validation:
+        back = evaluate(codes[1], labels[1], codes[0], labels[0], k=task.k)
+        extra["validation_map"] = (report.map + back.map) / 2
     record = {
         "kind": KIND,
         "format_version": FORMAT_VERSION,
@@ -153,12 +160,7 @@ def learn_shallow(task: Task, features: Features) -> tuple[Encode, dict[str, Any
     method = REGISTRY[cell.method](cell.n_bits, seed=cell.seed, **cell.settings).fit(X[kept], y[kept])
     if not task.validation:
         method.save(storage.join(cell.uri(task.run), "method"))
-    sets = {
-        "kept": (X[kept], y[kept]),
-        "held-out": (X[held], y[held]),
-        "query": features.query,
-        "database": features.database,
-    }
+    sets = {"held-out": (X[held], y[held]), "query": features.query, "database": features.database}
 
     def encode(name: str) -> tuple[np.ndarray, np.ndarray]:
         return method.encode(sets[name][0]), sets[name][1]
@@ -195,11 +197,10 @@ def learn_deep(task: Task) -> tuple[Encode, dict[str, Any]]:
         train_run(config, device=device, manifest=manifest)
     model, info = load_bundle(storage.join(config.run, MODEL))
     storage.delete(storage.join(config.run, CHECKPOINTS))
-    kept, held = held_out(manifest.count("train"), task.validation)
-    places = {"kept": ("train", kept), "held-out": ("train", held)}
+    _, held = held_out(manifest.count("train"), task.validation)
 
     def encode(name: str) -> tuple[np.ndarray, np.ndarray]:
-        split, positions = places.get(name, (name, None))
+        split, positions = ("train", held) if name == "held-out" else (name, None)
         rows = open_rows(manifest, split, model, config, positions=positions)
         logits, usable = logits_of(model, rows.source, device=device)
         assert rows.labels is not None
