@@ -1,0 +1,72 @@
+"""`ray job submit` of the four jobs from a fresh clone, to a cluster of several nodes, with a token."""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+
+import pytest
+
+from cluster.local import LocalCluster
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def clone(repo, tmp_path_factory):
+    """What a new user has: the committed files, nothing that lies around."""
+    folder = tmp_path_factory.mktemp("clone") / "hashnet"
+    if (repo / ".git").exists():
+        subprocess.run(["git", "clone", "--quiet", "--depth=1", repo.as_uri(), folder], check=True)
+    else:
+        shutil.copytree(repo, folder, ignore=shutil.ignore_patterns(".venv", "runs", ".bench", "__pycache__"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    folder = tempfile.mkdtemp(prefix="hn-", dir="/tmp")
+    with LocalCluster(folder) as made:
+        made.add_node("head", cpus=0)
+        made.add_node("node-1", cpus=1)
+        made.add_node("node-2", cpus=1)
+        yield made
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def last_line(done):
+    """The last line of the job's own log; after it the CLI only says that the job ended."""
+    return [line for line in done.stdout.splitlines() if line and " -- " not in line[:60]][-1]
+
+
+def test_the_four_jobs_one_after_another(cluster, clone, tmp_path):
+    run = str(tmp_path / "run")
+    train = ["--config", "jobs/configs/digits.yaml", "n_bits=16", "num_workers=2", "cpus_per_worker=1"]
+    jobs = {
+        "train": [*train, "stages=2", "first_epochs=2", "stage_epochs=1", "measure_rows=0"],
+        "encode_db": ["engine=cpu-eager"],
+        "build_index": ["kind=flat"],
+        "evaluate": ["k=100"],
+    }
+    results = {}
+    for name, settings in jobs.items():
+        command = ["python", f"jobs/{name}.py", f"run={run}", *settings]
+        done = cluster.submit(command, working_dir=str(clone))
+        assert done.returncode == 0, done.stdout
+        results[name] = json.loads(last_line(done))
+        if name != "build_index":  # so small a one is built by the driver alone
+            assert (results[name]["cluster"]["nodes"], results[name]["cluster"]["lost"]) == (3, 0)
+    assert results["encode_db"]["rows"] == 1600
+    assert results["encode_db"]["n_bits"] == 16
+    assert 0 < results["evaluate"]["map"] <= 1
+    assert {"model", "codes", "index", "report"} <= set(os.listdir(run))
+    again = cluster.submit(["python", "jobs/encode_db.py", f"run={run}"], working_dir=str(clone))
+    assert json.loads(last_line(again))["rows_encoded_now"] == 0
+
+
+def test_exit_codes_follow_failure_and_a_relative_run_is_refused(cluster, clone):
+    done = cluster.submit(["python", "jobs/encode_db.py", "run=runs/demo"], working_dir=str(clone))
+    assert done.returncode == 1
+    assert "run=runs/demo is relative" in done.stdout
+    assert "Traceback" not in done.stdout
