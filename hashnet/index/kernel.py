@@ -19,6 +19,7 @@ from hashnet.popcount import compiled, popcount
 
 BLOCK = 4096  # codes of 8 bytes: 32 KB, plus 4 KB of distances
 GROUP = 32  # queries that share a block while it is in the cache
+CANDIDATES = 1 << 22  # held at once by one thread, 38 MB: a huge k makes groups smaller
 
 
 @compiled
@@ -104,8 +105,8 @@ def scan_top_k(  # type: ignore[no-untyped-def]
     Unused slots stay as they are.
     """
     n_queries = len(queries)
-    group = min(GROUP, n_queries)
-    room = 2 * k + max(k, 4 * LANES)
+    room = min(2 * k + max(k, 4 * LANES), high - low)
+    group = min(GROUP, n_queries, max(1, CANDIDATES // room))
     found = np.empty((group, room), np.int64)
     far = np.empty((group, room), out.dtype)
     counts = np.empty((group, n_bits + 2), np.int64)

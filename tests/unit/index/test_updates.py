@@ -160,10 +160,10 @@ LIMITS = settings(
 )
 
 
-def machine(kind, engine="kernel", **options):
+def machine(kind, engine="kernel", limits=LIMITS, **options):
     """The test case of one kind; ivf scans all its lists, so it must be exact, too."""
     made = type(f"{kind}_{engine}", (IndexMachine,), {"kind": kind, "engine": engine, "options": options})
-    made.TestCase.settings = LIMITS
+    made.TestCase.settings = limits
     return made.TestCase
 
 
@@ -172,6 +172,12 @@ TestFlatFaiss = machine("flat", "faiss")
 TestIvf = machine("ivf", nlist=3, nprobe=3)
 TestMultihash = machine("multihash")
 TestHnsw = machine("hnsw", neighbours=8, ef_construction=64, ef_search=200)
+TestFlatLong = pytest.mark.slow(
+    machine("flat", limits=settings(LIMITS, max_examples=150, stateful_step_count=50))
+)
+TestIvfLong = pytest.mark.slow(
+    machine("ivf", limits=settings(LIMITS, max_examples=100, stateful_step_count=50), nlist=3, nprobe=3)
+)
 
 
 def test_segments_stay_few(codes_of):
