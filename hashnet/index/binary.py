@@ -160,9 +160,12 @@ class BinaryIndex:
         """
         with self._writing, files.writer_lock(str(path)):
             state = self._state
+            found = files.disk_version(str(path))
             if str(path) != self._path:
                 state = state.unsaved()
-            state = state.at_version(max(files.disk_version(str(path)) + 1, state.version))
+            elif found:
+                self._refuse_stale(found)
+            state = state.at_version(max(found + 1, state.version))
             self._state = files.write_state(str(path), state)
             self._path = str(path)
             return self._state.version
@@ -351,14 +354,16 @@ class BinaryIndex:
     def _commit(self, state: State) -> None:
         if self._path is not None:
             with files.writer_lock(self._path):
-                found = files.disk_version(self._path)
-                if found != self.version:
-                    raise IndexMismatch(
-                        f"{self._path} is at version {found}, this index at {self.version}: somebody else "
-                        "wrote it; call refresh() and repeat the update"
-                    )
+                self._refuse_stale(files.disk_version(self._path))
                 state = files.write_state(self._path, state)
         self._state = state
+
+    def _refuse_stale(self, on_disk: int) -> None:
+        if on_disk != self.version:
+            raise IndexMismatch(
+                f"{self._path} is at version {on_disk}, this index at {self.version}: somebody else "
+                "wrote it; call refresh() and repeat the update"
+            )
 
     def _move_to_gpu(self) -> None:
         missing = gpu.why_not(self._state)

@@ -99,8 +99,12 @@ def test_versions_grow_and_are_followed(made):
     assert other.save(folder) == 5  # a rebuild is the next version
     assert reader.refresh()
     assert len(reader) == 300
-    with pytest.raises(errors.IndexMismatch, match="is at version 5, this index at 4: somebody else"):
-        writer.remove(ids[20:21])
+    for stale in (lambda: writer.remove(ids[20:21]), lambda: writer.save(folder)):
+        with pytest.raises(errors.IndexMismatch, match="is at version 5, this index at 4: somebody else"):
+            stale()
+    newest = writer.newest()
+    assert (newest.version, writer.version) == (5, 4)  # looked at, not taken over
+    assert newest.newest() is newest
     writer.refresh()
     writer.remove(ids[20:21])
     kept = {name for name in os.listdir(folder) if name.endswith(".faiss")}

@@ -218,4 +218,5 @@ def test_labels_come_along(codes_of):
         found = index.search(codes[:1], 60, where={"labels": [1, 4]}).ids[0]
         wanted = [i for i in range(50) if i % 7 and i % 5 in (1, 4)]
         assert sorted(found[found >= 0]) == wanted
+        assert index.labels([1, 33, 55]) == [[1], [3], []]
         index.compact()
