@@ -3,7 +3,8 @@
 from hashnet.training.bundle import BundleInfo, bundle_info, load_bundle, save_bundle
 from hashnet.training.checkpoints import Checkpoints
 from hashnet.training.history import History, read_history
-from hashnet.training.loop import FitSettings, fit
+from hashnet.training.loop import fit
+from hashnet.training.optimiser import FitSettings
 from hashnet.training.schedule import Stage, plain, smooth, staged
 from hashnet.training.standardise import standardise
 

@@ -11,7 +11,7 @@ from hashnet.config import REQUIRED, key
 from hashnet.errors import ConfigError, ModelError
 from hashnet.losses.pairwise import WEIGHTS
 from hashnet.models import check_backbone
-from hashnet.training.loop import FitSettings
+from hashnet.training.optimiser import FitSettings
 from hashnet.training.schedule import ANNEALING, SCHEDULES, Stage, plain, smooth, staged
 
 VARIANTS: dict[str, dict[str, Any]] = {  # Table 3 of the paper, and the deep methods it compares with
@@ -77,7 +77,7 @@ class TrainConfig:
     crop: int | None = key(None, "side of the square cut out; none: what the backbone prefers", low=1)
     flip: bool | None = key(None, "mirror training pictures; none: what the backbone prefers")
     standardise: bool = key(True, "keep the training features' mean and deviation in the model")
-    freeze_backbone: bool = key(False, "train the hash layer alone")
+    freeze_backbone: bool = key(False, "train the hash layer alone, on centre crops")
     batchnorm: str = key(
         "auto", "running statistics; auto: frozen unless weights=random", choices=("auto", "frozen", "train")
     )
@@ -186,6 +186,8 @@ class TrainConfig:
         name = self.backbone_for(modality)
         if name in ("features", "small_cnn"):
             return {"features": "features", "small_cnn": "small"}[name]
+        if self.freeze_backbone:  # what is trained is the hash layer, on vectors
+            return "features"
         return "scratch" if self.weights == "random" else "pretrained"
 
     def resolved(self, modality: str, n_rows: int) -> TrainConfig:

@@ -20,13 +20,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import distributed, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
 from hashnet.errors import Diverged, TrainingError
 from hashnet.losses import Loss
@@ -34,32 +32,13 @@ from hashnet.models import HashModel
 from hashnet.training.checkpoints import Checkpoints, TrainState
 from hashnet.training.gather import from_first, gather_rows, world
 from hashnet.training.history import History, look_at
-from hashnet.training.optimiser import make_optimiser, set_learning_rate
+from hashnet.training.optimiser import FitSettings, make_optimiser, set_learning_rate
+from hashnet.training.parallel import distribute, train_mode
 from hashnet.training.sampling import RowSampler, Sampler, Share, share
 from hashnet.training.schedule import Stage, anneal
 from hashnet.training.sources import ArraySource, Source, prefetch
 
-BATCHNORM = (nn.modules.batchnorm._BatchNorm,)
 Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class FitSettings:
-    """How to optimise. ``lr`` is the backbone's learning rate, the head has ``head_lr_scale`` times it."""
-
-    lr: float = 0.01
-    head_lr_scale: float = 10.0
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    annealing: str = "cosine"
-    batch_size: int = 256  # of all workers together
-    seed: int = 0
-    min_improvement: float = 1e-3  # relative: an epoch that lowers J by less counts as stale
-    train_batchnorm: bool = False  # False: running statistics stay as they are
-    freeze_backbone: bool = False
-    log_every: int = 1  # steps between rows of the history
-    checkpoint_every: int = 0  # steps between checkpoints; 0: only where a stage ends
-    prefetch: int = 2  # batches made ahead
 
 
 def fit(
@@ -125,21 +104,8 @@ class _Trainer:
         self.state, self.history = TrainState(seed=settings.seed), History()
         if checkpoints is not None and (found := checkpoints.restore(model, self.optimiser)):
             self.state, self.history = found
-        self.wrapped: nn.Module = model if self.n_workers == 1 else self._distribute(model)
+        self.wrapped: nn.Module = distribute(model, settings, self.device)
         self._clock, self._rows_since = time.monotonic(), 0
-
-    def _distribute(self, model: HashModel) -> nn.Module:
-        moving = self.settings.train_batchnorm and any(isinstance(m, BATCHNORM) for m in model.modules())
-        if moving and self.device.type == "cuda":
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # there is none for CPUs
-        for buffer in model.buffers():  # worker 0 alone has looked at the features' mean and deviation
-            distributed.broadcast(buffer, 0)
-        return DistributedDataParallel(
-            model,
-            device_ids=[self.device] if self.device.type == "cuda" else None,
-            broadcast_buffers=moving,
-            gradient_as_bucket_view=True,
-        )
 
     def run(self) -> None:
         while self.state.stage < len(self.stages):
@@ -149,7 +115,7 @@ class _Trainer:
     def _run_stage(self, stage: Stage) -> None:
         state, per_epoch = self.state, self.sampler.steps_per_epoch
         started, first_step = time.monotonic(), state.step - state.stage_step
-        self._train_mode()
+        train_mode(self.model, self.settings)
         for made in self._batches(stage.epochs * per_epoch - state.stage_step):
             self._step(stage, *made)
             state.step += 1
@@ -161,15 +127,6 @@ class _Trainer:
             if every and state.step % every == 0 and state.stage_step < stage.epochs * per_epoch:
                 self._save()
         self._end_stage(stage, first_step, time.monotonic() - started)
-
-    def _train_mode(self) -> None:
-        self.model.train()
-        if self.settings.freeze_backbone:
-            self.model.backbone.eval()
-        if not self.settings.train_batchnorm:
-            for module in self.model.modules():
-                if isinstance(module, BATCHNORM):
-                    module.eval()
 
     def _batches(self, n: int) -> Iterator[tuple[Share, torch.Tensor, np.ndarray]]:
         def make(step: int) -> tuple[Share, torch.Tensor, np.ndarray]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hashnet.data.images import Preprocess
 
 logger = logging.getLogger(__name__)
+PIECE = 8192  # rows that are looked at together: never a second copy of the whole array
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -36,10 +37,14 @@ class Source(Protocol):
 
 
 class ArraySource:
-    """Rows of an array: float features (n, d), or uint8 pictures (n, 3, h, w) taken as they are."""
+    """Rows of an array: float features (n, d), or uint8 pictures (n, 3, h, w) taken as they are.
 
-    def __init__(self, array: Any) -> None:
+    ``usable`` bool (n,) marks rows that count; all do when it is not given.
+    """
+
+    def __init__(self, array: Any, usable: np.ndarray | None = None) -> None:
         array = np.asarray(array)
+        self.usable = np.ones(len(array), dtype=bool) if usable is None else usable
         if array.dtype != np.uint8:
             array = array.astype(np.float64 if array.dtype == np.float64 else np.float32, copy=False)
             finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)
@@ -56,11 +61,18 @@ class ArraySource:
         return len(self.array)
 
     def batch(self, rows: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
-        return self.array[torch.from_numpy(rows)], np.ones(len(rows), dtype=bool)
+        return self.array[torch.from_numpy(rows)], self.usable[rows]
 
     def moments(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and standard deviation per column, computed in float64."""
-        return self.array.mean(dim=0, dtype=torch.float64), self.array.double().std(dim=0, correction=0)
+        """Mean and standard deviation per column of the usable rows, in float64 and in pieces."""
+        chosen = torch.from_numpy(np.flatnonzero(self.usable))
+        total = square = torch.zeros(self.array.shape[1:], dtype=torch.float64)
+        for rows in chosen.split(PIECE):
+            total = total + self.array[rows].sum(dim=0, dtype=torch.float64)
+        mean = total / max(len(chosen), 1)
+        for rows in chosen.split(PIECE):
+            square = square + (self.array[rows] - mean).square().sum(dim=0)
+        return mean, (square / max(len(chosen), 1)).sqrt()
 
 
 class ImageSource:

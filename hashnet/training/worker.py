@@ -14,41 +14,28 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from hashnet import config as configs
 from hashnet import storage
-from hashnet.codes import pack_signs
 from hashnet.data import Manifest
-from hashnet.losses import (
-    CNNHLoss,
-    DHNLoss,
-    DNNHLoss,
-    LabelSimilarity,
-    Loss,
-    PairwiseLoss,
-    TableSimilarity,
-    similarity_codes,
-)
-from hashnet.losses.pairwise import Similarity
-from hashnet.models import HashModel, build_model
+from hashnet.models import HashModel
+from hashnet.training.assemble import make_loss, make_model, make_similarity
 from hashnet.training.bundle import save_bundle
 from hashnet.training.checkpoints import Checkpoints
 from hashnet.training.collapse import explain_codes, explain_loss
 from hashnet.training.config import TrainConfig
-from hashnet.training.data import Rows, held_out, open_rows, sample
+from hashnet.training.data import held_out, open_rows
+from hashnet.training.frozen import adopt, backbone_features, probe_of
 from hashnet.training.gather import world
 from hashnet.training.history import write_history
 from hashnet.training.loop import Record, fit
-from hashnet.training.measure import logits_of, measure
+from hashnet.training.outcome import final_figures, split_map, validation_map
 from hashnet.training.run import CHECKPOINTS, MANIFEST, MODEL
-from hashnet.training.sampling import PairSampler, Sampler
 from hashnet.training.standardise import standardise
 
 logger = logging.getLogger(__name__)
 WARN_AFTER_EPOCHS = 3
-VALIDATION_K = 5000
 Callback = Callable[[Record], None]
 
 
@@ -71,19 +58,22 @@ def train_run(
     torch.manual_seed(config.seed)
     model = make_model(config, manifest)
     kept, held = held_out(manifest.count("train"), config.validation)
+    probing = config.freeze_backbone and model.modality == "image"
     rows = open_rows(
-        manifest, "train", model, config, train=True, positions=kept if config.validation else None
+        manifest, "train", model, config, train=not probing, positions=kept if config.validation else None
     )
     similarity, sampler = make_similarity(config, manifest, rows, device)
-    loss = make_loss(config, similarity)
+    learner, source = model, rows.source
+    if probing:
+        learner, source = probe_of(model), backbone_features(model, rows.source, device)
     checkpoints = Checkpoints(storage.join(config.run, CHECKPOINTS))
     if config.standardise and rank == 0 and not checkpoints.steps():  # the other workers are told by worker 0
-        standardise(model, rows.source, seed=config.seed, device=device)
-    watch = _Watch(config, model, manifest, device, on_epoch, on_stage)
+        standardise(learner, source, seed=config.seed, device=device)
+    watch = _Watch(config, model, learner, manifest, device, on_epoch, on_stage)
     history = fit(
-        model,
-        rows.source,
-        loss,
+        learner,
+        source,
+        make_loss(config, similarity),
         config.make_stages(),
         config.fit_settings(),
         sampler=sampler,
@@ -95,6 +85,9 @@ def train_run(
     )
     if rank != 0:
         return {}
+    if probing:
+        adopt(model, learner)
+    model.eval()
     last = history.stages[-1]
     summary: dict[str, Any] = {
         "variant": config.variant,
@@ -111,12 +104,9 @@ def train_run(
     summary |= final_figures(config, model, manifest, last["beta"], device)
     summary["J"], summary["L"] = summary["measured"]["J"], summary["measured"]["L"]
     if config.validation:
-        queries = open_rows(manifest, "train", model, config, positions=held)
-        database = open_rows(manifest, "train", model, config, positions=kept)
-        summary["validation_map"] = map_between(config, model, queries, database, VALIDATION_K, device)
+        summary["validation_map"] = validation_map(config, model, manifest, held, device)
     guessing = explain_loss(last["J"] or 0.0, summary["steps"]) if config.cross_entropy else None
-    summary["warnings"] = [guessing] if guessing else []
-    summary["warnings"] += explain_codes(summary["measured"])
+    summary["warnings"] = ([guessing] if guessing else []) + explain_codes(summary["measured"])
     for text in summary["warnings"]:
         logger.warning("%s", text)
     summary["seconds"] = round(time.monotonic() - started, 3)
@@ -127,98 +117,6 @@ def train_run(
     return {**summary, "sha256": sha256}
 
 
-def make_model(config: TrainConfig, manifest: Manifest) -> HashModel:
-    """The model a resolved configuration describes, for this manifest's rows."""
-    return build_model(
-        str(config.backbone),
-        config.n_bits,
-        n_features=manifest.n_features,
-        hidden=config.hidden,
-        weights=config.weights,
-        download=config.download,
-        dropout=float(config.dropout or 0),
-        resize=config.resize,
-        crop=config.crop,
-        flip=config.flip,
-        head="slices" if config.variant == "dnnh" else "linear",
-    )
-
-
-def make_similarity(
-    config: TrainConfig, manifest: Manifest, rows: Rows, device: str | torch.device
-) -> tuple[Similarity, Sampler | None]:
-    """Similarity of the training rows by labels, or by the pairs table with batches drawn around pairs."""
-    if config.pairs is None:
-        assert rows.labels is not None
-        return LabelSimilarity(rows.labels, device), None
-    from hashnet.data.pairs import PairTable
-
-    table = PairTable.open(config.pairs, manifest)
-    a, b = (np.searchsorted(rows.row_ids, ids) for ids in (table.row_a, table.row_b))
-    similarity = TableSimilarity(a, b, table.similar, len(rows), device)
-    return similarity, PairSampler(a, b, config.batch_size, config.seed)
-
-
-def make_loss(config: TrainConfig, similarity: Similarity) -> Loss:
-    """The loss of the configured variant."""
-    if config.variant == "cnnh":
-        assert isinstance(similarity, LabelSimilarity)
-        codes, _ = similarity_codes(similarity.labels.cpu().numpy(), config.n_bits, config.seed)
-        return CNNHLoss(codes, similarity.labels.device)
-    if config.variant == "dnnh":
-        return DNNHLoss(similarity, margin=config.margin, epsilon=config.epsilon)
-    if config.variant == "dhn":
-        return DHNLoss(similarity, config.n_bits, alpha=config.alpha, quantisation=config.quantisation)
-    return PairwiseLoss(
-        similarity,
-        config.n_bits,
-        alpha=config.alpha,
-        weights=config.pair_weights,
-        continuous=config.continuous_on,
-    )
-
-
-def final_figures(
-    config: TrainConfig,
-    model: HashModel,
-    manifest: Manifest,
-    beta: float,
-    device: str | torch.device,
-) -> dict[str, Any]:
-    """``measured``: J, L, |g| and bits at the last finite beta on a sample of the database rows."""
-    split = "database" if manifest.count("database") else "train"
-    chosen = sample(manifest.count(split), config.measure_rows or 1, config.seed)
-    rows = open_rows(manifest, split, model, config, positions=chosen)
-    logits, usable = logits_of(model, rows.source, device=device)
-    labels = rows.labels[usable] if rows.labels is not None else None
-    loss, classes = None, None
-    if labels is not None:
-        classes = int(labels.any(axis=0).sum())
-        # CNNH's target codes exist for the training rows alone: there is no loss to measure elsewhere.
-        if config.pairs is None and len(labels) > 1 and config.variant != "cnnh":
-            known = LabelSimilarity(labels)
-            if known.counts.n_similar and known.counts.n_dissimilar:
-                loss = make_loss(config, known)
-    measured = measure(logits[torch.from_numpy(usable)], beta, loss, classes)
-    short = {name: measured[name] for name in ("quantisation", "binary_share", "distinct")}
-    return {"measured": {**measured, "split": split}, **short}
-
-
-def map_between(
-    config: TrainConfig, model: HashModel, queries: Rows, database: Rows, k: int, device: str | torch.device
-) -> float:
-    """MAP@k (`retrieved`, 0 for a query without a hit) of the codes of some rows against those of others."""
-    from hashnet.metrics import evaluate
-
-    codes, labels = [], []
-    for rows in (queries, database):
-        logits, usable = logits_of(model, rows.source, device=device)
-        assert rows.labels is not None
-        codes.append(pack_signs(logits[torch.from_numpy(usable)]))
-        labels.append(rows.labels[usable])
-    return float(evaluate(codes[0], labels[0], codes[1], labels[1], k=k).map)
-
-
 class _Watch:
     """Looks at training from outside: collapse, MAP at the end of a stage, the caller's own callbacks."""
 
@@ -226,12 +124,14 @@ class _Watch:
         self,
         config: TrainConfig,
         model: HashModel,
+        learner: HashModel,
         manifest: Manifest,
         device: str | torch.device,
         on_epoch: Callback | None,
         on_stage: Callback | None,
     ) -> None:
-        self.config, self.model, self.manifest, self.device = config, model, manifest, device
+        self.config, self.model, self.learner = config, model, learner
+        self.manifest, self.device = manifest, device
         self.on_epoch, self.on_stage = on_epoch, on_stage
 
     def epoch(self, record: Record) -> None:
@@ -244,10 +144,8 @@ class _Watch:
 
     def stage(self, record: Record) -> None:
         if self.config.map_k and world()[0] == 0:
-            queries = open_rows(self.manifest, "query", self.model, self.config)
-            database = open_rows(self.manifest, "database", self.model, self.config)
-            record["map"] = map_between(
-                self.config, self.model, queries, database, self.config.map_k, self.device
-            )
+            if self.learner is not self.model:
+                adopt(self.model, self.learner)
+            record["map"] = split_map(self.config, self.model, self.manifest, self.device)
         if self.on_stage:
             self.on_stage(record)

@@ -12,9 +12,11 @@ from hashnet.data import Manifest
 from hashnet.data.pairs import PairTable
 from hashnet.data.sources import make_manifest
 from hashnet.errors import ConfigError, LineageMismatch, ManifestError, TrainingError
+from hashnet.models.small import SmallCNN
 from hashnet.training import load_bundle, read_history
 from hashnet.training.config import TrainConfig
 from hashnet.training.run import prepare, read_config
+from hashnet.training.sources import ImageSource
 from hashnet.training.worker import train_run
 
 
@@ -111,6 +113,30 @@ def test_embedded_pictures(tmp_path):
     summary = train_run(prepare(config).config)
     assert summary["backbone"] == "small_cnn"
     assert summary["measured"]["rows"] == 50
+
+
+def test_a_frozen_backbone_sees_each_picture_once(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    weights = tmp_path / "weights.pth"
+    torch.save(SmallCNN().state_dict(), weights)
+    seen = []
+    batch = ImageSource.batch
+    monkeypatch.setattr(
+        ImageSource, "batch", lambda self, rows, epoch: (seen.append(len(rows)), batch(self, rows, epoch))[1]
+    )
+    config = TrainConfig(
+        run=str(tmp_path / "run"), dataset="digits", n_bits=24, backbone="small_cnn", weights=str(weights),
+        resize=8, crop=8, freeze_backbone=True, first_epochs=30, stage_epochs=2, map_k=500, measure_rows=20,
+    )  # fmt: skip
+    summary = train_run(prepare(config).config)
+    assert (
+        sum(seen) == 1000 + 10 * (197 + 1600) + 20
+    )  # training rows once; MAP at ten stages; the last figures
+    assert summary["stages"][-1]["map"] > 0.5  # random features of an untrained network are features, too
+    model, _ = load_bundle(f"{config.run}/model")
+    before = torch.load(weights, weights_only=True)
+    assert all(torch.equal(v, before[k]) for k, v in model.backbone.state_dict().items())
+    assert model.feature_std.std() > 0  # the probe's standardisation came over, too
 
 
 def test_pairs_alone(tmp_path):
