@@ -28,9 +28,11 @@ def pick_rows(labels: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray
 def project(codes: np.ndarray, seed: int = 0) -> np.ndarray:
     """float (n, 2): t-SNE of the signs, whose squared distance is four times the Hamming distance."""
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
     signs = unpack_codes(codes).astype(np.float32)
     # equal codes start at equal places and would stay on one point
     signs += np.random.default_rng(seed).normal(0, 1e-3, signs.shape).astype(np.float32)
     perplexity = min(30.0, (len(signs) - 1) / 3)
-    return TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(signs)
+    with threadpool_limits(1):  # OpenMP threads that wait for each other on a busy machine take minutes
+        return TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(signs)

@@ -103,7 +103,7 @@ def inline_svg(svg: str, name: str, title: str) -> str:
     element = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', element)
     for colour, variable in ((INK, "--text"), (QUIET, "--quiet"), (LINE, "--line")):
         element = element.replace(colour, f"var({variable})")
-    element = re.sub(r"font: ([0-9.]+)px [^;\"]*", r"font: \1px var(--font)", element)
+    element = re.sub(r"font-family: [^;\"]*", "font-family: var(--font)", element)
     # presentation attributes know no var(); style declarations do
     element = re.sub(r'\b(fill|stroke)="(var\([^"]+\))"', r'style="\1: \2"', element)
     opening = element[: element.index(">") + 1]
