@@ -181,7 +181,7 @@ def _mark_stages(ax: Axes, history: Any) -> None:
         if count:
             ax.axvline(steps[place], color=QUIET, linewidth=0.7, linestyle=":")
         text = f"β={beta[place]:g}" if count == 0 else f"{beta[place]:g}"
-        if steps[place] >= free or place == starts[-1]:
+        if steps[place] >= free:
             ax.text(steps[place], 1.01, text, transform=top, fontsize=8, color=QUIET, ha="left", va="bottom")
             free = steps[place] + wide * (len(text) + 0.5)
 
