@@ -57,6 +57,10 @@ METRICS = {
     "train_L": Metric("gauge", "loss on binary codes, last step reported"),
     "train_beta": Metric("gauge", "the continuation scale"),
     "train_learning_rate": Metric("gauge", "learning rate of the hash layer"),
+    "train_quantisation": Metric("gauge", "mean of 1 - |g| over a batch: 0 is binary"),
+    "train_distinct_codes": Metric("gauge", "different codes in a batch"),
+    "train_bit_balance": Metric("gauge", "share of equal bits of the least balanced bit: 1 is a dead bit"),
+    "train_bit_entropy": Metric("gauge", "mean entropy of a bit in bits: 1 is balanced"),
     # search
     "search_seconds": Metric("histogram", "one batch through the index", ("kind",), FAST_SECONDS),
     "search_queries": Metric("counter", "queries answered, by status", ("kind", "status")),

@@ -86,6 +86,8 @@ def _fit(config: TrainConfig, resources: dict[str, float]) -> dict[str, Any]:
             logging_config=LoggingConfig(log_level="ERROR"),  # progress and stages are said by us
         ),
     )
+    # Ray Train would answer Ctrl-C itself, and leave with an exit code of its own choosing.
+    trainer._register_sigint_handler = lambda controller: None
     try:
         summary = trainer.fit().return_value
     except TrainingFailedError as error:
@@ -178,6 +180,10 @@ class _Report:
         metrics.gauge("train_L", row["L"], run=self.run)
         metrics.gauge("train_beta", row["beta"], run=self.run)
         metrics.gauge("train_learning_rate", row["lr"] * self.config.head_lr_scale, run=self.run)
+        metrics.gauge("train_quantisation", row["quantisation"], run=self.run)
+        metrics.gauge("train_distinct_codes", row["distinct"], run=self.run)
+        metrics.gauge("train_bit_balance", row["balance"], run=self.run)
+        metrics.gauge("train_bit_entropy", row["entropy"], run=self.run)
         metrics.gauge("images_per_second", row["rows_per_s"], run=self.run, stage="train")
 
     def stage(self, record: dict[str, Any]) -> None:  # every worker

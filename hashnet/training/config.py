@@ -30,7 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {  # Table 3 of the paper, and the deep me
 KINDS: dict[str, dict[str, Any]] = {
     "features": {"lr": 0.01, "dropout": 0.5, "first_epochs": 60, "stage_epochs": 2},
     "small": {"lr": 0.003, "dropout": 0.0, "first_epochs": 30, "stage_epochs": 2},
-    "pretrained": {"lr": 0.001, "dropout": 0.5, "first_epochs": 8, "stage_epochs": 1},
+    "pretrained": {"lr": 0.003, "dropout": 0.5, "head_epochs": 60, "first_epochs": 8, "stage_epochs": 1},
     "scratch": {"lr": 0.01, "dropout": 0.0, "first_epochs": 60, "stage_epochs": 2},
 }
 MIN_STEPS = {"features": (1000, 70), "small": (600, 40), "pretrained": (60, 8), "scratch": (2000, 70)}
@@ -94,6 +94,11 @@ class TrainConfig:
 
     schedule: str | None = key(None, "how beta grows", choices=SCHEDULES)
     stages: int = key(10, "stages with finite beta = 1, 2, 4, … of schedule=staged", low=1, high=30)
+    head_epochs: int | None = key(
+        None,
+        "pretrained backbones: epochs of the hash layer alone, on frozen features, before the stages",
+        low=0,
+    )
     first_epochs: int | None = key(None, "epochs of the first stage (of all, for smooth and plain)", low=1)
     stage_epochs: int | None = key(None, "epochs of each later stage", low=1)
     patience: int = key(0, "end a stage after this many epochs without a lower loss; 0: fixed length", low=0)

@@ -1,20 +1,46 @@
 """Training the hash layer alone on pictures: the frozen backbone sees each picture once, not once an epoch.
 
 A model of the backbone ``features`` with the same head learns on the backbone's features; then the picture
-model takes its head and its standardisation over.
+model takes its head and its standardisation over. With ``freeze_backbone`` that is all. Before a
+pretrained backbone is trained it comes first, too: gradients through a random hash layer would only spoil
+what the backbone knows.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import torch
 from torch import distributed
 
+from hashnet.losses import Loss
 from hashnet.models import HashModel, build_model
+from hashnet.training.config import KINDS, TrainConfig
 from hashnet.training.gather import world
+from hashnet.training.loop import fit
+from hashnet.training.schedule import plain
 from hashnet.training.sources import ArraySource, Source
+from hashnet.training.standardise import standardise
 
 BATCH = 64
+HEAD_STEPS = 500  # at least, on few pictures
+
+
+def train_head_first(
+    model: HashModel, source: Source, loss: Loss, config: TrainConfig, device: str | torch.device
+) -> dict[str, float]:
+    """Trains the head on the frozen backbone's features at beta = 1; returns the last epoch's J and L."""
+    probe, features = probe_of(model), backbone_features(model, source, device)
+    if config.standardise and world()[0] == 0:
+        standardise(probe, features)
+    epochs = max(int(config.head_epochs or 0), -(-HEAD_STEPS * config.batch_size // max(len(features), 1)))
+    settings = dataclasses.replace(
+        config.fit_settings(), lr=KINDS["features"]["lr"], train_batchnorm=False, checkpoint_every=0
+    )
+    history = fit(probe, features, loss, plain(epochs), settings, device=device)
+    adopt(model, probe)
+    return {name: history.stages[-1][name] for name in ("J", "L", "epochs")}
 
 
 def probe_of(model: HashModel) -> HashModel:

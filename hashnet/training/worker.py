@@ -26,8 +26,8 @@ from hashnet.training.checkpoints import Checkpoints
 from hashnet.training.collapse import explain_codes, explain_loss
 from hashnet.training.config import TrainConfig
 from hashnet.training.data import held_out, open_rows
-from hashnet.training.frozen import adopt, backbone_features, probe_of
-from hashnet.training.gather import world
+from hashnet.training.frozen import adopt, backbone_features, probe_of, train_head_first
+from hashnet.training.gather import from_first, world
 from hashnet.training.history import write_history
 from hashnet.training.loop import Record, fit
 from hashnet.training.outcome import final_figures, split_map, validation_map
@@ -63,17 +63,23 @@ def train_run(
         manifest, "train", model, config, train=not probing, positions=kept if config.validation else None
     )
     similarity, sampler = make_similarity(config, manifest, rows, device)
+    loss = make_loss(config, similarity)
     learner, source = model, rows.source
     if probing:
         learner, source = probe_of(model), backbone_features(model, rows.source, device)
     checkpoints = Checkpoints(storage.join(config.run, CHECKPOINTS))
-    if config.standardise and rank == 0 and not checkpoints.steps():  # the other workers are told by worker 0
+    begun = from_first(float(bool(checkpoints.steps()))) > 0.5
+    if config.head_epochs and model.modality == "image" and not probing and not begun:
+        centres = open_rows(manifest, "train", model, config, positions=kept if config.validation else None)
+        first = train_head_first(model, centres.source, loss, config, device)
+        logger.info("hash layer alone: J %.4f, L %.4f", first["J"], first["L"])
+    elif config.standardise and rank == 0 and not begun:  # the other workers are told by worker 0
         standardise(learner, source, seed=config.seed, device=device)
     watch = _Watch(config, model, learner, manifest, device, on_epoch, on_stage)
     history = fit(
         learner,
         source,
-        make_loss(config, similarity),
+        loss,
         config.make_stages(),
         config.fit_settings(),
         sampler=sampler,
