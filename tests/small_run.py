@@ -9,27 +9,31 @@ import numpy as np
 N_BITS = 64
 
 
-def make_run(folder: Path | str, modality: str = "image", kind: str = "flat", seed: int = 0) -> str:
-    """RUN with manifest.parquet, model/, codes/ and index/ of 400 digits; returns its path."""
+def make_model(uri: str, n_features: int | None = None, seed: int = 0) -> str:
+    """An untrained model bundle, for pictures or for features; returns its sha256."""
     import torch
 
+    from hashnet.models import build_model
+    from hashnet.training.bundle import save_bundle
+
+    torch.manual_seed(seed)
+    backbone = "small_cnn" if n_features is None else "features"
+    model = build_model(backbone, n_bits=N_BITS, **({} if n_features is None else {"n_features": n_features}))
+    return save_bundle(uri, model, class_names=list("0123456789"))
+
+
+def make_run(folder: Path | str, modality: str = "image", kind: str = "flat") -> str:
+    """RUN with manifest.parquet, model/, codes/ and index/ of 400 digits; returns its path."""
     from hashnet import BinaryIndex, Encoder
     from hashnet.data.fetch import feature_matrix, fetch_images
     from hashnet.data.sources import make_manifest
-    from hashnet.models import build_model
     from hashnet.store import write_store
-    from hashnet.training.bundle import save_bundle
 
     run = str(folder)
     manifest = make_manifest(
         "digits", f"{run}/manifest.parquet", modality=modality, n_query=1397, n_train=100
     )
-    torch.manual_seed(seed)
-    if modality == "image":
-        model = build_model("small_cnn", n_bits=N_BITS)
-    else:
-        model = build_model("features", n_bits=N_BITS, n_features=manifest.n_features)
-    save_bundle(f"{run}/model", model, class_names=list(manifest.class_names or ()))
+    make_model(f"{run}/model", manifest.n_features)
     encoder = Encoder.load(f"{run}/model", engine="cpu-eager", batch_rows=4 if modality == "image" else None)
     rows = manifest.read("database")
     codes = encoder.encode(fetch_images(rows) if modality == "image" else feature_matrix(rows))

@@ -20,9 +20,10 @@ from cluster.serving import ServeConfig, Server
 from hashnet import BinaryIndex, Client, Encoder
 from hashnet.errors import ClusterError, ConfigError, LineageMismatch, RequestRejected
 from tests.api_description import exercise
-from tests.small_run import make_run, some_codes
+from tests.small_run import make_model, make_run, some_codes
 
 WRITE = "w" * 24
+pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # inside Ray Serve
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +249,7 @@ def test_writes_through_the_api(server: Server, client: Client, run: str) -> Non
 
 
 def test_the_request_log_is_there_and_has_no_contents(server: Server, client: Client) -> None:
-    client.search(some_codes(7), k=3)
+    client.search(some_codes(1021), k=3)
     from ray._private.worker import _global_node
 
     folder = Path(_global_node.get_logs_dir_path())
@@ -256,7 +257,7 @@ def test_the_request_log_is_there_and_has_no_contents(server: Server, client: Cl
         json.loads(line) for file in folder.glob("hashnet-*.jsonl") for line in file.read_text().splitlines()
     ]
     requests = [line for line in lines if line["event"] == "request"]
-    found = [line for line in requests if line.get("queries") == 7]
+    found = [line for line in requests if line.get("queries") == 1021]
     assert found
     assert set(found[-1]) >= {
         "request_id",
@@ -296,11 +297,11 @@ def test_with_the_other_engine(ray_served: Any, server: Server, config: ServeCon
 
 
 def test_it_refuses_to_start(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = make_run(tmp_path / "other", seed=1)
+    other = make_model(str(tmp_path / "model"), seed=1)
     with pytest.raises(LineageMismatch) as caught:
-        Server(ServeConfig(run=run, model=f"{other}/model"))
-    for one in (run, other):
-        assert BinaryIndex.load(f"{one}/index").lineage["model_sha256"] in str(caught.value)
+        Server(ServeConfig(run=run, model=str(tmp_path / "model")))
+    for sha256 in (other, BinaryIndex.load(f"{run}/index").lineage["model_sha256"]):
+        assert sha256 in str(caught.value)
     monkeypatch.delenv("HASHNET_TOKEN", raising=False)
     with pytest.raises(ConfigError, match="HASHNET_TOKEN"):
         Server(ServeConfig(run=run, host="0.0.0.0"))

@@ -28,10 +28,11 @@ from cluster.serving.opening import look_over, open_catalog
 from hashnet import AsyncClient, BinaryIndex, Encoder, wire
 from hashnet.errors import ConfigError, LineageMismatch
 from hashnet.queries import Queries
-from tests.small_run import make_run, some_codes
+from tests.small_run import make_model, make_run, some_codes
 
 READ, WRITE = "r" * 24, "w" * 24
 BASE = "http://127.0.0.1:8000"
+pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # inside Ray Serve
 
 
 @pytest.fixture(scope="module")
@@ -551,11 +552,11 @@ def test_a_version_of_another_model_is_not_taken_over(own_run: str) -> None:
 def test_a_model_that_did_not_make_the_index_is_refused_with_both_hashes(
     own_run: str, tmp_path: Path
 ) -> None:
-    other = make_run(tmp_path / "other", seed=1)
-    hashes = [BinaryIndex.load(f"{one}/index").lineage["model_sha256"] for one in (own_run, other)]
+    other = make_model(str(tmp_path / "model"), seed=1)
     with pytest.raises(LineageMismatch) as caught:
-        look_over(ServeConfig(run=own_run, model=f"{other}/model"))
-    assert all(sha256 in str(caught.value) for sha256 in hashes)
+        look_over(ServeConfig(run=own_run, model=str(tmp_path / "model")))
+    for sha256 in (other, BinaryIndex.load(f"{own_run}/index").lineage["model_sha256"]):
+        assert sha256 in str(caught.value)
     without = look_over(ServeConfig(run=own_run, model="none"))
     assert without.fixed["modality"] is None
 
