@@ -97,6 +97,7 @@ class LocalCluster:
             "resources": dict(resources or {}),
             "object_store_memory": self.object_store_mb << 20,
             "temp_dir": str(self.folder),
+            "runtime_env_dir_name": f"runtime-{name}",  # or nodes delete each other's working directories
         }
         ports = free_ports(3)
         wanted["dashboard_agent_listen_port"] = ports[0]
