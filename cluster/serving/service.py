@@ -1,13 +1,11 @@
-"""The application for a Serve that an operator keeps running, from a Serve config file:
+"""The server as Ray Serve's configuration files name it: for `serve deploy` and Kubernetes' RayService.
 
     applications:
       - name: hashnet
         import_path: cluster.serving.service:application
-        route_prefix: /
-        args: {run: s3://bucket/runs/demo, index_replicas: 2}     # the keys of jobs/serve.py
+        args: {run: /mnt/hashnet/runs/demo}          # the keys of jobs/serve.py
 
-Where it listens is said there too (``http_options``) and taken to be reachable from other machines: the
-environment of the Ray nodes must hold HASHNET_TOKEN.
+Host and port belong to Serve there (``http_options``); the tokens come from every node's environment.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from cluster.serving.opening import look_over
 from hashnet import config as configs
 
 
-def application(args: dict[str, Any]) -> Any:
-    """What Serve runs; ``args`` are checked like those of the job."""
-    config = configs.from_dict(ServeConfig, {"host": "0.0.0.0"} | dict(args))
+def application(settings: dict[str, Any]) -> Any:
+    """The Serve application; refused without HASHNET_TOKEN, since other machines can reach it."""
+    config = configs.from_dict(ServeConfig, {"host": "0.0.0.0", **settings})
     return build(config, look_over(config), hashed_tokens(config.host))

@@ -1,5 +1,6 @@
 """ray_cluster.yaml, the Kubernetes files and the dashboard: checked without a cloud."""
 
+import importlib
 import json
 import re
 from decimal import Decimal
@@ -9,11 +10,14 @@ import yaml
 from packaging.requirements import Requirement
 from ray.autoscaler._private.kuberay import autoscaling_config
 from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.serve.schema import ServeDeploySchema
 
 import hashnet
 from cluster import metrics, nodes
+from cluster.serving.config import ServeConfig
+from hashnet import config as configs
 
-KUBERNETES = ("cluster.yaml", "encode.yaml", "train.yaml")
+KUBERNETES = ("cluster.yaml", "encode.yaml", "serve.yaml", "train.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +184,20 @@ def test_ray_jobs_go_on_after_a_failure_and_clean_up(repo, name):
         if "configs/" in word:
             assert (repo / word.removeprefix("/home/ray/hashnet/")).exists()
     assert any(word.startswith("run=/mnt/hashnet/") for word in words)
+
+
+def test_serve_reads_the_rayservice_and_finds_the_application(repo):
+    spec = _document(repo, "serve.yaml")["spec"]
+    config = ServeDeploySchema.model_validate(yaml.safe_load(spec["serveConfigV2"]))
+    (application,) = config.applications
+    module, name = application.import_path.split(":")
+    assert callable(getattr(importlib.import_module(module), name))
+    configs.from_dict(ServeConfig, application.args)  # raises on a key jobs/serve.py does not know
+    pods = [spec["rayClusterConfig"]["headGroupSpec"], *spec["rayClusterConfig"]["workerGroupSpecs"]]
+    for pod in pods:  # any node may build the application or hold an HTTP replica
+        (container,) = pod["template"]["spec"]["containers"]
+        assert "HASHNET_TOKEN" in {entry["name"] for entry in container["env"]}
+        assert config.http_options.port in {port["containerPort"] for port in container["ports"]}
 
 
 def test_the_rest_of_the_kubernetes_files_parse(repo):
