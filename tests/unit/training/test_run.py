@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from hashnet import storage
 from hashnet.data import Manifest
 from hashnet.data.pairs import PairTable
 from hashnet.data.sources import make_manifest
@@ -137,6 +138,38 @@ def test_a_frozen_backbone_sees_each_picture_once(tmp_path, monkeypatch):
     before = torch.load(weights, weights_only=True)
     assert all(torch.equal(v, before[k]) for k, v in model.backbone.state_dict().items())
     assert model.feature_std.std() > 0  # the probe's standardisation came over, too
+
+
+def test_the_hash_layer_is_trained_before_a_pretrained_backbone(tmp_path):
+    torch.manual_seed(0)
+    weights = tmp_path / "weights.pth"
+    torch.save(SmallCNN().state_dict(), weights)
+    config = TrainConfig(
+        run=str(tmp_path / "run"), dataset="digits", n_bits=24, backbone="small_cnn", weights=str(weights),
+        resize=8, crop=8, head_epochs=20, first_epochs=1, stages=1, lr=0.0, map_k=500, measure_rows=20,
+    )  # fmt: skip
+    summary = train_run(prepare(config).config)
+    assert summary["steps"] == 4  # the stages alone are counted
+    assert summary["stages"][-1]["map"] > 0.5  # with lr=0 all of it comes from the hash layer's own training
+
+
+def test_a_run_on_an_object_store_resumes_there(bucket, manifest):
+    run = storage.join(bucket, "training")
+    config = TrainConfig(
+        run=run, manifest=manifest, n_bits=16, batch_size=128, dropout=0.0, first_epochs=3, stages=3,
+        stage_epochs=1, checkpoint_every=2,
+    )  # fmt: skip
+
+    def crash(row):
+        if row["step"] == 13:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        train_run(prepare(config).config, on_step=crash)
+    assert storage.list_names(storage.join(run, "checkpoints", "step-00000012"))
+    assert train_run(prepare(config).config)["steps"] == 20
+    assert read_history(storage.join(run, "model")).steps["step"] == list(range(20))
+    assert prepare(config).finished["steps"] == 20
 
 
 def test_pairs_alone(tmp_path):
