@@ -13,7 +13,12 @@ from cluster.serving.opening import Ground
 from hashnet.errors import ConfigError
 
 SMALL_CPUS, WORK_CPUS = 0.1, 0.5  # what Ray books for a process; threads are set apart from it
-LIFE = {"health_check_period_s": 2, "health_check_timeout_s": 20, "graceful_shutdown_timeout_s": 5}
+LIFE: dict[str, Any] = {
+    "health_check_period_s": 2,
+    "health_check_timeout_s": 20,
+    "graceful_shutdown_timeout_s": 5,
+    "logging_config": {"enable_access_log": False, "log_level": "WARNING"},  # the guard keeps the request log
+}
 
 
 def hashed_tokens(host: str) -> Tokens:

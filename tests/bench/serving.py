@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
 import time
@@ -49,7 +50,8 @@ def clustered_codes(
 
 def row(case: str, **values: Any) -> None:
     shown = {name: round(value, 4) if isinstance(value, float) else value for name, value in values.items()}
-    print(json.dumps({"bench": "serving", "case": case} | shown), flush=True)
+    load = round(os.getloadavg()[0], 1)  # of the machine: what else ran tells in the figures
+    print(json.dumps({"bench": "serving", "case": case} | shown | {"load_average": load}), flush=True)
 
 
 def bare(index: BinaryIndex, queries: np.ndarray, k: int, seconds: float) -> float:
@@ -192,6 +194,11 @@ def main() -> None:
         )
         with Server(config):
             serve_cases(config.url, run, index, queries, first, bare_rate, wanted)
+        row(
+            "bare index, afterwards",
+            k=wanted.k,
+            queries_per_s=bare(index, queries, wanted.k, min(wanted.seconds, 20)),
+        )
 
 
 def _engine(index: BinaryIndex) -> dict[str, Any]:

@@ -648,3 +648,17 @@ def test_an_operators_serve_needs_a_token(run: str, monkeypatch: pytest.MonkeyPa
     assert built._bound_deployment.name == "HttpReplica"
     with pytest.raises(ConfigError, match="did you mean 'index_replicas'"):
         application({"run": run, "index_replica": 2})
+
+
+@pytest.mark.slow
+def test_the_description_is_true(app: Callable[..., Guard], own_run: str) -> None:
+    """Many more requests than the test of the real server sends, in this process."""
+    import schemathesis
+
+    from tests.api_description import exercise
+
+    guard = app(tokens=Tokens(write=digest(WRITE)), folder=own_run)
+    schema = schemathesis.openapi.from_asgi("/openapi.json", guard, headers={"host": "127.0.0.1"})
+    statuses = exercise(schema, {"authorization": f"Bearer {WRITE}", "host": "127.0.0.1"}, max_examples=150)
+    assert statuses[200] > 200
+    assert set(statuses) <= {200, 304, 400, 404, 409, 413, 415, 422, 503}
