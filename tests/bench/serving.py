@@ -96,11 +96,15 @@ class Load:
         await asyncio.gather(*jobs, *([meanwhile] if meanwhile is not None else []))
         return time.perf_counter() - started
 
-    def row(self, case: str, took: float, per_request: int, **more: Any) -> float:
-        """Prints the row; returns queries/s."""
+    def row(
+        self, case: str, took: float, per_request: int, bare_rate: float | None = None, **more: Any
+    ) -> None:
+        """Prints the row; with ``bare_rate``, the share of the bare index's queries/s too."""
         rate = len(self.times) / took
+        ratio = {} if bare_rate is None else {"ratio_of_bare_index": rate * per_request / bare_rate}
         row(
             case,
+            **ratio,
             connections=self.connections,
             seconds=took,
             requests_per_s=rate,
@@ -113,10 +117,9 @@ class Load:
             wrong_answers=self.wrong,
             **more,
         )
-        return rate * per_request
 
 
-async def single_json(url: str, queries: np.ndarray, truth: SearchResult, k: int, load: Load) -> float:
+async def single_json(url: str, queries: np.ndarray, truth: SearchResult, k: int, load: Load) -> None:
     limits = httpx.Limits(max_connections=load.connections)
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=30) as http:
 
@@ -126,7 +129,7 @@ async def single_json(url: str, queries: np.ndarray, truth: SearchResult, k: int
             answer.raise_for_status()
             return answer.json()["results"][0]["ids"] == truth.ids[at].tolist()
 
-        return load.row("json, one code", await load.run(once), 1, k=k)
+        load.row("json, one code", await load.run(once), 1, k=k)
 
 
 async def arrow_batches(
@@ -137,8 +140,8 @@ async def arrow_batches(
     load: Load,
     case: str,
     meanwhile: Awaitable[None] | None = None,
-    **more: Any,
-) -> float:
+    bare_rate: float | None = None,
+) -> None:
     """``truth`` is the right answer a version; an answer of no version or of another one is wrong."""
     async with AsyncClient(url, parallel=load.connections, timeout_s=60, retry_s=60) as client:
 
@@ -150,7 +153,7 @@ async def arrow_batches(
             return right is not None and np.array_equal(hits.ids, right.ids[at : at + BATCH])
 
         took = await load.run(once, meanwhile)
-        return load.row(case, took, BATCH, k=k, versions=sorted(map(str, load.versions)), **more)
+        load.row(case, took, BATCH, bare_rate, k=k, versions=sorted(map(str, load.versions)))
 
 
 async def kill_replica(kind: str, after_s: float) -> None:
@@ -222,8 +225,9 @@ def serve_cases(
         return Load(wanted.connections, seconds)
 
     asyncio.run(single_json(url, queries, first, k, load(wanted.seconds)))
-    rate = asyncio.run(arrow_batches(url, queries, truth, k, load(wanted.seconds), "arrow, 1024 codes"))
-    row("arrow against bare", ratio=rate / bare_rate, wanted=0.5)
+    asyncio.run(
+        arrow_batches(url, queries, truth, k, load(wanted.seconds), "arrow, 1024 codes", bare_rate=bare_rate)
+    )
     for kind in ("IndexReplica", "HttpReplica"):
         asyncio.run(
             arrow_batches(
