@@ -86,8 +86,12 @@ class LocalCluster:
         gpus: float = 0,
         labels: Mapping[str, str] | None = None,
         resources: Mapping[str, float] | None = None,
+        cores: set[int] | None = None,
     ) -> None:
-        """Starts a node and returns when it has joined; the first one is the head."""
+        """Starts a node and returns when it has joined; the first one is the head.
+
+        ``cores`` binds all of the node's processes to these cores, so that one CPU means one core.
+        """
         is_head = not self.nodes
         wanted = {
             "node_name": name,
@@ -107,6 +111,7 @@ class LocalCluster:
             wanted["gcs_address"] = self.address
         env = self.env | {"AUTOSCALER_METRIC_PORT": str(ports[1]), "DASHBOARD_METRIC_PORT": str(ports[2])}
         log = self.folder / f"{name}.log"
+        bind = (lambda: os.sched_setaffinity(0, cores)) if cores else None
         with log.open("ab") as sink:
             process = subprocess.Popen(
                 [sys.executable, "-m", "cluster.local", "head" if is_head else "worker", json.dumps(wanted)],
@@ -115,6 +120,7 @@ class LocalCluster:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=sink,
+                preexec_fn=bind,
                 start_new_session=True,  # Ctrl-C of a demo must reach us, not the nodes
             )
         self.nodes[name] = process

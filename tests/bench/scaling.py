@@ -1,0 +1,195 @@
+"""How encoding grows with workers of one core each, and the rate of each of its stages on one core.
+
+    python tests/bench/scaling.py [--images 1500] [--backbone alexnet]
+
+``encode``: `ray job submit` of encode_db to a cluster with one and with two nodes, each bound to one
+core, JPEGs of 500 x 375; the rate is that of the second half (a run of n pictures taken from one of
+2n), so that starting actors does not count. The stages, in one process on one core: fetch + decode,
+forward, gathering and committing codes, and what a chunk of pixels costs on its way from one node to
+another. docs/scaling.md estimates clusters from these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from encoding import N_FILES, make_pictures
+
+from cluster.local import LocalCluster, job_result
+
+ENGINE = "cpu-eager"  # compiling would take longer than the runs
+
+
+def say(**row: Any) -> None:
+    print(json.dumps({"bench": "scaling", **row}), flush=True)
+
+
+def encode_rate(folder: Path, n_workers: int, n_images: int) -> float:
+    """Pictures a second of ``n_workers`` nodes of one core."""
+    place = tempfile.mkdtemp(prefix="hn-", dir="/tmp")
+    seconds = []
+    with LocalCluster(place, object_store_mb=300) as cluster:
+        cluster.add_node("head", cpus=0)
+        for i in range(n_workers):
+            cluster.add_node(f"node-{i + 1}", cpus=1, cores={i})
+        for size in ("one", "two"):
+            run, out = folder / size, tempfile.mkdtemp(dir=folder)
+            words = [f"run={run}", f"out={out}", f"engine={ENGINE}", f"num_actors={n_workers}"]
+            done = cluster.submit(["python", "jobs/encode_db.py", *words], timeout_s=3600)
+            if done.returncode:
+                raise SystemExit(done.stdout)
+            seconds.append(job_result(done.stdout)["seconds"])
+    shutil.rmtree(place, ignore_errors=True)
+    return n_images / (seconds[1] - seconds[0])
+
+
+def per_second(work: Callable[[], int], at_least_s: float = 5.0) -> float:
+    """Units a second: ``work`` does some and says how many."""
+    work()
+    done, started = 0, time.perf_counter()
+    while time.perf_counter() - started < at_least_s:
+        done += work()
+    return done / (time.perf_counter() - started)
+
+
+def stage_rates(folder: Path) -> None:
+    """Decode, forward and commit, each alone on one core."""
+    import torch
+
+    from hashnet.commit import binary_column
+    from hashnet.encoding import Encoder
+    from hashnet.pipeline import Gatherer
+    from hashnet.plan import Part, Plan
+
+    os.sched_setaffinity(0, {0})
+    torch.set_num_threads(1)
+    encoder = Encoder.load(str(folder / "one/model"), engine=ENGINE)
+    assert encoder.preprocess is not None
+    files = [(folder / f"one/{i:04d}.jpg").read_bytes() for i in range(64)]
+    say(
+        case="decode, one core",
+        images_per_s=round(per_second(lambda: len(encoder.preprocess.eval_many(files)[0])), 1),
+        jpeg_bytes=round(np.mean([len(data) for data in files])),
+        pixel_bytes=3 * encoder.preprocess.crop**2,
+    )
+    pixels = encoder.preprocess.eval_many(files)[0]
+    say(case="forward, one core", images_per_s=round(per_second(lambda: len(encoder.encode(pixels))), 1))
+
+    rows = 1 << 20
+    plan = Plan("codes", 64, 8192, (Part("part-00000", "ab", rows),), lineage={"engine": ENGINE})
+    shards = list(plan.ranges())
+    codes = binary_column(np.random.default_rng(0).integers(0, 256, (8192, 8), dtype=np.uint8))
+    gatherer = Gatherer(tempfile.mkdtemp(dir=folder), plan, shards)
+    waiting = iter(shards)
+
+    def commit() -> int:
+        shard = next(waiting, None)
+        if shard is None:
+            return 0
+        first = shard.start
+        ids = np.arange(first, first + 8192)
+        for start in range(0, 8192, 256):  # as chunks of 256 pictures arrive
+            part = slice(start, start + 256)
+            gatherer.add(
+                pa.table(
+                    {
+                        "shard": [shard.name] * 256,
+                        "row_id": ids[part],
+                        "uri": [f"s3://bucket/train/n01440764/{i:09d}.jpg" for i in ids[part]],
+                        "labels": pa.array([[int(i) % 1000] for i in ids[part]], pa.list_(pa.int32())),
+                        "reason": pa.nulls(256, pa.string()),
+                        "code": codes[part],
+                    }
+                )
+            )
+        return 8192
+
+    say(case="gather and commit, one core", rows_per_s=round(per_second(commit, 3.0)))
+
+
+TRANSFER = """
+import json, sys, time
+import numpy as np
+sys.path.insert(0, ".")
+from cluster import session
+session.connect()
+import ray
+from cluster import nodes
+workers = [n.id for n in nodes.alive() if not n.is_head]
+@ray.remote(num_cpus=0.1)
+def make(n): return [ray.put(np.zeros(n, np.uint8)) for _ in range(8)]
+@ray.remote(num_cpus=0.1)
+def take(refs): return sum(ray.get(r).nbytes for r in refs)
+at = lambda node: {"label_selector": {"ray.io/node-id": node}}
+n = 32 << 20
+ray.get(take.options(**at(workers[1])).remote(ray.get(make.options(**at(workers[0])).remote(n))))
+refs = ray.get(make.options(**at(workers[0])).remote(n))
+started = time.perf_counter()
+total = ray.get(take.options(**at(workers[1])).remote(refs))
+seconds = time.perf_counter() - started
+@ray.remote(num_cpus=0.1)
+def nothing(): return 0
+ray.get([nothing.remote() for _ in range(100)])
+begun = time.perf_counter()
+ray.get([nothing.remote() for _ in range(2000)])
+rate = 2000 / (time.perf_counter() - begun)
+ray.shutdown()
+print(json.dumps({"mb_per_s": round(total / seconds / 1e6), "tasks_per_s": round(rate)}))
+"""
+
+
+def transfer_rate() -> None:
+    """Chunks of 32 MB from one node's object store to another's (loopback), and bare tasks a second."""
+    place = tempfile.mkdtemp(prefix="hn-", dir="/tmp")
+    with LocalCluster(place, object_store_mb=1000) as cluster:
+        cluster.add_node("head", cpus=0)
+        for i in range(2):
+            cluster.add_node(f"node-{i + 1}", cpus=1, cores={i})
+        code = Path(place) / "code"
+        code.mkdir()
+        (code / "transfer.py").write_text(TRANSFER)
+        shutil.copytree(Path(__file__).resolve().parents[2] / "cluster", code / "cluster")
+        shutil.copytree(Path(__file__).resolve().parents[2] / "hashnet", code / "hashnet")
+        done = cluster.submit(["python", "transfer.py"], working_dir=str(code), timeout_s=300)
+    if done.returncode:
+        raise SystemExit(done.stdout)
+    say(case="node to node, one core each", **job_result(done.stdout))
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def main() -> None:
+    words = argparse.ArgumentParser()
+    words.add_argument("--images", type=int, default=1500)
+    words.add_argument("--backbone", default="alexnet")
+    given = words.parse_args()
+    with tempfile.TemporaryDirectory(prefix="hn-scaling-") as place:
+        folder = Path(place)
+        for name, n_images in (("one", given.images), ("two", 2 * given.images)):
+            (folder / name).mkdir()
+            make_pictures(folder / name, max(n_images, N_FILES), given.backbone, ENGINE)
+        rates = {n: encode_rate(folder, n, given.images) for n in (1, 2)}
+        about = {"backbone": given.backbone, "engine": ENGINE, "images": given.images}
+        for n, rate in rates.items():
+            say(case=f"encode, {n} worker{'s' * (n > 1)} of one core", images_per_s=round(rate, 1), **about)
+        say(case="encode, 2 workers against 1", ratio=round(rates[2] / rates[1], 3), **about)
+        transfer_rate()
+        stage_rates(folder)
+
+
+if __name__ == "__main__":
+    main()
