@@ -10,18 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hashnet.metrics.kernel import (
-    ALL,
-    ITEMS,
-    ONE,
-    WORDS,
-    U,
-    distance_at,
-    distances,
-    histogram,
-    lowest,
-    within,
-)
+from hashnet.metrics.bitslice import ALL, ITEMS, ONES, WORDS, U, distances
+from hashnet.metrics.histogram import ONE, distance_at, histogram, lowest, within
 from hashnet.metrics.ties import HASH_BITS
 from hashnet.popcount import compiled, popcount
 
@@ -33,7 +23,7 @@ _HASH_AT, _DISTANCE_AT = np.uint64(1), np.uint64(HASH_BITS + 1)  # fields of a c
 def scan(
     first,
     last,
-    M,
+    plan,
     query_start,
     query_classes,
     P,
@@ -49,18 +39,20 @@ def scan(
 ):  # type: ignore[no-untyped-def]
     """Fills the counts and keys of queries ``first`` to ``last - 1``, which share cached blocks.
 
-    counts int64 (2, q, bins): all and relevant items. keys uint64 (q, min(k, n)). M uint64
-    (q, planes): the query's bits as 0 or ALL. P: the planes of the blocks, one after another.
+    counts int64 (2, q, bins): all and relevant items. keys uint64 (q, min(k, n)). ``plan``
+    comes from ``plan_queries``. P: the planes of the blocks, one after another.
     ``dense[dense_of[c]]`` is the mask of class c's items; where dense_of[c] < 0,
     ``lists[list_start[c]:list_start[c + 1]]`` are its places.
     """
-    n_planes, n_bits = M.shape[1], counts.shape[2] - 8  # whole bytes: the last eight bins start at n_bits
-    n_blocks, n_sum = len(P) // (n_planes * WORDS), 7
+    n_bits, n_sum = counts.shape[2] - 8, 7  # whole bytes: the last eight bins start at n_bits
     while (1 << n_sum) <= n_bits:
         n_sum += 1
+    zeros, stride = n_bits * WORDS, (n_bits + 1 + n_sum) * WORDS
+    n_blocks = len(P) // stride
+    D = np.zeros(n_sum * WORDS, dtype=np.uint64)
     S = np.zeros(n_sum * WORDS, dtype=np.uint64)
     C = np.zeros(4 * WORDS, dtype=np.uint64)
-    T = np.zeros((n_sum - 2) * WORDS, dtype=np.uint64)
+    T = np.zeros((n_sum + 3) * WORDS, dtype=np.uint64)  # as many rows as histogram takes
     R = np.zeros((last - first, n_blocks * WORDS), dtype=np.uint64)
     kept = np.zeros((last - first, k + 2 * ITEMS), dtype=np.uint64)
     n_kept = np.zeros(last - first, dtype=np.int64)
@@ -70,39 +62,39 @@ def scan(
         marked = _mark(R, j, query_start, query_classes, first + j, dense_of, dense, list_start, lists)
         few[j] = marked * DENSE < n
     for block in range(n_blocks):
-        at, seen = U(block * n_planes * WORDS), min((block + 1) * ITEMS, n)
+        at, seen = U(block * stride), min((block + 1) * ITEMS, n)
         share = k * (seen / n)
         wanted = k if seen == n else min(k, np.int64(share + 4 * np.sqrt(share) + 8))
         for j in range(last - first):
             i = first + j
             before = _reach(counts, i, k, n_bits)
-            distances(P, at, M, i, S, C)
-            _count(S, T, R, j, block, few[j], counts, i)
+            distances(P, at, zeros, plan, i, S, C, D)
+            _count(D, T, R, j, block, few[j], counts, i)
             if seen == n:
-                counts[0, i, _ones(M, i)] -= n_blocks * ITEMS - n  # the padding is code 0
+                counts[0, i, plan[i, ONES]] -= n_blocks * ITEMS - n  # the padding is code 0
             now = _reach(counts, i, wanted, n_bits)
             guess[j] = min(guess[j], now)
             if n_kept[j] + ITEMS > kept.shape[1]:
                 n_kept[j] = _drop(kept, j, n_kept[j], before)
-            n_kept[j] = _keep(S, T, R, j, block, n, min(now, before - 1), ITEMS, kept, n_kept[j])
+            n_kept[j] = _keep(D, T, R, j, block, n, min(now, before - 1), ITEMS, kept, n_kept[j])
     for j in range(last - first):
         i = first + j
         reach = min(_reach(counts, i, k, n_bits), n_bits)
         if guess[j] < reach:
-            n_kept[j] = _scan_again(P, M, i, S, C, T, R, j, n, reach, k, counts, kept)
+            n_kept[j] = _scan_again(P, stride, zeros, plan, i, S, C, D, T, R, j, n, reach, k, counts, kept)
         _place(kept, j, n_kept[j], counts, i, hashes, keys)
 
 
 @compiled
-def _scan_again(P, M, i, S, C, T, R, j, n, reach, k, counts, kept):  # type: ignore[no-untyped-def]
+def _scan_again(P, stride, zeros, plan, i, S, C, D, T, R, j, n, reach, k, counts, kept):  # type: ignore[no-untyped-def]
     """Keeps the k best of query i, now that the distance of the k-th is known."""
     room, length = k, 0
     for d in range(reach):
         room -= counts[0, i, d]
     for block in range(R.shape[1] // WORDS):
         had = length
-        distances(P, U(block * M.shape[1] * WORDS), M, i, S, C)
-        length = _keep(S, T, R, j, block, n, reach, room, kept, had)
+        distances(P, U(block * stride), zeros, plan, i, S, C, D)
+        length = _keep(D, T, R, j, block, n, reach, room, kept, had)
         for e in range(had, length):
             room -= np.int64(kept[j, e] >> _DISTANCE_AT) == reach
     return length
@@ -127,22 +119,22 @@ def _mark(R, j, query_start, query_classes, i, dense_of, dense, list_start, list
 
 
 @compiled
-def _count(S, T, R, j, block, few, counts, i):  # type: ignore[no-untyped-def]
+def _count(D, T, R, j, block, few, counts, i):  # type: ignore[no-untyped-def]
     """Adds the block's distances to the counts of all and of relevant items of query i."""
     top, base = U(len(T) - WORDS), block * WORDS
     for word in range(WORDS):
         T[top + U(word)] = ALL
-    histogram(S, T, counts[0], i)
+    histogram(D, T, counts[0], i)
     if few:
         for word in range(WORDS):
             mask = R[j, base + word]
             while mask:
-                counts[1, i, distance_at(S, U(word), lowest(mask))] += 1
+                counts[1, i, distance_at(D, U(word), lowest(mask))] += 1
                 mask &= mask - ONE
     else:
         for word in range(WORDS):
             T[top + U(word)] = R[j, base + word]
-        histogram(S, T, counts[1], i)
+        histogram(D, T, counts[1], i)
 
 
 @compiled
@@ -157,21 +149,21 @@ def _reach(counts, i, wanted, n_bits):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _keep(S, T, R, j, block, n, radius, room, kept, length):  # type: ignore[no-untyped-def]
+def _keep(D, T, R, j, block, n, radius, room, kept, length):  # type: ignore[no-untyped-def]
     """Appends the block's items within the radius, at the radius itself only ``room`` of them.
 
     An entry has the fields of a candidate key with the item's place where the hash goes.
     """
     if radius < 0:
         return length
-    within(S, radius, T)
+    within(D, radius, T)
     for word in range(WORDS):
         mask = T[U(word)]
         while mask:
             bit = lowest(mask)
             mask &= mask - ONE
             place = U(block * ITEMS + word * 64) + bit
-            distance = distance_at(S, U(word), bit)
+            distance = distance_at(D, U(word), bit)
             if place >= U(n) or (distance == radius and room <= 0):
                 continue
             room -= distance == radius
@@ -205,12 +197,3 @@ def _place(kept, j, length, counts, i, hashes, keys):  # type: ignore[no-untyped
             place = (kept[j, e] ^ (distance << _DISTANCE_AT)) >> _HASH_AT
             keys[i, at] = (distance << _DISTANCE_AT) | (hashes[place] << _HASH_AT) | (kept[j, e] & ONE)
             slot[distance] = at + 1
-
-
-@compiled
-def _ones(M, i):  # type: ignore[no-untyped-def]
-    """How many bits of query i are one: its distance to code 0."""
-    total = 0
-    for b in range(M.shape[1]):
-        total += M[i, b] != 0
-    return total

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hashnet.codes import as_words, check_codes
-from hashnet.metrics.kernel import ITEMS, WORDS
+from hashnet.metrics.bitslice import ITEMS, WORDS, block_planes, plan_queries, sum_planes
 from hashnet.metrics.relevance import ClassItems, LabelSets, class_items
 from hashnet.metrics.scan import scan
 from hashnet.metrics.ties import tie_hash
-from hashnet.popcount import compiled
+from hashnet.popcount import compiled, popcount
 
 QUERIES = 16  # queries that share a block of the database while it is in the cache
 SCRATCH = 1 << 22  # entries of candidates a thread may hold: 32 MiB
@@ -69,9 +69,7 @@ class Shard:
         """The Partial of packed query codes (q, n_bits // 8) with their labels."""
         k = min(k, self.n)
         bits = np.unpackbits(check_codes(query_codes, self.n_bits), axis=1)
-        masks = np.zeros((len(bits), padded(self.n_bits)), dtype=np.uint64)
-        masks[:, : self.n_bits] = bits
-        masks *= np.uint64(2**64 - 1)
+        plan = plan_queries(bits)
         items = self.items
         counts = np.zeros((2, len(bits), self.n_bits + 8), dtype=np.int64)
         keys = np.zeros((len(bits), k), dtype=np.uint64)
@@ -80,7 +78,7 @@ class Shard:
             scan(
                 first,
                 min(first + together, len(bits)),
-                masks,
+                plan,
                 query_labels.start,
                 query_labels.classes,
                 self.planes,
@@ -123,39 +121,37 @@ def merge(partials: Sequence[Partial], k: int) -> Partial:
     return Partial(counts, np.sort(keys, axis=1))
 
 
-def padded(n_bits: int) -> int:
-    """Planes a code takes: 16 are added at a time."""
-    return -(-n_bits // 16) * 16
-
-
 def bit_planes(codes: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """The bits of codes[order] as planes, uint64, blocks of (padded n_bits, WORDS) one by one.
+    """codes[order] as the blocks of planes that ``hashnet.metrics.bitslice`` tells of, uint64, flat.
 
     Plane b is bit b in the order of numpy's unpackbits; bit i of word w is item 64 w + i.
     """
-    n, n_bits = len(codes), codes.shape[1] * 8
-    n_planes = padded(n_bits)
-    planes = np.zeros(-(-n // ITEMS) * n_planes * WORDS, dtype=np.uint64)
-    # as_words keeps bytes in order; on this little-endian view bit b of byte c is word bit 8 c + b,
-    # and packed codes are most significant bit first: the kernel below turns that round
-    _transpose(as_words(codes), order, n_bits, n_planes, planes)
+    n_bits = codes.shape[1] * 8
+    planes = np.zeros(-(-len(codes) // ITEMS) * block_planes(n_bits) * WORDS, dtype=np.uint64)
+    _fill(as_words(codes), order, n_bits, sum_planes(n_bits), planes)
     return planes
 
 
 @compiled
-def _transpose(words, order, n_bits, n_planes, planes):  # type: ignore[no-untyped-def]
-    n = len(order)
+def _fill(words, order, n_bits, n_sum, planes):  # type: ignore[no-untyped-def]
+    n, stride = len(order), (n_bits + 1 + n_sum) * WORDS
+    square = np.zeros(64, dtype=np.uint64)
+    ones = np.zeros(64, dtype=np.uint64)
     for group in range((n + 63) // 64):  # 64 items fill one word of every plane
-        block, w = group // WORDS, group % WORDS
-        base = block * n_planes * WORDS + w
-        square = np.zeros(64, dtype=np.uint64)
+        base = group // WORDS * stride + group % WORDS
+        ones[:] = 0
         for part in range(words.shape[1]):
             for i in range(64):
                 item = group * 64 + i
                 square[i] = words[order[item], part] if item < n else np.uint64(0)
+                ones[i] += popcount(square[i])
             _transpose_square(square)
+            # the word is little-endian, and codes are packed with the most significant bit first
             for b in range(min(64, n_bits - part * 64)):
                 planes[base + (part * 64 + (b ^ 7)) * WORDS] = square[b]
+        _transpose_square(ones)
+        for b in range(n_sum):
+            planes[base + (n_bits + 1 + b) * WORDS] = ones[b]
 
 
 @compiled

@@ -9,7 +9,7 @@ import pytest
 
 from hashnet.codes import hamming_distances
 from hashnet.labels import share_label
-from hashnet.metrics.kernel import ITEMS
+from hashnet.metrics.bitslice import ITEMS
 from hashnet.metrics.relevance import check_labels, label_sets
 from hashnet.metrics.shard import Shard, merge
 from hashnet.metrics.ties import distances_of, relevance_of, tie_hash

@@ -1,0 +1,160 @@
+"""What bit-sliced distances say: how many items lie at each distance, and which within a radius.
+
+D holds the distances of a block as sum planes (``hashnet.metrics.bitslice``), T rows of item masks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from hashnet.metrics.bitslice import ALL, WORDS, U, W, spread
+from hashnet.popcount import compiled, popcount
+
+ONE = np.uint64(1)
+
+
+@compiled
+def _split(T, level, D, flip):  # type: ignore[no-untyped-def]
+    """Row 8 + level of T = the items of the row above with bit 6 + level set (clear: flip = ALL)."""
+    child, parent, plane = U(8 + level) * W, U(9 + level) * W, U(6 + level) * W
+    some = U(0)
+    for word in range(WORDS):
+        w = U(word)
+        v = T[parent + w] & (D[plane + w] ^ flip)
+        T[child + w] = v
+        some |= v
+    return some != 0
+
+
+@compiled
+def _split_in_eight(T, D):  # type: ignore[no-untyped-def]
+    """Rows 0 to 7 of T = the items of row 8 by their bits 3 to 5; bit r of the result: row r has any."""
+    a0, a1, a2, a3, a4, a5, a6, a7 = U(0), U(0), U(0), U(0), U(0), U(0), U(0), U(0)
+    for word in range(WORDS):
+        w = U(word)
+        v, low, mid = T[w + U(8) * W], D[w + U(3) * W], D[w + U(4) * W]
+        upper = v & D[w + U(5) * W]
+        lower = v ^ upper
+        v3 = lower & mid
+        v1 = lower ^ v3
+        v7 = upper & mid
+        v5 = upper ^ v7
+        r1, r3, r5, r7 = v1 & low, v3 & low, v5 & low, v7 & low
+        r0, r2, r4, r6 = v1 ^ r1, v3 ^ r3, v5 ^ r5, v7 ^ r7
+        T[w], T[w + W], T[w + U(2) * W], T[w + U(3) * W] = r0, r1, r2, r3
+        T[w + U(4) * W], T[w + U(5) * W], T[w + U(6) * W], T[w + U(7) * W] = r4, r5, r6, r7
+        a0 |= r0
+        a1 |= r1
+        a2 |= r2
+        a3 |= r3
+        a4 |= r4
+        a5 |= r5
+        a6 |= r6
+        a7 |= r7
+    some = (a0 != 0) | (a1 != 0) << 1 | (a2 != 0) << 2 | (a3 != 0) << 3
+    return some | (a4 != 0) << 4 | (a5 != 0) << 5 | (a6 != 0) << 6 | (a7 != 0) << 7
+
+
+@compiled
+def _count_leaf(D, T, row, out, i, h):  # type: ignore[no-untyped-def]
+    """Adds to out[i, 8h .. 8h+7] the items of one row of T with each value of the three lowest bits.
+
+    Counting the subsets (n with bit a, with a and b, …) and subtracting needs half the ANDs.
+    """
+    n, na, nb, nc, nab, nac, nbc, nabc = U(0), U(0), U(0), U(0), U(0), U(0), U(0), U(0)
+    here = U(row) * W
+    for word in range(WORDS):
+        w = U(word)
+        v = T[here + w]
+        a, b, c = v & D[w], v & D[w + W], v & D[w + U(2) * W]
+        ab = a & b
+        n += popcount(v)
+        na += popcount(a)
+        nb += popcount(b)
+        nc += popcount(c)
+        nab += popcount(ab)
+        nac += popcount(a & c)
+        nbc += popcount(b & c)
+        nabc += popcount(ab & c)
+    out[i, 8 * h + 7] += np.int64(nabc)
+    out[i, 8 * h + 6] += np.int64(nbc - nabc)
+    out[i, 8 * h + 5] += np.int64(nac - nabc)
+    out[i, 8 * h + 4] += np.int64(nc - nac - nbc + nabc)
+    out[i, 8 * h + 3] += np.int64(nab - nabc)
+    out[i, 8 * h + 2] += np.int64(nb - nab - nbc + nabc)
+    out[i, 8 * h + 1] += np.int64(na - nab - nac + nabc)
+    out[i, 8 * h] += np.int64(n - na - nb - nc + nab + nac + nbc - nabc)
+
+
+@compiled
+def histogram(D, T, out, i):  # type: ignore[no-untyped-def]
+    """Adds to out[i] (a multiple of 8 bins) how many items lie at each distance.
+
+    The items are the mask in the last row of T, which has three rows more than D. This walks the tree
+    of the upper sum bits: a branch without items is left out whole, and real distances fill only a few.
+    """
+    levels = len(D) // WORDS - 6
+    g = 0  # distances 64 g to 64 g + 63
+    while g * 64 < out.shape[1]:
+        level = levels - 1
+        if g:  # the rows above the lowest one bit of g are those of the branch before
+            level = 0
+            while not (g >> level) & 1:
+                level += 1
+        alive = True
+        while alive and level >= 0:
+            alive = _split(T, level, D, U(0) if (g >> level) & 1 else ALL)
+            level -= alive
+        if not alive:
+            g += 1 << level
+            continue
+        some = _split_in_eight(T, D)
+        for row in range(8):
+            if (some >> row) & 1:
+                _count_leaf(D, T, row, out, i, 8 * g + row)
+        g += 1
+
+
+@compiled
+def within(D, radius, T):  # type: ignore[no-untyped-def]
+    """Row 0 of T = mask of the items at distance <= radius."""
+    r0, r1, r2, r3 = spread(radius, 0), spread(radius, 1), spread(radius, 2), spread(radius, 3)
+    r4, r5, r6 = spread(radius, 4), spread(radius, 5), spread(radius, 6)
+    for word in range(WORDS):  # from the lowest bit up: a higher bit that differs decides
+        w = U(word)
+        more = D[w] & ~r0
+        d = D[w + W]
+        more = (d & ~r1) | (more & ~(d ^ r1))
+        d = D[w + U(2) * W]
+        more = (d & ~r2) | (more & ~(d ^ r2))
+        d = D[w + U(3) * W]
+        more = (d & ~r3) | (more & ~(d ^ r3))
+        d = D[w + U(4) * W]
+        more = (d & ~r4) | (more & ~(d ^ r4))
+        d = D[w + U(5) * W]
+        more = (d & ~r5) | (more & ~(d ^ r5))
+        d = D[w + U(6) * W]
+        more = (d & ~r6) | (more & ~(d ^ r6))
+        T[w] = ~more
+    for plane in range(7, len(D) // WORDS):
+        here, r = U(plane) * W, spread(radius, plane)
+        for word in range(WORDS):
+            w = U(word)
+            d = D[here + w]
+            T[w] = ~((d & ~r) | (~T[w] & ~(d ^ r)))
+
+
+@njit(inline="always")
+def lowest(mask):  # type: ignore[no-untyped-def]
+    """The place (0 to 63) of the lowest one bit."""
+    return popcount((mask & (~mask + ONE)) - ONE)
+
+
+@njit(inline="always")
+def distance_at(D, w, bit):  # type: ignore[no-untyped-def]
+    """The distance, int64, of the item at one bit of word w."""
+    distance = U(0)
+    for plane in range(len(D) // WORDS):
+        distance |= ((D[U(plane) * W + w] >> bit) & ONE) << U(plane)
+    return np.int64(distance)
