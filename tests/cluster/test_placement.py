@@ -8,6 +8,8 @@ import urllib.request
 
 import pytest
 
+pytestmark = pytest.mark.slow  # three nodes and waits of their own; a busy machine places otherwise
+
 
 @pytest.fixture(scope="module")
 def cluster(new_cluster):
