@@ -118,7 +118,10 @@ def summarise(
         ),
         per_class=tuple(
             ClassScore(
-                int(c), int(class_queries[c]), float(class_map[c]), class_names[c] if class_names else None
+                int(c),
+                int(class_queries[c]),
+                float(class_map[c]),
+                class_names[int(c)] if class_names else None,
             )
             for c in np.flatnonzero(class_queries)
         ),

@@ -103,7 +103,7 @@ def gather(
     pictures = thumbnails(manifest, wanted, base_uri) if manifest is not None else {}
 
     def names(row: np.ndarray) -> str:
-        return ", ".join(class_names[c] if class_names else str(c) for c in np.flatnonzero(row))
+        return ", ".join(class_names[c] if class_names else str(c) for c in np.flatnonzero(row).tolist())
 
     return [
         Example(

@@ -37,7 +37,7 @@ def precision_recall(reports: Reports, ax: Axes | None = None, by: str = "rank")
         if by == "radius":
             drawn = np.asarray(report.by_radius.empty) < 1
             recall, precision = recall[drawn], precision[drawn]
-        marker = {"marker": "o", "markersize": 3.5} if by == "radius" else {}
+        marker: dict[str, Any] = {"marker": "o", "markersize": 3.5} if by == "radius" else {}
         ax.plot(recall, precision, label=name, **line_style(place), **marker)
     last = max((report.k for report in reports.values()), default=0)
     where = f"rank 1 … {last:,}" if by == "rank" else "Hamming radius 0 … n_bits"
@@ -172,7 +172,7 @@ def losses(history: Any, ax: Axes | None = None) -> Axes:
 def _mark_stages(ax: Axes, history: Any) -> None:
     stage = np.asarray(history.steps["stage"])
     steps, beta = history.steps["step"], history.steps["beta"]
-    starts = np.flatnonzero(np.diff(stage, prepend=stage[:1] - 1)) if len(stage) else []
+    starts = np.flatnonzero(np.diff(stage, prepend=stage[:1] - 1)) if len(stage) else np.zeros(0, int)
     if len(starts) < 2:
         return
     top, free = ax.get_xaxis_transform(), -1.0  # the text before ends at ``free``

@@ -73,9 +73,11 @@ def write_page(
     """Writes OUT/figures and OUT/report.html."""
     entries = []
     for name, heading, note, ax in drawn:
-        svg = to_svg(ax.figure)
+        figure = ax.get_figure(root=True)
+        assert figure is not None
+        svg = to_svg(figure)
         storage.write_bytes(storage.join(out, "figures", f"{name}.svg"), svg.encode())
-        storage.write_bytes(storage.join(out, "figures", f"{name}.png"), to_png(ax.figure))
+        storage.write_bytes(storage.join(out, "figures", f"{name}.png"), to_png(figure))
         entries.append({"name": name, "title": heading, "note": note, "svg": inline_svg(svg, name, heading)})
     text = render(report, entries, shown, title=title, warnings=warnings, made_from=made_from)
     uri = storage.join(out, "report.html")

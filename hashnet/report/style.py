@@ -21,7 +21,7 @@ PALETTE = (
 GOOD, BAD = "#1f9d78", "#d6453d"
 DASHES = ("-", "--", "-.", ":")  # a second mark of difference once the colours come round again
 
-_RC = {
+_RC: Any = {  # matplotlib's own type lists every key there is
     "font.family": "sans-serif",
     "font.size": 10,
     "axes.titlesize": 11,
