@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from hashnet.comparison.cells import report_of
-from hashnet.comparison.intervals import Difference, paired_difference
 from hashnet.comparison.methods import ROWS, TITLES
 from hashnet.comparison.paper import reported_map
-from hashnet.metrics import EvalReport
+from hashnet.metrics import Difference, EvalReport, paired_difference
 
 TABLE_TITLES = {
     1: "Table 1: MAP of all methods",
