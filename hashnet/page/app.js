@@ -304,7 +304,7 @@ function showQuery() {
   picture.hidden = false;
   $("query-frame").hidden = query.kind === "id" && !state.info.pictures;
   $("query-labels").replaceChildren();
-  $("truth").hidden = !(query.kind === "file" && state.info.class_names);
+  $("truth").hidden = query.kind !== "file" || state.info.n_classes === null;
   if (query.kind === "file") {
     $("query-name").textContent = query.file.name || "Pasted picture";
     picture.onload = () => picture.classList.toggle("tiny", picture.naturalWidth <= 64);
