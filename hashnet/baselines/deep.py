@@ -34,7 +34,6 @@ class DeepBaseline(Baseline):
 
     labels = "required"
     head: ClassVar[str] = "linear"
-    grid: ClassVar = {"lr": [0.001, 0.003, 0.01, 0.03]}
 
     model_: HashModel
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,6 @@ class DHN(DeepBaseline):
     """Unweighted pairwise cross-entropy on g = tanh(z), plus ``quantisation`` * mean log cosh(|g| - 1)."""
 
     name = "dhn"
-    grid: ClassVar = {**DeepBaseline.grid, "quantisation": [0.03, 0.1, 0.3]}
 
     def __init__(
         self, n_bits: int = 48, *, quantisation: float = 0.1, alpha: float | None = None, **shared: Any

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,6 @@ class DNNH(DeepBaseline):
 
     name = "dnnh"
     head = "slices"
-    grid: ClassVar = {**DeepBaseline.grid, "margin": [1.0, 4.0]}
 
     def __init__(self, n_bits: int = 48, *, margin: float = 1.0, epsilon: float = 0.4, **shared: Any):
         super().__init__(n_bits, **shared)

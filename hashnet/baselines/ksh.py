@@ -24,7 +24,7 @@ class KSH(Baseline):
 
     name = "ksh"
     labels = "required"
-    grid: ClassVar = {"width": [0.3, 0.5, 1.0, 2.0], "n_anchors": [300, 1000]}
+    grid: ClassVar = {"width": [0.5, 1.0], "n_anchors": [300, 1000]}
 
     anchors_: np.ndarray  # (m, d)
     kernel_mean_: np.ndarray  # (m,): makes the kernel features zero-centred

@@ -27,7 +27,7 @@ class SDH(Baseline):
     name = "sdh"
     labels = "required"
     monotone = True
-    grid: ClassVar = {"width": [0.3, 0.5, 1.0, 2.0], "nu": [1e-5, 1e-2], "lam": [1.0]}
+    grid: ClassVar = {"width": [0.3, 0.5, 1.0], "n_anchors": [1000, 3000]}
 
     anchors_: np.ndarray  # (m, d)
     projection_: np.ndarray  # (m, n_bits): P

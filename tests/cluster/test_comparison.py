@@ -128,3 +128,31 @@ def test_the_progress_table_shows_means_best_trials_and_failures():
         "ITQ            0.6000         ",
         "LSH                     failed",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("features", ["pixels", "backbone"])
+def test_pictures_are_compared_with_shallow_methods_on_pixels_or_features(ray_local, tmp_path, features):
+    config = configs.from_dict(
+        CompareConfig,
+        {
+            "run": str(tmp_path), "dataset": "digits", "backbone": "small_cnn", "resize": 18, "crop": 16,
+            "methods": ["itq", "hashnet"], "bits": [16], "first_epochs": 3, "stage_epochs": 1, "stages": 3,
+            "features": features, "zero_shot": 0,
+        },
+    )  # fmt: skip
+    result = compare(config)
+    assert min(row["16"] for row in result["map"]["Table 1"].values()) > 0.2  # chance is 0.1
+    assert (tmp_path / "backbone-main" / "features").exists() == (features == "backbone")
+
+
+@pytest.mark.slow
+def test_deep_cells_train_on_several_workers(ray_local, manifest, tmp_path):
+    result = compare(
+        settings(tmp_path, manifest, methods=["cnnh", "dnnh"], num_workers=2, cpus_per_worker=1, zero_shot=0)
+    )
+    assert set(result["map"]["Table 1"]) == {"cnnh", "dnnh"}
+    cell = json.loads((tmp_path / "cells" / "main" / "dnnh-16-0" / "cell.json").read_text())
+    about = json.loads((tmp_path / "cells" / "main" / "dnnh-16-0" / "model" / "model.json").read_text())
+    assert about["summary"]["n_workers"] == 2
+    assert cell["report"]["map"] > cell["report"]["chance"]

@@ -32,7 +32,8 @@ def test_candidates_are_every_combination_and_fit_the_constructors():
     for name in SHALLOW:
         for settings in candidates(name):
             assert REGISTRY[name](16, **settings).params().items() >= settings.items()
-    assert len(candidates("dhn")) == len(GRIDS["dhn"]["lr"]) * len(GRIDS["dhn"]["dropout"]) * 3
+    assert len(candidates("dhn")) == 3 * 2 * 2
+    assert {"lr": 0.01, "first_epochs": 80, "quantisation": 0.3} in candidates("dhn")
 
 
 def test_the_variants_of_hashnet_have_the_same_budget():
