@@ -79,6 +79,7 @@ class PairwiseLoss:
         self.similarity, self.weights, self.continuous = similarity, weights, continuous
         self.alpha = 10 / n_bits if alpha is None else alpha
         self.class_weights = class_weights(counts, continuous) if weights == "global" else (1.0, 1.0)
+        self._last: tuple[torch.Tensor, torch.Tensor, Pairs, torch.Tensor] | None = None
 
     def __call__(
         self, logits: torch.Tensor, rows: torch.Tensor, valid: torch.Tensor, beta: float
@@ -88,10 +89,20 @@ class PairwiseLoss:
         logits (n, n_bits); rows (n,) int64 positions in the training set; valid (n,) bool, false for
         padding. A batch without a single known pair has loss 0.
         """
-        pairs = self.similarity.pairs(rows, self.continuous)
-        weight = self._weights(pairs, valid, logits.dtype)
+        pairs, weight = self._known(rows, valid, logits.dtype)
         losses = pair_cross_entropy(relax(logits, beta), pairs.similar, self.alpha)
         return (weight * losses).sum() / weight.sum().clamp(min=torch.finfo(weight.dtype).tiny)
+
+    def _known(
+        self, rows: torch.Tensor, valid: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[Pairs, torch.Tensor]:
+        """Pairs and weights of a batch; J and L of the same batch share them."""
+        if self._last is not None and self._last[0] is rows and self._last[1] is valid:
+            return self._last[2], self._last[3]
+        pairs = self.similarity.pairs(rows, self.continuous)
+        weight = self._weights(pairs, valid, dtype)
+        self._last = rows, valid, pairs, weight
+        return pairs, weight
 
     def _weights(self, pairs: Pairs, valid: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """w_ij (n, n), 0 for pairs that do not count."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -31,20 +32,24 @@ class RowDropout(nn.Module):
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
-        self._step: tuple[torch.Generator, int, int] | None = None
+        self._step: tuple[int, int, int] | None = None
 
     def begin(self, seed: int, first: int, total: int) -> None:
         """The next batch is rows ``first``… of ``total``, and its mask follows from ``seed``."""
-        self._step = torch.Generator().manual_seed(seed), first, total
+        self._step = seed, first, total
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training or self.p == 0:
             return x
         if self._step is None:
             return functional.dropout(x, self.p)
-        generator, first, total = self._step
-        keep = torch.rand((total, *x.shape[1:]), generator=generator)[first : first + len(x)] >= self.p
-        return x * keep.to(x.device) / (1 - self.p)
+        seed, first, total = self._step
+        width = x[0].numel()
+        # Sixteen random bits a value: four times as fast as a float each
+        drawn = np.frombuffer(np.random.default_rng(seed).bytes(2 * total * width), dtype=np.uint16)
+        mine = drawn.reshape(total, width)[first : first + len(x)] >= round(self.p * 65_536)
+        keep = torch.from_numpy(mine).to(x.device, x.dtype).view_as(x)
+        return x * keep / (1 - self.p)
 
 
 class HashModel(nn.Module):

@@ -144,7 +144,7 @@ class _Trainer:
         set_learning_rate(self.optimiser, lr)
         state.beta, state.lr = beta, lr
         # Every random number is a function of (seed, step), so that a resumed step repeats itself.
-        torch.manual_seed(_mix(settings.seed, state.step, self.rank))
+        _seed(_mix(settings.seed, state.step, self.rank), self.device)
         self.model.dropout.begin(_mix(settings.seed, state.step), part.first, len(part.all_rows))
         logits, valid = self._forward(part, inputs, usable)
         rows = torch.from_numpy(part.all_rows).to(self.device)
@@ -159,7 +159,7 @@ class _Trainer:
         state.epoch_loss += j
         self._rows_since += int(part.valid.sum())
         if self.rank == 0 and state.step % settings.log_every == 0:
-            self._log(logits.detach()[valid], rows[valid], beta, lr, j)
+            self._log(logits.detach(), rows, valid, beta, lr, j)
 
     def _forward(
         self, part: Share, inputs: torch.Tensor, usable: np.ndarray
@@ -177,10 +177,11 @@ class _Trainer:
         gathered = gather_rows(torch.cat([logits, column], dim=1))  # one collective for both
         return gathered[:, :-1], gathered[:, -1] > 0.5
 
-    def _log(self, logits: torch.Tensor, rows: torch.Tensor, beta: float, lr: float, j: float) -> None:
+    def _log(
+        self, logits: torch.Tensor, rows: torch.Tensor, valid: torch.Tensor, beta: float, lr: float, j: float
+    ) -> None:
         with torch.no_grad():
-            all_valid = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-            binary = float(self.loss(logits, rows, all_valid, math.inf))
+            binary = float(self.loss(logits, rows, valid, math.inf))
         now = time.monotonic()
         row = {
             "step": self.state.step,
@@ -191,7 +192,7 @@ class _Trainer:
             "J": j,
             "L": binary,
             "rows_per_s": self._rows_since / max(now - self._clock, 1e-9),
-            **look_at(logits, beta),
+            **look_at(logits[valid], beta),
         }
         self._clock, self._rows_since = now, 0
         self.history.add(row)
@@ -253,6 +254,13 @@ class _Trainer:
             f"{what} at step {state.step} (stage {state.stage}, beta {state.beta:g}, learning rate "
             f"{state.lr:g}); use a smaller lr, and look for huge or constant inputs{last}"
         )
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Seeds the device's generator. ``torch.manual_seed`` queues one call a step where CUDA never starts."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def _mix(*numbers: int) -> int:
