@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Says in a line that the browser's tests did not run; a quiet run shows no reasons otherwise."""
+    skipped = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", [])]
+    missing = [reason for reason in skipped if "no browser found" in reason]
+    if missing:
+        terminalreporter.write_line(f"{len(missing)} browser tests: {missing[0].removeprefix('Skipped: ')}")
 
 
 @pytest.fixture(scope="session")
