@@ -61,6 +61,18 @@ def new_axes(ax: Axes | None = None, size: tuple[float, float] = (5.2, 3.6)) -> 
         return figure.add_subplot()
 
 
+def new_row(columns: int, size: tuple[float, float] = (5.2, 3.8)) -> tuple[Figure, list[Axes]]:
+    """A new figure in our style with axes side by side, each of that size."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as NewFigure
+
+    with matplotlib.rc_context(_RC):
+        figure = NewFigure(figsize=(size[0] * columns, size[1]), layout="constrained")
+        FigureCanvasAgg(figure)
+        return figure, [figure.add_subplot(1, columns, place + 1) for place in range(columns)]
+
+
 def line_style(place: int) -> dict[str, Any]:
     """Colour and dashes of the series at ``place``."""
     return {
