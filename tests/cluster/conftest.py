@@ -83,7 +83,7 @@ class Running:
         with self._changed:
             self._changed.notify_all()
 
-    def wait_for(self, words: str, timeout: float = 120) -> None:
+    def wait_for(self, words: str, timeout: float = 300) -> None:
         """Returns when a line with these words has come."""
         with self._changed:
             seen = self._changed.wait_for(
@@ -96,13 +96,13 @@ class Running:
         self.wait_for("submitted successfully")
         return re.search(r"Job '(raysubmit_\w+)' submitted", "".join(self.lines)).group(1)
 
-    def end(self, timeout: float = 280) -> tuple[int, str]:
+    def end(self, timeout: float = 900) -> tuple[int, str]:
         """Exit code and the whole log, when it has ended."""
         code = self.process.wait(timeout)
         self._reader.join(10)
         return code, "".join(self.lines)
 
-    def result(self, timeout: float = 280) -> dict:
+    def result(self, timeout: float = 900) -> dict:
         """What a job that succeeded printed last."""
         code, log = self.end(timeout)
         assert code == 0, log

@@ -1,0 +1,133 @@
+"""Nodes die while a submitted job runs on several of them; the result is that of an undisturbed run."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from hashnet import BinaryIndex, CodeStore
+from hashnet.data.sources import make_manifest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+NODES = {"head": {"cpus": 0}, "stable": {"cpus": 1}, "shaky": {"cpus": 1}}
+TRAIN = (
+    *("backbone=small_cnn", "resize=32", "crop=32", "n_bits=32", "num_workers=2", "cpus_per_worker=1"),
+    *("stages=3", "first_epochs=3", "stage_epochs=2", "checkpoint_every=5", "measure_rows=0"),
+)
+
+SHARD = 100
+ENCODE = (f"rows_per_shard={SHARD}", "engine=cpu-eager", "chunk_rows=64")
+
+
+@pytest.fixture(scope="module")
+def cluster(new_cluster):
+    made = new_cluster(object_store_mb=200)
+    for name, options in NODES.items():
+        made.add_node(name, **options)
+    return made
+
+
+@pytest.fixture
+def whole(cluster):
+    """The cluster with all its nodes, whatever a test before this one killed."""
+    for name, options in NODES.items():
+        if name not in cluster.nodes:
+            cluster.add_node(name, **options)
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory):
+    uri = str(tmp_path_factory.mktemp("data") / "manifest.parquet")
+    make_manifest("synthetic", uri, n_images=12_000, side=32, store="tar", n_query=200, n_train=1_500)
+    return uri
+
+
+@pytest.fixture(scope="module")
+def calm(cluster, submit, manifest, tmp_path_factory):
+    """A run that nothing happened to: its folder and the results of its four jobs."""
+    run = str(tmp_path_factory.mktemp("calm") / "run")
+    results = {
+        "train": submit(cluster, "train.py", f"run={run}", f"manifest={manifest}", *TRAIN).result(),
+        "encode": submit(cluster, "encode_db.py", f"run={run}", *ENCODE).result(),
+        "index": submit(cluster, "build_index.py", f"run={run}").result(),
+        "evaluate": submit(cluster, "evaluate.py", f"run={run}", "k=1000").result(),
+    }
+    return run, results
+
+
+def test_training_goes_on_from_its_checkpoint(whole, submit, manifest, calm, tmp_path):
+    run = str(tmp_path / "run")
+    job = submit(whole, "train.py", f"run={run}", f"manifest={manifest}", *TRAIN)
+    job.wait_for("stage 0 done")
+    whole.kill_node("shaky")
+    whole.add_node("shaky", **NODES["shaky"])
+    result = job.result()
+    assert result["cluster"]["lost"] == 1
+    assert (result["steps"], result["epochs"]) == (calm[1]["train"]["steps"], calm[1]["train"]["epochs"])
+    history = json.loads((tmp_path / "run/model/history.json").read_text())
+    betas = [stage["beta"] for stage in history["stages"]]
+    assert betas == [1, 2, 4]  # not begun again
+
+
+def test_encoding_gives_the_same_shards(whole, submit, calm, tmp_path):
+    run, results = calm
+    out = str(tmp_path / "codes")
+    job = submit(whole, "encode_db.py", f"run={run}", f"out={out}", *ENCODE)
+    _some_shards(tmp_path / "codes")
+    whole.kill_node("shaky")
+    result = job.result()
+    assert result["sha256"] == results["encode"]["sha256"]
+    assert result["cluster"]["lost"] == 1
+    assert np.array_equal(np.sort(CodeStore.open(out).ids()), np.sort(CodeStore.open(f"{run}/codes").ids()))
+
+
+def test_a_new_head_encodes_only_what_is_missing(whole, submit, calm, tmp_path):
+    run, results = calm
+    out = tmp_path / "codes"
+    words = (f"run={run}", f"out={out}", *ENCODE)
+    job = submit(whole, "encode_db.py", *words)
+    _some_shards(out)
+    whole.restart(NODES)  # head and nodes lose power at once
+    job.process.kill()
+    job.end()
+    done = {path: path.stat().st_mtime_ns for path in (out / "_records").glob("*.json")}
+    assert 0 < len(done) < results["encode"]["shards"]
+    result = submit(whole, "encode_db.py", *words).result()
+    assert result["sha256"] == results["encode"]["sha256"]
+    assert result["rows_encoded_now"] == result["rows"] + result["bad_rows"] - SHARD * len(done)
+    assert all(path.stat().st_mtime_ns == then for path, then in done.items())
+
+
+def _some_shards(codes, timeout=120):
+    """Returns when a few shards are committed, and not all."""
+    deadline = time.monotonic() + timeout
+    while len(list((codes / "_records").glob("*.json"))) < 3:
+        assert time.monotonic() < deadline, f"no shards in {codes}"
+        time.sleep(0.1)
+
+
+def test_the_index_is_the_same(whole, submit, calm, tmp_path):
+    run, _ = calm
+    out = str(tmp_path / "index")
+    job = submit(whole, "build_index.py", f"run={run}", f"out={out}", "num_workers=2")
+    job.wait_for("plan: ")
+    whole.kill_node("shaky")
+    job.result()
+    codes = CodeStore.open(f"{run}/codes").codes()[:50]
+    found, expected = (BinaryIndex.load(uri).search(codes, k=20) for uri in (out, f"{run}/index"))
+    assert np.array_equal(found.ids, expected.ids)
+    assert np.array_equal(found.distances, expected.distances)
+
+
+def test_the_evaluation_is_the_same(whole, submit, calm, tmp_path):
+    run, results = calm
+    words = (f"out={tmp_path}/report", f"query_codes={tmp_path}/queries", "rows_per_task=500")
+    job = submit(whole, "evaluate.py", f"run={run}", "k=1000", *words)
+    job.wait_for("plan: evaluate")
+    whole.kill_node("shaky")
+    result = job.result()
+    for measure in ("map", "map_relevant", "map_tie_aware", "precision_within_2", "n_queries"):
+        assert result[measure] == results["evaluate"][measure]
