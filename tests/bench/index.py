@@ -1,6 +1,6 @@
 """Search and build rates of the index against FAISS, usearch and the bare loop, as ratios from one run.
 
-    python tests/bench/index.py [--rows 1281167] [--only exact,approximate,build,sharded,large]
+    python tests/bench/index.py [--rows 1281167] [--only exact,approximate,build,sharded,large] [--one-core]
 
 Prints one JSON row a case. Codes are drawn in 1,000 clusters, as a trained model's are. Each case
 takes turns with its peers and keeps the best of its runs, so that a busy machine troubles all alike;
@@ -38,6 +38,8 @@ from hashnet.store import write_store
 CLUSTERS, NOISE = 1000, 0.1
 SPEND_S = 2.0  # on one case with its peers
 
+clock = time.perf_counter
+
 
 def draw(rows: int, n_bits: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(codes (rows, n_bytes), labels, 1,024 queries) around the same centres."""
@@ -54,12 +56,12 @@ def draw(rows: int, n_bits: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray,
 def best(calls: dict[str, Callable[[], Any]], spend_s: float = SPEND_S) -> dict[str, float]:
     """Seconds of the fastest run of each call; they take turns for ``spend_s`` or three rounds."""
     times = {name: float("inf") for name in calls}
-    started, rounds = time.perf_counter(), 0
-    while rounds < 3 or (time.perf_counter() - started < spend_s and rounds < 200):
+    started, rounds = clock(), 0
+    while rounds < 3 or (clock() - started < spend_s and rounds < 200):
         for name, call in calls.items():
-            begun = time.perf_counter()
+            begun = clock()
             call()
-            times[name] = min(times[name], time.perf_counter() - begun)
+            times[name] = min(times[name], clock() - begun)
         rounds += 1
     return times
 
@@ -76,9 +78,9 @@ def _bare(codes, row_bytes, n, queries, out):  # type: ignore[no-untyped-def]
     for start in range(0, n, kernel.BLOCK):
         count = min(kernel.BLOCK, n - start)
         if words.size:
-            kernel.fill_words(codes, row_bytes, start, count, words)
+            kernel.fill_words(codes, start * row_bytes, len(codes), row_bytes, count, words)
         for j in range(len(queries)):
-            kernel.block_distances(codes, row_bytes, start, count, words, queries[j], out)
+            kernel.block_distances(codes, start * row_bytes, row_bytes, count, words, queries[j], out)
             total += out[0]
     return total
 
@@ -122,7 +124,14 @@ def bench_exact(rows: int) -> None:
                 }
                 if n_bits == 64 and k <= 100 and batch <= 32:
                     calls["usearch"] = partial(
-                        usearch_search, codes, asked, k, MetricKind.Hamming, exact=True, dtype=ScalarKind.B1
+                        usearch_search,
+                        codes,
+                        asked,
+                        k,
+                        MetricKind.Hamming,
+                        exact=True,
+                        dtype=ScalarKind.B1,
+                        threads=default_threads(),
                     )
                 seconds = best(calls)
                 row(
@@ -343,10 +352,26 @@ def main() -> None:
         "--large-rows", type=int, default=100_000_000, help="for --only large (4 GB of memory)"
     )
     parser.add_argument("--only", default="exact,approximate,build,sharded")
+    parser.add_argument(
+        "--one-core",
+        action="store_true",
+        help="one thread each, and its CPU time: for a machine that is busy",
+    )
     arguments = parser.parse_args()
+    if arguments.one_core:
+        global clock
+        clock = time.thread_time
+        os.environ["OMP_NUM_THREADS"] = "1"
     faiss.omp_set_num_threads(default_threads())
     exact.warm_up(64)
-    row("machine", cores=os.cpu_count(), threads=default_threads(), faiss=faiss.__version__)
+    row(
+        "machine",
+        cores=os.cpu_count(),
+        threads=default_threads(),
+        faiss=faiss.__version__,
+        times="CPU" if arguments.one_core else "wall",
+        load=os.getloadavg()[0],
+    )
     for name in arguments.only.split(","):
         BENCHES[name](arguments.large_rows if name == "large" else arguments.rows)
 
