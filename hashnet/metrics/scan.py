@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from hashnet.metrics.bitslice import ALL, ITEMS, ONES, WORDS, U, distances
+from hashnet.metrics.bitslice import ALL, ITEMS, ONES, WORDS, U, distances, sum_planes
 from hashnet.metrics.histogram import ONE, distance_at, histogram, lowest, within
 from hashnet.metrics.ties import HASH_BITS
 from hashnet.popcount import compiled, popcount
 
 DENSE = 32  # relevant items are counted one by one where fewer than one in 32 is relevant
 _HASH_AT, _DISTANCE_AT = np.uint64(1), np.uint64(HASH_BITS + 1)  # fields of a candidate key
+
+
+def scratch_planes(n_bits: int) -> int:
+    """Planes of scratch that ``scan`` works in: distances and sums, masks (three more), four carries."""
+    return 3 * sum_planes(n_bits) + 3 + 4
 
 
 @compiled
@@ -34,6 +39,9 @@ def scan(
     lists,
     hashes,
     k,
+    scratch,
+    R,
+    kept,
     counts,
     keys,
 ):  # type: ignore[no-untyped-def]
@@ -42,19 +50,17 @@ def scan(
     counts int64 (2, q, bins): all and relevant items. keys uint64 (q, min(k, n)). ``plan``
     comes from ``plan_queries``. P: the planes of the blocks, one after another.
     ``dense[dense_of[c]]`` is the mask of class c's items; where dense_of[c] < 0,
-    ``lists[list_start[c]:list_start[c + 1]]`` are its places.
+    ``lists[list_start[c]:list_start[c + 1]]`` are its places. What is
+    left is scratch: ``scratch_planes`` planes, R for a mask of relevant items a query, kept for k + 2 ITEMS
+    candidates a query.
     """
     n_bits, n_sum = counts.shape[2] - 8, 7  # whole bytes: the last eight bins start at n_bits
     while (1 << n_sum) <= n_bits:
         n_sum += 1
     zeros, stride = n_bits * WORDS, (n_bits + 1 + n_sum) * WORDS
     n_blocks = len(P) // stride
-    D = np.zeros(n_sum * WORDS, dtype=np.uint64)
-    S = np.zeros(n_sum * WORDS, dtype=np.uint64)
-    C = np.zeros(4 * WORDS, dtype=np.uint64)
-    T = np.zeros((n_sum + 3) * WORDS, dtype=np.uint64)  # as many rows as histogram takes
-    R = np.zeros((last - first, n_blocks * WORDS), dtype=np.uint64)
-    kept = np.zeros((last - first, k + 2 * ITEMS), dtype=np.uint64)
+    D, S = scratch[: n_sum * WORDS], scratch[n_sum * WORDS : 2 * n_sum * WORDS]
+    T, C = scratch[2 * n_sum * WORDS : (3 * n_sum + 3) * WORDS], scratch[(3 * n_sum + 3) * WORDS :]
     n_kept = np.zeros(last - first, dtype=np.int64)
     guess = np.full(last - first, n_bits, dtype=np.int64)
     few = np.zeros(last - first, dtype=np.bool_)
@@ -103,6 +109,8 @@ def _scan_again(P, stride, zeros, plan, i, S, C, D, T, R, j, n, reach, k, counts
 @compiled
 def _mark(R, j, query_start, query_classes, i, dense_of, dense, list_start, lists):  # type: ignore[no-untyped-def]
     """Sets in R[j] the bits of the items that share a class with query i; how many there are."""
+    for w in range(R.shape[1]):
+        R[j, w] = 0
     for a in range(query_start[i], query_start[i + 1]):
         c = query_classes[a]
         if dense_of[c] >= 0:

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from hashnet.codes import as_words, check_codes
-from hashnet.metrics.bitslice import ITEMS, WORDS, block_planes, plan_queries, sum_planes
+from hashnet.metrics.bitslice import ITEMS, WORDS, aligned, block_planes, plan_queries, sum_planes
 from hashnet.metrics.relevance import ClassItems, LabelSets, class_items
-from hashnet.metrics.scan import scan
+from hashnet.metrics.scan import scan, scratch_planes
 from hashnet.metrics.ties import tie_hash
 from hashnet.popcount import compiled, popcount
 
-QUERIES = 16  # queries that share a block of the database while it is in the cache
-SCRATCH = 1 << 22  # entries of candidates a thread may hold: 32 MiB
+QUERIES = 64  # queries that share a block of the database while it is in the cache
+SCRATCH = 1 << 24  # words a thread may hold for candidates and marks: 128 MiB
 
 
 @dataclass(frozen=True)
@@ -74,33 +74,41 @@ class Shard:
         counts = np.zeros((2, len(bits), self.n_bits + 8), dtype=np.int64)
         keys = np.zeros((len(bits), k), dtype=np.uint64)
 
-        def work(first: int) -> None:
-            scan(
-                first,
-                min(first + together, len(bits)),
-                plan,
-                query_labels.start,
-                query_labels.classes,
-                self.planes,
-                self.n,
-                items.dense_of,
-                items.dense,
-                items.list_start,
-                items.lists,
-                self.hashes,
-                k,
-                counts,
-                keys,
-            )
+        together = max(1, min(QUERIES, SCRATCH // (k + 2 * ITEMS + self.n // 64)))
+        starts = range(0, len(bits), together)
 
-        together = max(1, min(QUERIES, SCRATCH // (k + 2 * ITEMS)))
-        threads = threads or default_threads()
-        if threads == 1 or len(bits) <= together:
-            for first in range(0, len(bits), together):
-                work(first)
+        def work(mine: Sequence[int]) -> None:
+            planes = aligned(scratch_planes(self.n_bits) * WORDS)
+            marks = np.zeros((together, -(-self.n // ITEMS) * WORDS), dtype=np.uint64)
+            kept = np.zeros((together, k + 2 * ITEMS), dtype=np.uint64)
+            for first in mine:
+                scan(
+                    first,
+                    min(first + together, len(bits)),
+                    plan,
+                    query_labels.start,
+                    query_labels.classes,
+                    self.planes,
+                    self.n,
+                    items.dense_of,
+                    items.dense,
+                    items.list_start,
+                    items.lists,
+                    self.hashes,
+                    k,
+                    planes,
+                    marks,
+                    kept,
+                    counts,
+                    keys,
+                )
+
+        threads = min(threads or default_threads(), len(starts))
+        if threads <= 1:
+            work(starts)
         else:
             with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(work, range(0, len(bits), together)))
+                list(pool.map(work, (starts[place::threads] for place in range(threads))))
         return Partial(counts[:, :, : self.n_bits + 1].copy(), keys)
 
 
@@ -127,7 +135,7 @@ def bit_planes(codes: np.ndarray, order: np.ndarray) -> np.ndarray:
     Plane b is bit b in the order of numpy's unpackbits; bit i of word w is item 64 w + i.
     """
     n_bits = codes.shape[1] * 8
-    planes = np.zeros(-(-len(codes) // ITEMS) * block_planes(n_bits) * WORDS, dtype=np.uint64)
+    planes = aligned(-(-len(codes) // ITEMS) * block_planes(n_bits) * WORDS)
     _fill(as_words(codes), order, n_bits, sum_planes(n_bits), planes)
     return planes
 
