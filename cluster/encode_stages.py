@@ -32,9 +32,9 @@ from hashnet.work import Source, Work
 WAVE = 4096  # units of work planned into Ray Data at once: the plan of any database fits in memory
 CHUNK_BYTES = 32 << 20  # pixels that move at once …
 CHUNK_ROWS = (64, 512)  # … within these bounds
-# An actor claims next to no CPU, so that decoding is never locked out, also when a lost node's actors come
-# back on the nodes that are left. More than 0 keeps it off a head without CPUs.
-ACTOR_CPUS, DECODE_CPUS = 0.01, 0.99
+# An actor claims next to no CPU, so that decoding is never locked out: not even on a node with one CPU that
+# takes in the actors of every node that was lost. More than 0 keeps it off a head without CPUs.
+ACTOR_CPUS, DECODE_CPUS = 0.001, 0.95
 
 
 @dataclass(frozen=True)

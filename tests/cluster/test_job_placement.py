@@ -25,7 +25,7 @@ def test_training_spread_over_gpus_and_two_encoders_a_gpu(cluster, submit, tmp_p
 
     job = submit(cluster, "encode_db.py", run, "engine=cpu-eager", "gpus_per_actor=0.5", "chunk_rows=64")
     result = job.result()
-    assert "encoder  4 × {CPU 0.01, GPU 0.5}  →  gpu-1 ×2, gpu-2 ×2" in "".join(job.lines)
+    assert "encoder  4 × {CPU 0.001, GPU 0.5}  →  gpu-1 ×2, gpu-2 ×2" in "".join(job.lines)
     assert (result["rows"], result["nodes"]) == (1600, 2)  # encoders on both GPU nodes, nowhere else
 
 
