@@ -61,6 +61,7 @@ class CompareConfig(TrainConfig):
         choices=("auto", "backbone", "pixels"),
     )  # fmt: skip
     cpus_per_cell: int = key(1, "CPUs of a cell's task", low=1)
+    log_every: int = key(10, "steps between rows of a deep cell's history", low=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
