@@ -1,57 +1,107 @@
 """What the approximate kinds scan, put into order: IVF lists, the HNSW walk, hash buckets.
 
-FAISS returns ties of these kinds in no particular order and cuts them anywhere. So more than k are
-asked for, until the k-th distance is smaller than the last one returned: then every candidate at
-the k-th distance is there and the smallest ids can be kept. Too few hits (removed rows, short
-lists) widen the search; they never come back as fewer results while the index holds more.
+FAISS returns ties of these kinds in no particular order and cuts them anywhere. Our kernel keeps
+them while it scans lists; FAISS is asked for more than k until the k-th distance is smaller than
+the last one returned, when every candidate at the k-th distance is there. Too few hits (removed
+rows, short lists) widen the search; they never come back as fewer while the index holds more.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import faiss
 import numpy as np
 
+from hashnet.codes import as_words
+from hashnet.index import exact, list_kernel
 from hashnet.index.faiss_flat import split_hits
 from hashnet.index.merge import widen
+from hashnet.index.threads import default_threads, run_all
 
 if TYPE_CHECKING:
     from hashnet.index.segment import Segment
 
+QUERIES_A_THREAD = 16  # fewer are answered before another thread has woken up
 SLACK = 16  # asked for beyond k: resolves most ties in one go
 ID_BITS = 47  # ids below 2**47 sort as one integer together with their distance
 
 
 def ivf_top_k(
-    segment: Segment, queries: np.ndarray, k: int, exclude: np.ndarray | None
+    segment: Segment, queries: np.ndarray, k: int, exclude: np.ndarray | None, engine: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """(ids, distances) (q, k) among the lists scanned: nprobe of them, more where k hits need more."""
-    ivf, n = segment.rows.inner, len(segment.rows)
-    wanted = _wanted(segment, len(queries), k, exclude)
     ids = np.full((len(queries), k), -1, dtype=np.int64)
     distances = np.full((len(queries), k), -1, dtype=np.int32)
-    work = [(np.arange(len(queries)), min(n, k + SLACK), segment.options.nprobe)]  # type: ignore[union-attr]
-    while work:
-        rows, fetch, nprobe = work.pop()
-        if not len(rows) or not n:
-            continue
-        parameters = faiss.SearchParametersIVF(nprobe=nprobe)
-        far, near = ivf.search(queries[rows], fetch, params=parameters)
-        all_scanned = near[:, -1] < 0  # an unused slot: nothing scanned is missing
-        last = far[:, -1].copy()
-        near, far, count = tidy(segment, near, far, None if exclude is None else exclude[rows])
-        kth = far[np.arange(len(rows)), np.minimum(k, near.shape[1]) - 1]
-        resolved = (count >= k) & (last > kth)
-        resolved |= (all_scanned | (fetch >= n)) & (count >= wanted[rows])
-        if nprobe >= ivf.nlist:
-            resolved |= all_scanned | (fetch >= n)
-        ids[rows[resolved]] = widen(near[resolved], k)
-        distances[rows[resolved]] = widen(far[resolved], k)
-        short = ~resolved & (all_scanned | (fetch >= n))
-        work.append((rows[short], fetch, min(int(ivf.nlist), nprobe * 4)))
-        work.append((rows[~resolved & ~short], min(n, fetch * 4), nprobe))
+    wanted = _wanted(segment, len(queries), k, exclude)
+    nlist, nprobe = segment.options.nlist, segment.options.nprobe  # type: ignore[union-attr]
+    scan = scan_by_faiss if engine == "faiss" else scan_by_kernel
+    rows = np.flatnonzero(wanted)
+    while len(rows):
+        excluded = None if exclude is None else exclude[rows]
+        near, far, count = scan(segment, queries[rows], k, excluded, nprobe)
+        ids[rows], distances[rows] = near, far
+        rows = rows[count < wanted[rows]] if nprobe < nlist else rows[:0]
+        nprobe = min(nlist, nprobe * 4)
     return ids, distances
+
+
+def scan_by_kernel(
+    segment: Segment, queries: np.ndarray, k: int, exclude: np.ndarray | None, nprobe: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(ids, distances, hits a query) of the ``nprobe`` nearest lists, by our kernel."""
+    rows, n_queries = segment.rows, len(queries)
+    probes, _ = exact.top_k(rows.centroids, queries, nprobe)
+    words = np.array(as_words(queries))
+    dead = rows.ids[segment.dead] if len(segment.dead) else segment.dead
+    excluded = np.full(n_queries, -1, dtype=np.int64) if exclude is None else exclude
+    width = min(k, len(rows))
+    ids = np.full((n_queries, width), -1, dtype=np.int64)
+    distances = np.full((n_queries, width), -1, dtype=np.int32)
+
+    def scan(part: slice) -> np.ndarray:
+        return list_kernel.scan_lists(
+            *rows.inverted,
+            rows.n_bits // 8,
+            probes[part],
+            words[part],
+            rows.n_bits,
+            width,
+            dead,
+            excluded[part],
+            exact.scratch(rows.n_bits),
+            ids[part],
+            distances[part],
+        )
+
+    threads = min(default_threads(), max(1, n_queries // QUERIES_A_THREAD))
+    cuts = np.linspace(0, n_queries, threads + 1).astype(int)
+    counts = run_all([partial(scan, slice(a, b)) for a, b in pairwise(cuts)])
+    return widen(ids, k), widen(distances, k), np.concatenate(counts)
+
+
+def scan_by_faiss(
+    segment: Segment, queries: np.ndarray, k: int, exclude: np.ndarray | None, nprobe: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same by FAISS, which is asked for ever more until no tie is cut."""
+    n, n_queries = len(segment.rows), len(queries)
+    ids = np.full((n_queries, k), -1, dtype=np.int64)
+    distances = np.full((n_queries, k), -1, dtype=np.int32)
+    counts = np.zeros(n_queries, dtype=np.int64)
+    rows, fetch = np.arange(n_queries), min(n, k + SLACK)
+    while len(rows):
+        parameters = faiss.SearchParametersIVF(nprobe=nprobe)
+        far, near = segment.rows.inner.search(queries[rows], fetch, params=parameters)
+        last, whole = far[:, -1].copy(), near[:, -1] < 0  # an unused slot: all that was scanned is here
+        near, far, count = tidy(segment, near, far, None if exclude is None else exclude[rows])
+        near, far = widen(near, k), widen(far, k)
+        resolved = whole | (fetch >= n) | ((count >= k) & (last > far[:, -1]))
+        done = rows[resolved]
+        ids[done], distances[done], counts[done] = near[resolved], far[resolved], count[resolved]
+        rows, fetch = rows[~resolved], min(n, fetch * 4)
+    return ids, distances, np.minimum(counts, k)
 
 
 def hnsw_top_k(

@@ -73,6 +73,8 @@ class BinaryIndex:
             self._move_to_gpu()
         if self.engine == "kernel":
             exact.warm_up(state.n_bits)
+            if state.kind == "ivf" and state.n_live:  # its lists have a kernel of their own
+                self.search(np.zeros((1, state.n_bits // 8), dtype=np.uint8), 1)
 
     # -- making one
 

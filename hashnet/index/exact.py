@@ -59,7 +59,7 @@ def top_k(
             width,
             allowed,
             skip[first:last],
-            _scratch(codes),
+            scratch(codes.shape[1] * 8),
             positions,
             distances,
         )
@@ -101,7 +101,7 @@ def within(
             radius,
             allowed,
             skip[first:last],
-            _scratch(codes),
+            scratch(codes.shape[1] * 8),
         )
         ends = np.cumsum(counts)[:-1]
         return list(zip(np.split(positions, ends), np.split(distances, ends), strict=True))
@@ -150,7 +150,7 @@ def _cut(n: int, n_queries: int, threads: int | None) -> tuple[bool, list[tuple[
     return False, [(int(a), int(b), 0, n_queries) for a, b in pairwise(cuts)]
 
 
-def _scratch(codes: np.ndarray) -> np.ndarray:
-    # n_bits + 1 must fit as "beyond everything"
-    dtype = np.uint8 if codes.shape[1] * 8 < 255 else np.uint16
+def scratch(n_bits: int) -> np.ndarray:
+    """Room for the distances of one block; n_bits + 1 must fit as "beyond everything"."""
+    dtype = np.uint8 if n_bits < 255 else np.uint16
     return np.empty(kernel.BLOCK + kernel.LANES, dtype=dtype)

@@ -23,33 +23,35 @@ CANDIDATES = 1 << 22  # held at once by one thread, 38 MB: a huge k makes groups
 
 
 @compiled
-def fill_words(codes, row_bytes, start, count, words):  # type: ignore[no-untyped-def]
-    """Rows from ``start`` on, transposed to uint64 words (ceil(row_bytes / 8), BLOCK), zero-padded."""
+def fill_words(codes, at, end, row_bytes, count, words):  # type: ignore[no-untyped-def]
+    """``count`` rows from byte ``at`` on as uint64 words (ceil(row_bytes / 8), BLOCK), zero-padded.
+
+    No byte from ``end`` on is read.
+    """
     whole, tail = row_bytes // 8, row_bytes % 8
     for w in range(whole):
         for i in range(count):
-            words[w, i] = load64(codes, (start + i) * row_bytes + 8 * w)
+            words[w, i] = load64(codes, at + i * row_bytes + 8 * w)
     if tail:
+        at += 8 * whole
         mask = (np.uint64(1) << np.uint64(8 * tail)) - np.uint64(1)
         # an 8-byte load in the last rows would read past the end: those go byte by byte
-        last_load = (len(codes) - 8 * whole - 8) // row_bytes
-        safe = min(count, max(0, last_load + 1 - start))
+        safe = min(count, max(0, (end - 8 - at) // row_bytes + 1))
         for i in range(safe):
-            words[whole, i] = load64(codes, (start + i) * row_bytes + 8 * whole) & mask
+            words[whole, i] = load64(codes, at + i * row_bytes) & mask
         for i in range(safe, count):
             word = np.uint64(0)
             for b in range(tail):
-                word |= np.uint64(codes[(start + i) * row_bytes + 8 * whole + b]) << np.uint64(8 * b)
+                word |= np.uint64(codes[at + i * row_bytes + b]) << np.uint64(8 * b)
             words[whole, i] = word
 
 
 @compiled
-def block_distances(codes, row_bytes, start, count, words, query, out):  # type: ignore[no-untyped-def]
-    """Writes the distances of ``query`` to ``count`` rows from ``start`` on into ``out``.
+def block_distances(codes, at, row_bytes, count, words, query, out):  # type: ignore[no-untyped-def]
+    """Writes the distances of ``query`` to ``count`` rows from byte ``at`` on into ``out``.
 
     ``words`` is the rows' transposed copy; where it is empty they are read where they lie.
     """
-    at = start * row_bytes
     if words.size == 0 and row_bytes == 8:
         a = query[0]
         for i in range(count):
@@ -124,9 +126,9 @@ def scan_top_k(  # type: ignore[no-untyped-def]
         for start in range(low, high, BLOCK):
             count = min(BLOCK, high - start)
             if words.size:
-                fill_words(codes, row_bytes, start, count, words)
+                fill_words(codes, start * row_bytes, len(codes), row_bytes, count, words)
             for j in range(size):
-                block_distances(codes, row_bytes, start, count, words, queries[first + j], out)
+                block_distances(codes, start * row_bytes, row_bytes, count, words, queries[first + j], out)
                 out[count : count + LANES] = n_bits + 1  # never below a bound
                 bound, n_used, n_within = bounds[j], used[j], within[j]
                 skipped = skip[first + j]
@@ -206,9 +208,9 @@ def scan_radius(codes, row_bytes, low, high, queries, n_bits, radius, allowed, s
         for start in range(low, high, BLOCK):
             count = min(BLOCK, high - start)
             if words.size:
-                fill_words(codes, row_bytes, start, count, words)
+                fill_words(codes, start * row_bytes, len(codes), row_bytes, count, words)
             for j in range(size):
-                block_distances(codes, row_bytes, start, count, words, queries[first + j], out)
+                block_distances(codes, start * row_bytes, row_bytes, count, words, queries[first + j], out)
                 out[count : count + LANES] = n_bits + 1
                 skipped = skip[first + j]
                 for lane in range(0, count, LANES):

@@ -187,12 +187,3 @@ def _build_ivf(options: IvfOptions, codes: np.ndarray, ids: np.ndarray, centroid
         block_ids = np.ascontiguousarray(ids[start : start + step], dtype=np.int64)
         ivf.add_core(len(block), faiss.swig_ptr(block), faiss.swig_ptr(block_ids), faiss.swig_ptr(lists))
     return ivf
-
-
-def centroids_of(rows: Rows) -> np.ndarray | None:
-    """The list centres of an IVF, to build another one with the same lists."""
-    if rows.kind != "ivf":
-        return None
-    quantizer = faiss.downcast_IndexBinary(rows.inner.quantizer)
-    size = rows.inner.nlist * rows.n_bits // 8
-    return faiss.rev_swig_ptr(quantizer.xb.data(), size).reshape(rows.inner.nlist, -1).copy()

@@ -7,6 +7,7 @@ inside an IDMap where they are not, and IVF lists carry ids anyway.
 
 from __future__ import annotations
 
+import ctypes
 from functools import cached_property
 from typing import Any
 
@@ -67,6 +68,33 @@ class Rows:
         if self.is_id_map:
             return _view(self.index.id_map, self.n, np.int64)
         return np.arange(self.n, dtype=np.int64)
+
+    @cached_property
+    def inverted(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """IVF: (memory uint8, byte of each list's codes, byte of its ids, its size), for the kernel.
+
+        ``memory`` spans from the lowest list to the highest, wherever FAISS keeps or maps them; only
+        the lists themselves may be touched.
+        """
+        lists, n_bytes = self.inner.invlists, self.n_bits // 8
+        sizes = np.array([lists.list_size(i) for i in range(self.inner.nlist)], dtype=np.int64)
+        code_at, id_at = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
+        for i in np.flatnonzero(sizes):
+            code_at[i] = faiss.rev_swig_ptr(lists.get_codes(int(i)), 1).ctypes.data
+            id_at[i] = faiss.rev_swig_ptr(lists.get_ids(int(i)), 1).ctypes.data
+        used = sizes > 0
+        starts = np.concatenate([code_at[used], id_at[used]])
+        ends = np.concatenate([(code_at + sizes * n_bytes)[used], (id_at + sizes * 8)[used]])
+        low, high = (int(starts.min()), int(ends.max())) if used.any() else (0, 0)
+        memory = np.frombuffer(memoryview((ctypes.c_uint8 * (high - low)).from_address(low)), np.uint8)
+        return memory, code_at - low, id_at - low, sizes
+
+    @cached_property
+    def centroids(self) -> np.ndarray:
+        """IVF: the code at the centre of each list, uint8 (nlist, n_bits // 8)."""
+        quantizer = faiss.downcast_IndexBinary(self.inner.quantizer)
+        size = self.inner.nlist * self.n_bits // 8
+        return faiss.rev_swig_ptr(quantizer.xb.data(), size).reshape(self.inner.nlist, -1).copy()
 
     @cached_property
     def _lists(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -61,7 +61,7 @@ class Segment:
         """(ids, distances) (q, k); ``exclude`` holds one id a query that it must not find, or -1."""
         kind = self.rows.kind
         if where is None and kind == "ivf":
-            return approximate.ivf_top_k(self, queries, k, exclude)
+            return approximate.ivf_top_k(self, queries, k, exclude, engine)
         if where is None and kind == "hnsw":
             return approximate.hnsw_top_k(self, queries, k, exclude, engine)
         positions, distances = self.exact_top_k(queries, k, where, exclude, engine)

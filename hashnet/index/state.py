@@ -18,7 +18,6 @@ from hashnet.index.kinds import (
     MultihashOptions,
     Options,
     build_rows,
-    centroids_of,
     parse_options,
 )
 from hashnet.index.postings import Postings
@@ -140,7 +139,8 @@ class State:
             return self._next(segments=())
         options, centroids = self.options, None
         if self.segments and self.segments[0].rows.kind == self.kind:
-            centroids = centroids_of(self.segments[0].rows)  # the same lists, so tuning stays true
+            base = self.segments[0].rows
+            centroids = base.centroids if base.kind == "ivf" else None  # the same lists: tuning stays true
         if centroids is None:  # lists that suited the old size need not suit the new one
             options = parse_options(self.kind, dataclasses.asdict(options), self.n_bits, self.n_live)
         segment = merged(list(self.segments), self.kind, options, self.n_classes, centroids)

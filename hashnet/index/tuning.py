@@ -75,14 +75,14 @@ def sample_queries(segment: Segment, n: int, seed: int) -> np.ndarray:
 
 def distance_recall(segment: Segment, queries: np.ndarray, k: int, truth: np.ndarray) -> float:
     """Share of the true k neighbours' places filled by results at most ``truth`` (q,) away."""
-    _, distances = approximate.ivf_top_k(segment, queries, k, None)
+    _, distances = approximate.ivf_top_k(segment, queries, k, None, "kernel")
     found = (distances >= 0) & (distances <= truth[:, None])
     return float(found.sum() / (len(queries) * min(k, segment.n_live)))
 
 
 def _kth_distance(segment: Segment, queries: np.ndarray, k: int, nlist: int) -> np.ndarray:
     """The true distance of the k-th neighbour, by scanning every list."""
-    _, distances = approximate.ivf_top_k(_with_nprobe(segment, nlist), queries, k, None)
+    _, distances = approximate.ivf_top_k(_with_nprobe(segment, nlist), queries, k, None, "kernel")
     return distances.max(axis=1)
 
 

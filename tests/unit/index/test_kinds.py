@@ -54,11 +54,12 @@ def test_approximate_kinds_order_and_count(codes_of, slow, pairs, kind, sort, n_
             assert found == truth or k < n
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("n_bits", [16, 64, 256])
-def test_ivf_over_all_lists_is_exact(codes_of, slow, pairs, n_bits):
+def test_ivf_over_all_lists_is_exact(codes_of, slow, pairs, n_bits, engine):
     codes, ids = codes_of("duplicated", 400, n_bits), shuffled_ids(400)
     items = dict(zip(ids.tolist(), codes, strict=True))
-    index = BinaryIndex.from_arrays(codes, ids, kind="ivf", nlist=13, nprobe=13)
+    index = BinaryIndex.from_arrays(codes, ids, kind="ivf", nlist=13, nprobe=13, engine=engine)
     for k in (1, 5, 50):
         hits = index.search(codes[:20], k)
         for row in range(20):
@@ -67,11 +68,30 @@ def test_ivf_over_all_lists_is_exact(codes_of, slow, pairs, n_bits):
         assert pairs(hits) == [hit for hit in slow(query, items) if hit[0] <= 3]
 
 
-def test_ivf_ties_go_to_the_smallest_ids_scanned(codes_of):
+@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize("n_bits", [8, 24, 48, 64, 128, 256])
+def test_both_engines_scan_the_same_lists(codes_of, n_bits, sort):
+    """Removed, excluded and tied ones included: what FAISS finds in the probed lists, our kernel finds."""
+    codes, ids = codes_of(sort, 700, n_bits), shuffled_ids(700)
+    ours, theirs = (
+        BinaryIndex.from_arrays(codes, ids, kind="ivf", nlist=9, nprobe=2, engine=engine)
+        for engine in ("kernel", "faiss")
+    )
+    queries, own = codes[:25], ids[:25]
+    for gone in (ids[30::3], ids[31::3]):
+        for k in (1, 7, 90, 800):
+            assert ours.search(queries, k) == theirs.search(queries, k)
+            assert ours.search(queries, k, exclude_self=own) == theirs.search(queries, k, exclude_self=own)
+        for index in (ours, theirs):
+            index.remove(gone)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ivf_ties_go_to_the_smallest_ids_scanned(codes_of, engine):
     """Many equal codes: any cut through the tie must keep the smallest ids."""
     codes = np.repeat(codes_of("random", 4, 64), 500, axis=0)
     ids = shuffled_ids(2000)
-    index = BinaryIndex.from_arrays(codes, ids, kind="ivf", nlist=4, nprobe=1)
+    index = BinaryIndex.from_arrays(codes, ids, kind="ivf", nlist=4, nprobe=1, engine=engine)
     hits = index.search(codes[::500], 7)
     for group in range(4):
         assert hits.ids[group].tolist() == np.sort(ids[group * 500 : group * 500 + 500])[:7].tolist()
