@@ -56,11 +56,24 @@ def _split_in_eight(T, D):  # type: ignore[no-untyped-def]
     return some | (a4 != 0) << 4 | (a5 != 0) << 5 | (a6 != 0) << 6 | (a7 != 0) << 7
 
 
+@njit(inline="always")
+def _book(out, i, h, n, na, nb, nc, nab, nac, nbc, nabc):  # type: ignore[no-untyped-def]
+    """Adds to out[i, 8h .. 8h+7] the items with each value of bits a, b, c, from the sizes of subsets."""
+    out[i, 8 * h + 7] += np.int64(nabc)
+    out[i, 8 * h + 6] += np.int64(nbc - nabc)
+    out[i, 8 * h + 5] += np.int64(nac - nabc)
+    out[i, 8 * h + 4] += np.int64(nc - nac - nbc + nabc)
+    out[i, 8 * h + 3] += np.int64(nab - nabc)
+    out[i, 8 * h + 2] += np.int64(nb - nab - nbc + nabc)
+    out[i, 8 * h + 1] += np.int64(na - nab - nac + nabc)
+    out[i, 8 * h] += np.int64(n - na - nb - nc + nab + nac + nbc - nabc)
+
+
 @compiled
 def _count_leaf(D, T, row, out, i, h):  # type: ignore[no-untyped-def]
-    """Adds to out[i, 8h .. 8h+7] the items of one row of T with each value of the three lowest bits.
+    """Counts the items of one row of T by their three lowest bits.
 
-    Counting the subsets (n with bit a, with a and b, …) and subtracting needs half the ANDs.
+    The sizes of subsets (all, with bit a, with a and b, …) need half the ANDs of the eight values.
     """
     n, na, nb, nc, nab, nac, nbc, nabc = U(0), U(0), U(0), U(0), U(0), U(0), U(0), U(0)
     here = U(row) * W
@@ -77,23 +90,52 @@ def _count_leaf(D, T, row, out, i, h):  # type: ignore[no-untyped-def]
         nac += popcount(a & c)
         nbc += popcount(b & c)
         nabc += popcount(ab & c)
-    out[i, 8 * h + 7] += np.int64(nabc)
-    out[i, 8 * h + 6] += np.int64(nbc - nabc)
-    out[i, 8 * h + 5] += np.int64(nac - nabc)
-    out[i, 8 * h + 4] += np.int64(nc - nac - nbc + nabc)
-    out[i, 8 * h + 3] += np.int64(nab - nabc)
-    out[i, 8 * h + 2] += np.int64(nb - nab - nbc + nabc)
-    out[i, 8 * h + 1] += np.int64(na - nab - nac + nabc)
-    out[i, 8 * h] += np.int64(n - na - nb - nc + nab + nac + nbc - nabc)
+    _book(out, i, h, n, na, nb, nc, nab, nac, nbc, nabc)
 
 
 @compiled
-def histogram(D, T, out, i):  # type: ignore[no-untyped-def]
+def _count_leaf_marked(D, T, row, R, j, base, out, marked, i, h):  # type: ignore[no-untyped-def]
+    """The same, and in ``marked`` the same of the items marked in R[j], block at ``base``."""
+    n, na, nb, nc, nab, nac, nbc, nabc = U(0), U(0), U(0), U(0), U(0), U(0), U(0), U(0)
+    m, ma, mb, mc, mab, mac, mbc, mabc = U(0), U(0), U(0), U(0), U(0), U(0), U(0), U(0)
+    here = U(row) * W
+    for word in range(WORDS):
+        w = U(word)
+        v, r = T[here + w], R[j, base + w]
+        a, b, c = v & D[w], v & D[w + W], v & D[w + U(2) * W]
+        ab, ac, bc = a & b, a & c, b & c
+        abc = ab & c
+        n += popcount(v)
+        na += popcount(a)
+        nb += popcount(b)
+        nc += popcount(c)
+        nab += popcount(ab)
+        nac += popcount(ac)
+        nbc += popcount(bc)
+        nabc += popcount(abc)
+        m += popcount(v & r)
+        ma += popcount(a & r)
+        mb += popcount(b & r)
+        mc += popcount(c & r)
+        mab += popcount(ab & r)
+        mac += popcount(ac & r)
+        mbc += popcount(bc & r)
+        mabc += popcount(abc & r)
+    _book(out, i, h, n, na, nb, nc, nab, nac, nbc, nabc)
+    _book(marked, i, h, m, ma, mb, mc, mab, mac, mbc, mabc)
+
+
+@compiled
+def histogram(D, T, R, j, base, both, out, marked, i):  # type: ignore[no-untyped-def]
     """Adds to out[i] (a multiple of 8 bins) how many items lie at each distance.
 
-    The items are the mask in the last row of T, which has three rows more than D. This walks the tree
-    of the upper sum bits: a branch without items is left out whole, and real distances fill only a few.
+    With ``both``, adds to marked[i] how many of those marked in R[j], block at ``base``, do. T has three
+    rows more than D. This walks the tree of the upper sum bits: a branch without items is left out whole,
+    and real distances fill only a few.
     """
+    top = U(len(T)) - W
+    for word in range(WORDS):
+        T[top + U(word)] = ALL
     levels = len(D) // WORDS - 6
     g = 0  # distances 64 g to 64 g + 63
     while g * 64 < out.shape[1]:
@@ -111,7 +153,11 @@ def histogram(D, T, out, i):  # type: ignore[no-untyped-def]
             continue
         some = _split_in_eight(T, D)
         for row in range(8):
-            if (some >> row) & 1:
+            if not (some >> row) & 1:
+                continue
+            if both:
+                _count_leaf_marked(D, T, row, R, j, base, out, marked, i, 8 * g + row)
+            else:
                 _count_leaf(D, T, row, out, i, 8 * g + row)
         g += 1
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hashnet.metrics.bitslice import ALL, ITEMS, ONES, WORDS, U, distances, sum_planes
+from hashnet.metrics.bitslice import ITEMS, ONES, WORDS, U, distances, sum_planes
 from hashnet.metrics.histogram import ONE, distance_at, histogram, lowest, within
 from hashnet.metrics.ties import HASH_BITS
 from hashnet.popcount import compiled, popcount
@@ -129,20 +129,14 @@ def _mark(R, j, query_start, query_classes, i, dense_of, dense, list_start, list
 @compiled
 def _count(D, T, R, j, block, few, counts, i):  # type: ignore[no-untyped-def]
     """Adds the block's distances to the counts of all and of relevant items of query i."""
-    top, base = U(len(T) - WORDS), block * WORDS
-    for word in range(WORDS):
-        T[top + U(word)] = ALL
-    histogram(D, T, counts[0], i)
+    base = block * WORDS
+    histogram(D, T, R, j, U(base), not few, counts[0], counts[1], i)
     if few:
         for word in range(WORDS):
             mask = R[j, base + word]
             while mask:
                 counts[1, i, distance_at(D, U(word), lowest(mask))] += 1
                 mask &= mask - ONE
-    else:
-        for word in range(WORDS):
-            T[top + U(word)] = R[j, base + word]
-        histogram(D, T, counts[1], i)
 
 
 @compiled
