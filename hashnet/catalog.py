@@ -46,6 +46,9 @@ class Catalog:
     """Looks items of a run up by id. Safe to use from several threads."""
 
     def __init__(self, store: CodeStore, manifest: Manifest | None = None) -> None:
+        self._open(store, manifest)
+
+    def _open(self, store: CodeStore, manifest: Manifest | None) -> None:
         self.store, self.manifest = store, manifest
         self._in_order = [shard for shard in store.shards if shard.rows and not shard.mends]
         self._mended = [shard for shard in store.shards if shard.rows and shard.mends]
@@ -55,6 +58,15 @@ class Catalog:
 
     def __len__(self) -> int:
         return len(self.store)
+
+    def refresh(self) -> bool:
+        """Opens the store and the manifest again where there is more in them now; True where there was."""
+        store = CodeStore.open(self.store.uri)
+        if store.sha256 == self.store.sha256:
+            return False
+        again = None if self.manifest is None else Manifest.open(self.manifest.uri, check=self.manifest.check)
+        self._open(store, again)
+        return True
 
     def items(self, ids: Iterable[int]) -> list[Item | None]:
         """The items, in the order asked; None where the code store has no such id."""

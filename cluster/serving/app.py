@@ -6,6 +6,7 @@ Ray Serve runs it in each HTTP replica on handles to the others.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Annotated, Any
 
@@ -23,10 +24,11 @@ from cluster.serving.describe import ERRORS, answers, body_of, describe
 from cluster.serving.guard import Guard, error_body, error_headers
 from cluster.serving.meter import Meter
 from hashnet import wire
-from hashnet.errors import BadImage, RequestRejected
+from hashnet.errors import RequestRejected
 from hashnet.results import SearchResult
 
 MAX_ITEMS = 2000  # hits of one answer that can come with uri, labels and code
+MAX_JSON_HITS = 200_000  # more are for Arrow: JSON of them would keep a process busy for seconds
 ItemId = Annotated[int, Path(ge=0, le=2**63 - 1, description="id of an indexed item")]
 
 
@@ -132,11 +134,8 @@ class Routes:
         options = reading.check_search(queries, options, about, self.limits)
         request.scope["hashnet"] |= {"queries": len(queries), "kind": queries.kind}
         call = Call(**options, want_codes=not wants_arrow)
-        if call.want_items and (call.k or 0) * len(queries) > MAX_ITEMS:
-            asked = (call.k or 0) * len(queries)
-            raise wire.bad(
-                "too_many_items", f"items=true answers at most {MAX_ITEMS} hits, asked {asked}", 422
-            )
+        if not wants_arrow:
+            call = _bounded_json(call, len(queries))
         found = await self.backend.search(queries, call)
         request.scope["hashnet"]["version"] = found.version
         if wants_arrow:
@@ -171,12 +170,7 @@ class Routes:
 
     async def thumbnail(self, id: ItemId, request: Request) -> Response:
         """A small picture of an indexed item."""
-        try:
-            picture, kind, tag = await self.backend.thumbnail(id)
-        except BadImage as error:
-            raise wire.bad(
-                "no_picture", f"the picture of item {id} cannot be shown: {error.reason}", 404
-            ) from error
+        picture, kind, tag = await self.backend.thumbnail(id)
         headers = {"etag": f'"{tag}"', "cache-control": "private, max-age=3600"}
         if headers["etag"] in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
@@ -227,6 +221,18 @@ class Routes:
                 result["items"] = await self.backend.describe(hit.ids, codes)
                 start += len(hit)
         return results
+
+
+def _bounded_json(call: Call, n_queries: int) -> Call:
+    """The call with the bounds of a JSON answer."""
+    asked = (call.k or 0) * n_queries
+    if call.want_items and asked > MAX_ITEMS:
+        raise wire.bad("too_many_items", f"items=true answers at most {MAX_ITEMS} hits, asked {asked}", 422)
+    if asked > MAX_JSON_HITS:
+        raise wire.bad(
+            "too_many_hits", f"JSON answers at most {MAX_JSON_HITS:,} hits, asked {asked:,}; use Arrow", 413
+        )
+    return dataclasses.replace(call, max_hits=min(call.max_hits, MAX_JSON_HITS))
 
 
 def _rows(hits: SearchResult) -> list[SearchResult]:

@@ -7,7 +7,9 @@ them in this process, ``RayBackend`` (in ``replicas.py``) sends them to the repl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import logging
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +22,14 @@ from cluster.serving.index_holder import IndexHolder
 from cluster.serving.meter import Meter, prometheus
 from cluster.serving.writer import Writer, written_or_raise
 from hashnet.catalog import Catalog
-from hashnet.errors import RequestRejected
+from hashnet.errors import BadImage, HashnetError, RequestRejected
 from hashnet.queries import Queries
 from hashnet.results import SearchResult
 from hashnet.wire import bad
+
+log = logging.getLogger(__name__)
+
+REOPEN_S = 5.0  # between two looks whether the code store has grown
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class Backend:
     def __init__(self, catalog: Catalog | None, fixed: dict[str, Any], timeout_s: float = 20.0) -> None:
         self.catalog, self.fixed, self.timeout_s = catalog, fixed, timeout_s
         self._about: dict[str, Any] | None = None
+        self._reopened = 0.0
 
     # -- the four open calls
 
@@ -137,7 +144,7 @@ class Backend:
         """uri, labels, code and thumbnail of indexed items whose codes are at hand."""
         records: list[Any] = [None] * len(ids)
         if self.catalog is not None and len(ids):
-            records = await asyncio.to_thread(self.catalog.items, ids.tolist())
+            records = await asyncio.to_thread(self._look_up, ids.tolist())
         texts = [code.tobytes().hex() for code in codes]
         # An id that was removed and given to something else is not the one in the code store.
         own = [
@@ -163,6 +170,25 @@ class Backend:
             )
         return out
 
+    def _look_up(self, ids: list[int]) -> list[Any]:
+        """Items of the code store; one that is missing may have been encoded since it was opened."""
+        found = self._stored(ids)
+        if None in found and time.monotonic() - self._reopened > REOPEN_S:
+            self._reopened = time.monotonic()
+            assert self.catalog is not None
+            with contextlib.suppress(HashnetError):  # being written: what is known goes on being told
+                if self.catalog.refresh():
+                    found = self._stored(ids)
+        return found
+
+    def _stored(self, ids: list[int]) -> list[Any]:
+        assert self.catalog is not None
+        try:
+            return self.catalog.items(ids)
+        except HashnetError as error:  # a store that was written anew, or cannot be read: hits stay hits
+            log.warning("items cannot be looked up: %s", error)
+            return [None] * len(ids)
+
     async def sample(self, n: int, seed: int) -> tuple[int, list[dict[str, Any]]]:
         """(version, some indexed items)."""
         if self.catalog is None:
@@ -176,7 +202,12 @@ class Backend:
         _, items = await self.items(np.array([id_], dtype=np.int64))
         small = None
         if self.catalog is not None and items[0]["thumbnail"] is not None:
-            small = await asyncio.to_thread(self.catalog.thumbnail, id_)
+            try:
+                small = await asyncio.to_thread(self.catalog.thumbnail, id_)
+            except BadImage as error:
+                raise bad(
+                    "no_picture", f"the picture of item {id_} cannot be shown: {error.reason}", 404
+                ) from error
         if small is None:
             raise bad("no_picture", f"item {id_} has no picture", 404)
         return (*small, hashlib.sha256(small[0]).hexdigest()[:16])

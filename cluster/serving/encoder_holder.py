@@ -25,7 +25,8 @@ class EncoderHolder:
 
         self.encoder = Encoder.load(uri, engine=engine, batch_rows=batch_rows)
         self.max_pixels = max_pixels
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+        # Few at a time: a picture at the bound takes 150 MB and more while it is decoded.
+        self._pool = ThreadPoolExecutor(min(threads, 4), thread_name_prefix="decode")
 
     def encode(self, batches: Sequence[Queries]) -> list[np.ndarray | Mistake]:
         """One answer a batch: codes uint8 (n, n_bits // 8), or (code, message, status) of what is wrong."""
@@ -87,6 +88,10 @@ def check_pixels(picture: bytes, name: str, max_pixels: int) -> None:
     try:
         with Image.open(io.BytesIO(picture), formats=FORMATS) as opened:
             width, height = opened.size
+    except Image.DecompressionBombError:
+        raise bad(
+            "image_too_large", f"{name} has far too many pixels; at most {max_pixels:,} are taken", 413
+        ) from None
     except Exception:
         raise bad("not_an_image", f"{name} is not a picture this server can read", 422) from None
     if width * height > max_pixels:

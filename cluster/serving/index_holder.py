@@ -31,7 +31,7 @@ class IndexHolder:
         self.uri, self.model_sha256 = uri, model_sha256
         self.index = BinaryIndex.load(uri, engine=engine, device=device)
         check_model(self.index.lineage, model_sha256, uri)
-        self.refused = 0  # the newest version that does not fit the model
+        self.refused = 0  # the version on disk that does not fit the model
 
     @property
     def version(self) -> int:
@@ -52,12 +52,13 @@ class IndexHolder:
         }
 
     def follow(self) -> bool:
-        """Takes over a newer version on disk, beside the searches that run; True when it did.
+        """Takes over another version on disk, beside the searches that run; True when it did.
 
-        A version made with another model or code length is not taken over: the old one goes on.
+        A version made with another model or code length is not taken over: the old one goes on. An
+        index that was deleted and built anew begins with version 1 again and is followed, too.
         """
         found = self.index.disk_version()
-        if found <= max(self.version, self.refused):
+        if found in (0, self.version, self.refused):
             return False
         fresh = self.index.newest()
         try:

@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import logging
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,7 @@ JSON_REFUSALS: dict[str, tuple[dict[str, Any], int, str]] = {
     "k as true": ({"codes": [CODE], "k": True}, 422, "k_out_of_range"),
     "null": ({"codes": [CODE], "ids": None}, 422, "invalid_request"),
     "a negative id": ({"ids": [-1]}, 422, "invalid_request"),
+    "too much for JSON": ({"ids": [0] * 300, "k": 900}, 413, "too_many_hits"),
     "a version to come": ({"codes": [CODE], "min_version": 99}, 503, "version_behind"),
     "exclude_self without ids": ({"codes": [CODE], "exclude_self": True}, 422, "invalid_request"),
 }
@@ -306,6 +308,13 @@ def test_bounds(app: Callable[..., Guard], index: BinaryIndex) -> None:
         assert error_of(http.post("/v1/search", content=pieces, headers=image)) == (413, "too_large")
         bomb = png(2000, 2000)  # 4 megapixels in a few kilobytes
         assert len(bomb) < 20_000
+        huge = bytearray(bomb)
+        huge[16:24] = (60_000).to_bytes(4, "big") * 2  # what the header says is enough
+        huge[29:33] = zlib.crc32(bytes(huge[12:29])).to_bytes(4, "big")
+        assert error_of(http.post("/v1/search", content=bytes(huge), headers=image)) == (
+            413,
+            "image_too_large",
+        )
         assert error_of(http.post("/v1/search", content=bomb, headers=image)) == (413, "image_too_large")
         body = wire.write_queries(Queries("codes", some_codes(4)))
         assert error_of(http.post("/v1/search", content=body, headers=arrow)) == (413, "too_many")
@@ -547,6 +556,47 @@ def test_a_version_of_another_model_is_not_taken_over(own_run: str) -> None:
     BinaryIndex.from_arrays(some_codes(5), lineage=first.lineage).save(f"{own_run}/index")
     assert holder.follow()
     assert len(holder.index) == 5
+
+
+def test_an_index_built_anew_is_followed(tmp_path: Path) -> None:
+    import shutil
+
+    folder = str(tmp_path / "index")
+    first = BinaryIndex.from_arrays(some_codes(5))
+    first.save(folder)
+    first.add(some_codes(1), ids=[7])
+    holder = IndexHolder(folder)
+    assert holder.version == 2
+    shutil.rmtree(folder)
+    assert not holder.follow()  # gone: the old one goes on answering
+    BinaryIndex.from_arrays(some_codes(9)).save(folder)
+    assert holder.follow()
+    assert (holder.version, len(holder.index)) == (1, 9)
+
+
+def test_items_encoded_later_are_known(app: Callable[..., Guard], own_run: str) -> None:
+    """The database grows: more codes in the store, then a new index version; nothing is restarted."""
+    from hashnet.store import CodeStore, write_store
+
+    guard = app(folder=own_run)
+    store = CodeStore.open(f"{own_run}/codes")
+    codes, ids = store.codes(), store.ids()
+    new = np.array([5000], dtype=np.int64)
+    with TestClient(guard, base_url=BASE) as http:
+        assert error_of(http.get("/v1/items/5000")) == (404, "unknown_id")
+        grown = write_store(
+            store.uri,
+            np.concatenate([codes, some_codes(1)]),
+            ids=np.concatenate([ids, new]),
+            labels=np.concatenate([store.labels(), np.eye(10, dtype=np.uint8)[:1]]),
+            uris=[*store.uris(), "digits/new.png"],
+            lineage=store.lineage,
+            overwrite=True,
+        )
+        BinaryIndex.build(grown).save(f"{own_run}/index")
+        http.post("/v1/search", json={"ids": [int(ids[0])], "min_version": 2})
+        item = http.get("/v1/items/5000").json()
+    assert (item["uri"], item["labels"]) == ("digits/new.png", [0])
 
 
 def test_a_model_that_did_not_make_the_index_is_refused_with_both_hashes(
