@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -14,11 +15,11 @@ import hashnet
 from cluster import counting, evaluation
 from cluster.encoding import EncodeConfig, encode_database
 from cluster.evaluation import EvaluateConfig, evaluate_run
-from hashnet import CodeStore, Encoder, EvalReport, Manifest
+from hashnet import Encoder, EvalReport, Manifest
 from hashnet.data.fetch import feature_matrix
 from hashnet.data.rows import Rows
 from hashnet.data.writer import write_manifest
-from hashnet.errors import DataError, LineageMismatch
+from hashnet.errors import DataError, LineageMismatch, StoreError
 from hashnet.models import build_model
 from hashnet.training.bundle import save_bundle
 
@@ -80,6 +81,7 @@ def expected(run) -> EvalReport:
 
 @pytest.mark.parametrize(("rows_per_task", "range_bytes"), [(10_000, 64 << 20), (150, 64 << 20), (500, 1)])
 def test_report_does_not_depend_on_tasks(run, expected, tmp_path, monkeypatch, rows_per_task, range_bytes):
+    # 1, 9 and 4 groups of shards (9 are folded first), and 1 or 3 ranges of queries
     monkeypatch.setattr(counting, "RANGE_BYTES", range_bytes)
     out = str(tmp_path / "report")
     config = EvaluateConfig(run=run, k=100, out=out, rows_per_task=rows_per_task, figures=False)
@@ -87,3 +89,103 @@ def test_report_does_not_depend_on_tasks(run, expected, tmp_path, monkeypatch, r
     assert EvalReport.load(out + "/report.json") == expected
     assert result["map"] == expected.map
     assert result["n_queries"] == 600
+    assert not list((tmp_path / "report").glob("parts-*"))
+
+
+def test_report_does_not_depend_on_shards(run, expected, tmp_path):
+    codes = str(tmp_path / "codes")
+    encode_database(EncodeConfig(run=run, out=codes, rows_per_shard=777, engine="cpu-eager"))
+    evaluate_run(EvaluateConfig(run=run, codes=codes, k=100, out=str(tmp_path / "report"), figures=False))
+    assert EvalReport.load(str(tmp_path / "report" / "report.json")) == expected
+
+
+def test_it_goes_on_where_it_was(run, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(counting, "RANGE_BYTES", 1)
+    out = tmp_path / "report"
+    config = EvaluateConfig(run=run, k=100, out=str(out), figures=False)
+    whole, counted = evaluation.run_ranges, []
+
+    def watched(*args):
+        for span, blocks in whole(*args):
+            counted.append(span)
+            yield span, blocks
+
+    def stopping(*args):
+        yield next(watched(*args))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation, "run_ranges", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_run(config)
+    assert not (out / "report.json").exists()
+    assert len(list(out.glob("parts-*/*"))) == 1
+    monkeypatch.setattr(evaluation, "run_ranges", watched)
+    evaluate_run(config)
+    assert sorted(counted) == [(0, 256), (256, 512), (512, 600)]  # none of them twice
+    assert EvalReport.load(str(out / "report.json")) == expected
+    evaluate_run(config)  # finished: nothing is counted again
+    assert len(counted) == 3
+    evaluate_run(replace(config, k=50))  # other settings: everything is
+    assert len(counted) == 6
+    assert EvalReport.load(str(out / "report.json")).k == 50
+
+
+def test_k_none_ranks_the_whole_database(run, tmp_path):
+    result = evaluate_run(EvaluateConfig(run=run, k=None, out=str(tmp_path / "report"), figures=False))
+    assert result["k"] == result["n_database"] == 1800
+
+
+def test_codes_of_another_model_are_refused(run, tmp_path):
+    torch.manual_seed(1)
+    other = str(tmp_path / "model")
+    save_bundle(other, build_model("features", 24, n_features=12))
+    with pytest.raises(LineageMismatch, match="encode the database with this model"):
+        evaluate_run(EvaluateConfig(run=run, model=other, query_codes=str(tmp_path / "q"), figures=False))
+
+
+def test_a_run_without_labels_says_so(ray_local, tmp_path):
+    folder = make_run(tmp_path / "run", labelled=False)
+    encode_database(EncodeConfig(run=folder, engine="cpu-eager"))
+    with pytest.raises(DataError, match="no labels"):
+        evaluate_run(EvaluateConfig(run=folder, figures=False))
+
+
+def test_a_run_without_codes_says_so(ray_local, tmp_path):
+    with pytest.raises(StoreError):
+        evaluate_run(EvaluateConfig(run=make_run(tmp_path / "run"), figures=False))
+
+
+def test_figures_and_page(run, tmp_path):
+    out = tmp_path / "report"
+    result = evaluate_run(EvaluateConfig(run=run, k=100, out=str(out)))
+    assert result["page"] == str(out / "report.html")
+    text = (out / "report.html").read_text(encoding="utf-8")
+    assert f"{result['map']:.4f}" in text
+    assert (out / "figures" / "precision-recall.png").exists()
+
+
+def test_the_job_prints_one_json_line(run, expected, python, repo):
+    done = subprocess.run(
+        [python, "jobs/evaluate.py", f"run={run}", "k=100", "figures=false"],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["map"] == expected.map
+    assert result["report"] == run + "/report/report.json"
+
+
+def test_the_job_tells_mistakes_in_a_sentence(run, python, repo):
+    done = subprocess.run(
+        [python, "jobs/evaluate.py", f"run={run}", "k=0", "devise=cpu"],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "must be at least 1" in done.stderr
+    assert "did you mean 'device'" in done.stderr
+    assert "Traceback" not in done.stderr
