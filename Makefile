@@ -1,4 +1,4 @@
-# hashnet: `make help` says what there is. VENV=PATH puts the environment (6 GB) elsewhere, so that clones can share one.
+# hashnet: `make help` says what there is. VENV=PATH puts the environment (7 GB) elsewhere, so that clones can share one.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -18,10 +18,12 @@ export RAY_USAGE_STATS_ENABLED := 0
 .PHONY: help setup demo test test-all browser lint format cluster-demo scale bench audit clean
 help:  ## this list
 	@echo "hashnet: learned binary codes, trained and encoded on Ray, searched with FAISS"; echo
-	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
-	@echo; echo "  VENV=PATH    where the environment lies (default .venv, 6 GB)"
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo; echo "  VENV=PATH    where the environment lies (default .venv, 7 GB)"
 	@echo "  PYTHON=CMD   the Python to make it with (default python3; 3.11 or newer)"
 	@echo "  EXTRA=gpu    install FAISS for GPUs instead of faiss-cpu"
+	@echo "  IMAGES=DIR   make demo on your own pictures, one folder a class"
+	@echo "  OPEN=1       make demo ends with the report and the search page in a browser"
 
 setup: $(STAMP)  ## make the environment (done by the others when needed)
 	@.ci/link "$(VENV_DIR)" "$(CURDIR)"
@@ -29,8 +31,8 @@ setup: $(STAMP)  ## make the environment (done by the others when needed)
 $(STAMP): pyproject.toml constraints.txt
 	@.ci/setup "$(PYTHON)" "$(VENV_DIR)" "$(EXTRA)" "$(STAMP)"
 
-demo: setup  ## everything on the embedded default: train, encode, index, evaluate, query, report
-	@"$(BIN)/python" jobs/demo.py run="$(abspath $(or $(RUN),runs/demo))" $(if $(IMAGES),images="$(abspath $(IMAGES))") $(if $(OPEN),open=true)
+demo: setup  ## train, encode, index, evaluate, compare, query, report: on embedded data, or on pictures of yours
+	@"$(BIN)/python" jobs/demo.py run="$(abspath $(or $(RUN),runs/$(if $(IMAGES),pictures,demo)))" $(if $(IMAGES),images="$(IMAGES)") $(if $(OPEN),open=true)
 
 test: setup  ## the tests that every change must pass (under ten minutes on two cores)
 	@"$(BIN)/python" -m pytest -q $(ARGS)

@@ -7,6 +7,9 @@ its name calls, so the run can be looked at, resumed and served like any other.
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 import sys
 import time
 import webbrowser
@@ -44,7 +47,9 @@ class DemoConfig:
     n_bits: int = key(48, "code length", check=check_n_bits)
     num_workers: int = key(2, "training workers", low=1)
     k: int = key(1000, "depth of MAP", low=1)
-    open: bool = key(False, "open the report in a browser when done")
+    open: bool = key(
+        False, "when done, show the report in a browser, then serve the search page until Ctrl-C"
+    )
 
 
 def demo(config: DemoConfig) -> dict[str, Any]:
@@ -58,16 +63,17 @@ def demo(config: DemoConfig) -> dict[str, Any]:
     compared = _stage("compare with LSH, ITQ and DHN", compare, _compare_config(config))
     found = _query(config.run)
     rows = _table(config, measured, compared)
-    _say(config, rows, measured, found, time.monotonic() - started)
+    took = time.monotonic() - started
+    _say(config, rows, measured, found, took)
     if config.open:
-        webbrowser.open(f"file://{storage.resolve(measured['page'])[1]}")
+        _show(config.run, measured["page"])
     return {
         "run": config.run,
         "table": rows,
         "report": measured["page"],
         "model_sha256": trained["sha256"],
         "query": found,
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(took, 1),
     }
 
 
@@ -89,16 +95,22 @@ def _train_config(config: DemoConfig) -> TrainConfig:
 
 
 def _manifest_of(config: DemoConfig) -> str:
-    from hashnet.data.sources import make_manifest
+    """RUN/pictures.parquet of the folder, made once."""
+    from hashnet.data.files import absolute
+    from hashnet.data.sources import load_rows, make_manifest
 
-    where = storage.join(config.run, "pictures.parquet")
-    if not storage.exists(where):
-        manifest = make_manifest("imagefolder", where, path=config.images)
-        if manifest.n_classes is None:
+    assert config.images is not None
+    where, folder = storage.join(config.run, "pictures.parquet"), absolute(config.images)
+    if not storage.exists(storage.join(where, "_manifest.json")):
+        if load_rows("imagefolder", path=folder)[0].labels is None:
             raise ConfigError(
-                f"{config.images} has no class folders; the demo needs labels to measure with: "
+                f"{folder} has no class folders; the demo needs labels to measure with: "
                 "put the pictures into one folder a class"
             )
+        make_manifest("imagefolder", where, path=folder)
+    made_of = Manifest.open(where).source["options"]["path"]
+    if made_of != folder:
+        raise ConfigError(f"{config.run} was made of the pictures in {made_of}; give {folder} another run=")
     return where
 
 
@@ -129,6 +141,7 @@ def _query(run: str) -> dict[str, Any]:
     names = manifest.class_names or [str(c) for c in range(manifest.n_classes or 0)]
     return {
         "row_id": row["row_id"][0].as_py(),
+        "uri": row["uri"][0].as_py(),
         "labels": [names[c] for c in row["labels"][0].as_py()],
         "ids": hits.ids[0].tolist(),
         "distances": hits.distances[0].tolist(),
@@ -157,6 +170,8 @@ def _say(
     for row in rows:
         lines.append(f"{row['method']:<10}{row['n_bits'] or '':>6}{row['map']:>12.4f}")
     hits = ", ".join("/".join(labels) or "-" for labels in found["hit_labels"])
+    asked = shlex.quote(found["uri"]) if os.path.isfile(found["uri"]) else f"--id {found['ids'][0]}"
+    run = shlex.quote(config.run)
     lines += [
         "",
         f"query row {found['row_id']} ({'/'.join(found['labels'])}) found: {hits}",
@@ -164,7 +179,24 @@ def _say(
         f"all of it took {duration(took)}",
         "",
         "try next:",
-        f"  python jobs/serve.py run={config.run}      # a search page at http://127.0.0.1:8000/",
-        f"  hashnet query PICTURE --run {config.run} -k 10",
+        f"  {command('python')} jobs/serve.py run={run}      # a search page at http://127.0.0.1:8000/",
+        f"  {command('hashnet')} query {asked} --run {run} -k 10",
     ]
     print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def command(name: str) -> str:
+    """How to call a program of this environment from here: by name where the shell finds it, else by path."""
+    mine = Path(sys.executable).parent / name
+    return name if shutil.which(name) == str(mine) else os.path.relpath(mine)
+
+
+def _show(run: str, report: str) -> None:
+    """The report, then the search page for as long as it is served."""
+    import ray
+
+    from cluster.serving import ServeConfig, serve_run
+
+    webbrowser.open(f"file://{storage.resolve(report)[1]}")
+    ray.shutdown()  # the server starts a Ray with settings of its own
+    serve_run(ServeConfig(run=run), when_up=webbrowser.open)

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from cluster import placement, session
@@ -22,10 +23,12 @@ log = logging.getLogger(__name__)
 QUIET = {"RAY_SERVE_LOG_TO_STDERR": "0", "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "100"}
 
 
-def serve_run(config: ServeConfig) -> dict[str, Any]:
-    """Serves until interrupted; returns what was served."""
+def serve_run(config: ServeConfig, when_up: Callable[[str], object] | None = None) -> dict[str, Any]:
+    """Serves until interrupted; returns what was served. ``when_up`` is called with the page's address."""
     with Server(config) as server:
         print(server.welcome(), file=sys.stderr, flush=True)
+        if when_up is not None:
+            when_up(f"{config.url}/")
         try:
             threading.Event().wait()
         except KeyboardInterrupt:

@@ -1,0 +1,80 @@
+"""The demo: its mistakes and what it opens, quickly; all of it, as typed, with the slow tests."""
+
+import json
+import shlex
+import subprocess
+import sys
+import webbrowser
+from pathlib import Path
+
+import pytest
+
+import cluster.serving
+from cluster import demo
+from hashnet.data.sources import digits
+from hashnet.errors import ConfigError
+
+
+def pictures(folder, n, classes=True):
+    """``n`` of the embedded digits as files, in a folder a class or all in one."""
+    rows = digits.load(digits.Options())
+    table = rows.payload(0, n)
+    for i, (png, labels) in enumerate(zip(table["image"].to_pylist(), rows.labels.to_pylist(), strict=False)):
+        place = folder / f"digit {labels[0]}" if classes else folder
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{i:03d}.png").write_bytes(png)
+    return str(folder)
+
+
+def test_pictures_without_class_folders_are_refused_each_time(tmp_path):
+    flat = pictures(tmp_path / "flat", 3, classes=False)
+    settings = demo.DemoConfig(run=str(tmp_path / "run"), images=flat)
+    for _ in range(2):  # nothing half-made is found the second time
+        with pytest.raises(ConfigError, match="has no class folders"):
+            demo._train_config(settings)
+
+
+def test_a_run_keeps_to_its_pictures(tmp_path):
+    first, other = (pictures(tmp_path / name, 30) for name in ("first", "other"))
+    settings = demo._train_config(demo.DemoConfig(run=str(tmp_path / "run"), images=first))
+    assert (settings.backbone, settings.weights, settings.download) == ("lite0", "pretrained", False)
+    again = demo._train_config(demo.DemoConfig(run=str(tmp_path / "run"), images=f"{first}/"))
+    assert again.manifest == settings.manifest
+    with pytest.raises(ConfigError, match="give .*other another run="):
+        demo._train_config(demo.DemoConfig(run=str(tmp_path / "run"), images=other))
+
+
+def test_commands_are_printed_so_that_they_run(monkeypatch):
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    assert demo.command("python") == "python"
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert Path(demo.command("python")).samefile(sys.executable)
+
+
+def test_open_shows_the_report_and_then_the_page(monkeypatch, tmp_path):
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setattr(cluster.serving, "serve_run", lambda config, when_up: when_up(f"{config.url}/"))
+    demo._show(str(tmp_path), f"{tmp_path}/report/report.html")
+    assert opened == [f"file://{tmp_path}/report/report.html", "http://127.0.0.1:8000/"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("own_pictures", [False, True])
+def test_all_of_it(own_pictures, python, repo, tmp_path):
+    words = [f"run={tmp_path}/run"]
+    if own_pictures:
+        words += [f"images={pictures(tmp_path / 'my pictures', 300)}", "n_bits=16", "k=100"]
+    done = subprocess.run([python, "jobs/demo.py", *words], cwd=repo, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    maps = {row["method"]: row["map"] for row in result["table"]}
+    assert list(maps) == ["HashNet", "DHN", "ITQ", "LSH", "chance"]
+    assert maps["HashNet"] > maps["LSH"] > maps["chance"]
+    assert Path(result["report"]).exists()
+    serve, query = done.stderr.split("try next:\n")[1].splitlines()[:2]
+    assert "jobs/serve.py" in serve
+    found = subprocess.run(shlex.split(query), cwd=repo, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "10 hits" in found.stdout
