@@ -59,7 +59,7 @@ def main() -> int:
                 failed.append(f"{name} {' '.join(arguments)} (exit code {code})")
         _write(kept)
     if not given.no_readme:
-        _into_readme(table(kept))
+        put_between(REPO / "README.md", BEGIN, END, table(kept))
     for line in failed:
         print(f"bench: failed: {line}", file=sys.stderr)
     return 1 if failed else 0
@@ -138,13 +138,13 @@ def _machine() -> str:
     return f"{os.cpu_count()} cores of {name}, {gpu}"
 
 
-def _into_readme(text: str) -> None:
-    path = REPO / "README.md"
-    before, begin, rest = path.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"README.md lacks the marks {BEGIN} and {END}")
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+def put_between(path: Path, begin: str, end: str, text: str) -> None:
+    """Replaces what stands between two marks of a file."""
+    before, found, rest = path.read_text().partition(begin)
+    _, ending, after = rest.partition(end)
+    if not found or not ending:
+        raise SystemExit(f"{path.name} lacks the marks {begin} and {end}")
+    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
 if __name__ == "__main__":

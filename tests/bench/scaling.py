@@ -1,12 +1,13 @@
 """How encoding grows with workers of one core each, and the rate of each of its stages on one core.
 
-    python tests/bench/scaling.py [--images 1500] [--backbone alexnet]
+    python tests/bench/scaling.py [--images 1500] [--backbone alexnet] [--gpu-rate 2000] [--no-docs]
 
 ``encode``: `ray job submit` of encode_db to a cluster with one and with two nodes, each bound to one
 core, JPEGs of 500 x 375; the rate is that of the second half (a run of n pictures taken from one of
 2n), so that starting actors does not count. The stages, in one process on one core: fetch + decode,
 forward, gathering and committing codes, and what a chunk of pixels costs on its way from one node to
-another. docs/scaling.md estimates clusters from these.
+another. From these rates comes the estimate for 8, 32 and 128 GPU nodes, put between the marks in
+docs/scaling.md. What a GPU does in a second cannot be measured without one: ``--gpu-rate`` assumes it.
 """
 
 from __future__ import annotations
@@ -29,10 +30,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from encoding import N_FILES, make_pictures
+from run import put_between
 
+from cluster.encode_stages import chunk_rows
 from cluster.local import LocalCluster, job_result
 
 ENGINE = "cpu-eager"  # compiling would take longer than the runs
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
+BEGIN, END = "<!-- scaling: begin -->", "<!-- scaling: end -->"
+NODES = (8, 32, 128)
+CORES_A_GPU = 24  # ray_cluster.yaml: a CPU node of 16 cores for each GPU node of 8
+IMAGENET = 1_281_167
 
 
 def say(**row: Any) -> None:
@@ -67,8 +75,8 @@ def per_second(work: Callable[[], int], at_least_s: float = 5.0) -> float:
     return done / (time.perf_counter() - started)
 
 
-def stage_rates(folder: Path) -> None:
-    """Decode, forward and commit, each alone on one core."""
+def stage_rates(folder: Path) -> dict[str, float]:
+    """Decode, forward and commit, each alone on one core; what the estimate is made from."""
     import torch
 
     from hashnet.commit import binary_column
@@ -81,12 +89,14 @@ def stage_rates(folder: Path) -> None:
     encoder = Encoder.load(str(folder / "one/model"), engine=ENGINE)
     assert encoder.preprocess is not None
     files = [(folder / f"one/{i:04d}.jpg").read_bytes() for i in range(64)]
-    say(
-        case="decode, one core",
-        images_per_s=round(per_second(lambda: len(encoder.preprocess.eval_many(files)[0])), 1),
-        jpeg_bytes=round(np.mean([len(data) for data in files])),
-        pixel_bytes=3 * encoder.preprocess.crop**2,
-    )
+    rates = {
+        "decode": round(per_second(lambda: len(encoder.preprocess.eval_many(files)[0])), 1),
+        "jpeg_bytes": round(float(np.mean([len(data) for data in files]))),
+        "pixel_bytes": 3 * encoder.preprocess.crop**2,
+        "chunk_rows": chunk_rows(encoder.preprocess, encoder.batch_rows),
+    }
+    sizes = {name: value for name, value in rates.items() if name != "decode"}
+    say(case="decode, one core", images_per_s=rates["decode"], **sizes)
     pixels = encoder.preprocess.eval_many(files)[0]
     say(case="forward, one core", images_per_s=round(per_second(lambda: len(encoder.encode(pixels))), 1))
 
@@ -119,7 +129,9 @@ def stage_rates(folder: Path) -> None:
             )
         return 8192
 
-    say(case="gather and commit, one core", rows_per_s=round(per_second(commit, 3.0)))
+    rates["commit"] = round(per_second(commit, 3.0))
+    say(case="gather and commit, one core", rows_per_s=rates["commit"])
+    return rates
 
 
 TRANSFER = """
@@ -153,7 +165,7 @@ print(json.dumps({"mb_per_s": round(total / seconds / 1e6), "tasks_per_s": round
 """
 
 
-def transfer_rate() -> None:
+def transfer_rate() -> dict[str, float]:
     """Chunks of 32 MB from one node's object store to another's (loopback), and bare tasks a second."""
     place = tempfile.mkdtemp(prefix="hn-", dir="/tmp")
     with LocalCluster(place, object_store_mb=1000) as cluster:
@@ -168,14 +180,64 @@ def transfer_rate() -> None:
         done = cluster.submit(["python", "transfer.py"], working_dir=str(code), timeout_s=300)
     if done.returncode:
         raise SystemExit(done.stdout)
-    say(case="node to node, one core each", **job_result(done.stdout))
+    found = job_result(done.stdout)
+    rates = {name: found[name] for name in ("mb_per_s", "tasks_per_s")}
+    say(case="node to node, one core each", **rates)
     shutil.rmtree(place, ignore_errors=True)
+    return rates
+
+
+def estimate(rates: dict[str, float], gpu_rate: float, n_gpus: int) -> dict[str, Any]:
+    """What ``n_gpus`` nodes could do by stage, in pictures a second; the least of them is the limit."""
+    stages = {
+        "forward": n_gpus * gpu_rate,
+        "decode": n_gpus * CORES_A_GPU * rates["decode"],
+        "pixels between nodes": n_gpus * rates["mb_per_s"] * 1e6 / rates["pixel_bytes"],
+        "scheduling": rates["tasks_per_s"] * rates["chunk_rows"] / 2,  # a chunk is decoded, then encoded
+        "gather and commit": rates["commit"],
+    }
+    limit = min(stages, key=lambda name: stages[name])
+    rate = stages[limit]
+    return {
+        "n_gpus": n_gpus,
+        "limit": limit,
+        "images_per_s": round(rate),
+        "imagenet_s": round(IMAGENET / rate),
+        "read_mb_per_s": round(rate * rates["jpeg_bytes"] / 1e6),
+        "object_store_mb_per_s": round(rate * rates["pixel_bytes"] / 1e6),
+        "object_store_mb_per_s_a_gpu": round(rate * rates["pixel_bytes"] / 1e6 / n_gpus),
+        **{f"could_{name.replace(' ', '_')}": round(value) for name, value in stages.items()},
+    }
+
+
+def table(rates: dict[str, float], gpu_rate: float, ratio: float) -> str:
+    """The estimate as Markdown, with what it was made from."""
+    rows = [estimate(rates, gpu_rate, n) for n in NODES]
+    lines = [
+        f"Measured: two workers encode {ratio:.2f} times as fast as one; one core decodes "
+        f"{rates['decode']:,.0f} pictures/s and gathers and commits {rates['commit']:,.0f} codes/s; "
+        f"{rates['mb_per_s']:,.0f} MB/s go from one node's object store to another's, "
+        f"{rates['tasks_per_s']:,.0f} tasks/s are scheduled. "
+        f"Assumed, not measured: a GPU encodes {gpu_rate:,.0f} pictures/s.",
+        "",
+        "| GPU nodes | pictures/s | limit | 1,281,167 pictures | read from storage | through object stores |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['n_gpus']} | {row['images_per_s']:,} | {row['limit']} | {row['imagenet_s']:,} s "
+            f"| {row['read_mb_per_s']:,} MB/s | {row['object_store_mb_per_s']:,} MB/s, "
+            f"{row['object_store_mb_per_s_a_gpu']:,} a GPU node |"
+        )
+    return "\n".join(lines)
 
 
 def main() -> None:
     words = argparse.ArgumentParser()
     words.add_argument("--images", type=int, default=1500)
     words.add_argument("--backbone", default="alexnet")
+    words.add_argument("--gpu-rate", type=float, default=2000, help="pictures a second of one GPU, assumed")
+    words.add_argument("--no-docs", action="store_true", help="leave docs/scaling.md as it is")
     given = words.parse_args()
     with tempfile.TemporaryDirectory(prefix="hn-scaling-") as place:
         folder = Path(place)
@@ -187,8 +249,12 @@ def main() -> None:
         for n, rate in rates.items():
             say(case=f"encode, {n} worker{'s' * (n > 1)} of one core", images_per_s=round(rate, 1), **about)
         say(case="encode, 2 workers against 1", ratio=round(rates[2] / rates[1], 3), **about)
-        transfer_rate()
-        stage_rates(folder)
+        stages = transfer_rate() | stage_rates(folder)
+    for n_gpus in NODES:
+        about = {"assumed_gpu_images_per_s": given.gpu_rate}
+        say(case=f"estimate for {n_gpus} GPU nodes", **about, **estimate(stages, given.gpu_rate, n_gpus))
+    if not given.no_docs:
+        put_between(GUIDE, BEGIN, END, table(stages, given.gpu_rate, rates[2] / rates[1]))
 
 
 if __name__ == "__main__":
