@@ -254,9 +254,12 @@ class _Job:
         gatherer = Gatherer(self.uri, self.plan, shards, stage.mends)
         for table in stages.run_pictures(stage, works):
             self.workers.update(pc.unique(table["worker"]).to_pylist())
-            before = len(gatherer.records)
+            before, started = len(gatherer.records), time.perf_counter()
             reasons = pc.value_counts(table["reason"].drop_null()).to_pylist()
             n = gatherer.add(table.drop_columns(["worker"]))
+            if len(gatherer.records) > before:
+                seconds = time.perf_counter() - started
+                metrics.observe("commit_seconds", seconds, run=self.run, stage="encode")
             self._committed(gatherer.records[before:])
             yield n, {count["values"]: count["counts"] for count in reasons}
         if gatherer.unfinished:
