@@ -217,6 +217,22 @@ def test_the_rest_of_the_kubernetes_files_parse(repo):
         assert pod["containers"][0]["image"] == f"hashnet:{hashnet.__version__}"
 
 
+def test_the_network_lets_in_submitters_and_prometheus_to_its_port_alone(repo):
+    rules = _document(repo, "network.yaml")["spec"]["ingress"]
+    pods = [peer["podSelector"] for rule in rules for peer in rule["from"] if "podSelector" in peer]
+    (names,) = [pod["matchExpressions"][0]["values"] for pod in pods if "matchExpressions" in pod]
+    assert names == [_document(repo, name)["metadata"]["name"] for name in ("train.yaml", "encode.yaml")]
+    (prometheus,) = [rule for rule in rules if "ports" in rule]
+    (endpoint,) = _document(repo, "monitor.yaml")["spec"]["podMetricsEndpoints"]
+    for name in KUBERNETES:
+        spec = _ray_cluster(repo, name)
+        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+            ports = {
+                p["name"]: p["containerPort"] for p in group["template"]["spec"]["containers"][0]["ports"]
+            }
+            assert [port["port"] for port in prometheus["ports"]] == [ports[endpoint["port"]]]
+
+
 def test_the_dashboard_shows_every_metric_and_no_other(repo):
     board = json.loads((repo / "cluster/grafana/hashnet.json").read_text())
     expressions = [t["expr"] for panel in board["panels"] for t in panel.get("targets", [])]
