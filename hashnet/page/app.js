@@ -39,8 +39,8 @@ async function call(path, options = {}) {
     }
     const said = (await answer.json().catch(() => ({}))).error || {};
     if (answer.status === 401) {
-      await askForToken(Boolean(token));
-      return call(path, options);
+      if (await askForToken(Boolean(token))) return call(path, options);
+      throw new Refused("unauthorized", "This server needs a token.", 401);
     }
     throw new Refused(said.code || "failed", said.message || `The server answered ${answer.status}.`, answer.status);
   }
@@ -52,12 +52,14 @@ function askForToken(again) {
   const dialog = $("token-dialog");
   $("token-note").textContent = again ? "That one was not right." : "Ask whoever runs it. It stays in this tab.";
   $("token").value = "";
+  dialog.returnValue = "";
   dialog.showModal();
   tokenQuestion = new Promise((done) => {
     dialog.addEventListener("close", () => {
-      sessionStorage.setItem("hashnet-token", $("token").value.trim());
+      const given = dialog.returnValue === "ok"; // Escape closes it without
+      if (given) sessionStorage.setItem("hashnet-token", $("token").value.trim());
       tokenQuestion = null;
-      done();
+      done(given);
     }, { once: true });
   });
   return tokenQuestion;
@@ -112,7 +114,10 @@ function drawBits(hex, other) {
 }
 
 async function showPicture(img, path) {
-  img.onload = () => img.classList.toggle("tiny", img.naturalWidth <= 64);
+  img.onload = () => {
+    img.classList.toggle("tiny", img.naturalWidth <= 64);
+    if (img.src.startsWith("blob:")) URL.revokeObjectURL(img.src); // it is drawn: no second copy is kept
+  };
   if (!sessionStorage.getItem("hashnet-token")) {
     img.src = path;
     return;
@@ -226,7 +231,7 @@ function fail(error) {
   $("title").textContent = "No answer";
   const words = error.message[0].toUpperCase() + error.message.slice(1);
   $("error-text").textContent = /[.!?]$/.test(words) ? words : `${words}.`;
-  $("error-again").hidden = error.status >= 400 && error.status < 500 && error.status !== 429;
+  $("error-again").hidden = error.status >= 400 && error.status < 500 && ![401, 429].includes(error.status);
   $("error").hidden = false;
 }
 
@@ -367,7 +372,7 @@ function go(query, remember = true) {
 }
 
 function take(file) {
-  if (!file) return;
+  if (!file || !state.info) return;
   if (!state.info.accepts.includes("images")) {
     fail(new Refused("not_accepted", "This index was made from feature vectors; pictures cannot be searched for.", 0));
     return;
