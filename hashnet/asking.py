@@ -102,19 +102,17 @@ class Asker:
             raise DataError(f"only pictures and features can be encoded, got {queries.kind}")
         return [Ask("POST", "/v1/encode", {}, wire.write_queries(part)) for part in queries.parts(self.batch)]
 
-    def ask_add(
-        self, queries: Queries, ids: Any, labels: Any, uris: Sequence[str | None] | None
-    ) -> list[Ask]:
+    def ask_add(self, queries: Queries, ids: Any, labels: Any) -> list[Ask]:
         """One add request a part of the items."""
         ids = as_ids(ids)
-        for name, column in (("ids", ids), ("labels", labels), ("uris", uris)):
+        for name, column in (("ids", ids), ("labels", labels)):
             if column is not None and len(column) != len(queries):
                 raise DataError(f"{len(queries)} items came with {len(column)} {name}")
         asks, start = [], 0
         for part in queries.parts(self.batch):
             rows = slice(start, start + len(part))
             some_labels = None if labels is None else label_lists(labels[rows])
-            body = wire.write_items(part, ids[rows], some_labels, None if uris is None else uris[rows])
+            body = wire.write_items(part, ids[rows], some_labels)
             asks.append(Ask("POST", "/v1/items", {}, body, safe=False))
             start += len(part)
         return asks

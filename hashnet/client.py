@@ -101,14 +101,12 @@ class Client(Asker):
         """A small JPEG of one indexed item."""
         return self._send(Ask("GET", f"/v1/items/{int(id)}/thumbnail")).content
 
-    def add(
-        self, queries: Any, ids: Any, labels: Any = None, uris: Sequence[str | None] | None = None
-    ) -> int:
+    def add(self, queries: Any, ids: Any, labels: Any = None) -> int:
         """Adds items under new ``ids``; returns the index version that holds them. Needs the write token.
 
         ``labels`` is one list of class ids an item. Searches of this client see the items from here on.
         """
-        asks = self.ask_add(as_queries(queries, None), ids, labels, uris)
+        asks = self.ask_add(as_queries(queries, None), ids, labels)
         return self.wrote([self._send(ask).json()["version"] for ask in asks])
 
     def remove(self, ids: Any) -> int:
@@ -216,11 +214,9 @@ class AsyncClient(Asker):
         """A small JPEG of one indexed item."""
         return (await self._send(Ask("GET", f"/v1/items/{int(id)}/thumbnail"))).content
 
-    async def add(
-        self, queries: Any, ids: Any, labels: Any = None, uris: Sequence[str | None] | None = None
-    ) -> int:
+    async def add(self, queries: Any, ids: Any, labels: Any = None) -> int:
         """Adds items under new ``ids``, as Client.add."""
-        asks = self.ask_add(as_queries(queries, None), ids, labels, uris)
+        asks = self.ask_add(as_queries(queries, None), ids, labels)
         return self.wrote([(await self._send(ask)).json()["version"] for ask in asks])
 
     async def remove(self, ids: Any) -> int:

@@ -1,7 +1,7 @@
 """What client and server say to each other in bulk: Arrow IPC streams, read as if a stranger wrote them.
 
     request   one column: code (fixed-size binary), image (binary), feature (list of float) or id (int64);
-              to add items: code, image or feature, with id and, where known, labels and uri
+              to add items: code, image or feature, with id and, where known, labels
     answer    ids and distances, a list a query (fixed-size lists from a k search, -1 in unused
               slots); code alone from encode. The schema's metadata carries ``version``.
 
@@ -63,18 +63,11 @@ def write_queries(queries: Queries) -> bytes:
     return write_table(pa.table({COLUMNS[queries.kind]: query_column(queries)}))
 
 
-def write_items(
-    queries: Queries,
-    ids: np.ndarray,
-    labels: Sequence[Sequence[int]] | None,
-    uris: Sequence[str | None] | None,
-) -> bytes:
+def write_items(queries: Queries, ids: np.ndarray, labels: Sequence[Sequence[int]] | None) -> bytes:
     """The body of a bulk add request."""
     columns = {COLUMNS[queries.kind]: query_column(queries), "id": pa.array(ids, pa.int64())}
     if labels is not None:
         columns["labels"] = pa.array([list(row) for row in labels], pa.list_(pa.int32()))
-    if uris is not None:
-        columns["uri"] = pa.array(list(uris), pa.string())
     return write_table(pa.table(columns))
 
 

@@ -195,6 +195,15 @@ def test_writes_are_repeated_only_when_nothing_can_have_happened() -> None:
     with client(lost) as one, pytest.raises(ServerFailed):
         one.remove([1, 2])
     assert tries == ["/v1/items/remove"]
+    tries.clear()
+
+    def unknown(request: httpx.Request) -> httpx.Response:
+        tries.append(request.url.path)
+        return refusal(504, "timeout")
+
+    with client(unknown) as one, pytest.raises(ServerFailed, match="timeout it is"):
+        one.add(CODES, ids=np.arange(10))
+    assert tries == ["/v1/items"]
 
 
 def test_after_a_write_the_same_client_reads_no_older_version() -> None:
