@@ -20,6 +20,8 @@ import numpy as np
 from hashnet.codes import check_codes
 from hashnet.errors import CodeError, DataError
 
+MAX_PICTURES = 64  # in one request: also a large model on a CPU answers that in time
+
 
 @dataclass(frozen=True)
 class Queries:
@@ -32,7 +34,7 @@ class Queries:
         return len(self.values)
 
     def parts(self, rows: int, max_bytes: int = 8 << 20) -> Iterator[Queries]:
-        """The same queries in pieces of at most ``rows`` rows and, for pictures, ``max_bytes`` bytes."""
+        """The same queries in pieces of at most ``rows`` rows; of pictures fewer, and ``max_bytes`` bytes."""
         if self.kind != "images":
             for first in range(0, len(self), rows):
                 yield Queries(self.kind, self.values[first : first + rows])
@@ -40,7 +42,7 @@ class Queries:
         part: list[bytes] = []
         size = 0
         for picture in self.values:
-            if part and (len(part) == rows or size + len(picture) > max_bytes):
+            if part and (len(part) == min(rows, MAX_PICTURES) or size + len(picture) > max_bytes):
                 yield Queries(self.kind, part)
                 part, size = [], 0
             part.append(picture)

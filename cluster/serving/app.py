@@ -83,7 +83,7 @@ class Routes:
                 "/v1/items/remove",
                 "POST",
                 self.remove,
-                answers(s.WrittenOut, [*ERRORS, 403, 504], body_of(s.RemoveBody, *this)),
+                answers(s.WrittenOut, [*ERRORS, 403, 409, 504], body_of(s.RemoveBody, *this)),
             ),
             ("/v1/items/{id}", "GET", self.item, answers(s.ItemOut, [404, 422])),
             (
@@ -208,11 +208,6 @@ class Routes:
             for i, hit in enumerate(rows)
         ]
         if want_items:
-            total = sum(len(hit) for hit in rows)
-            if total > MAX_ITEMS:
-                raise wire.bad(
-                    "too_many_items", f"items=true answers at most {MAX_ITEMS} hits, found {total}", 422
-                )
             start = 0
             for result, hit in zip(results, rows, strict=True):
                 codes = (
@@ -225,6 +220,7 @@ class Routes:
 
 def _bounded_json(call: Call, n_queries: int) -> Call:
     """The call with the bounds of a JSON answer."""
+    most = MAX_ITEMS if call.want_items else MAX_JSON_HITS
     asked = (call.k or 0) * n_queries
     if call.want_items and asked > MAX_ITEMS:
         raise wire.bad("too_many_items", f"items=true answers at most {MAX_ITEMS} hits, asked {asked}", 422)
@@ -232,7 +228,7 @@ def _bounded_json(call: Call, n_queries: int) -> Call:
         raise wire.bad(
             "too_many_hits", f"JSON answers at most {MAX_JSON_HITS:,} hits, asked {asked:,}; use Arrow", 413
         )
-    return dataclasses.replace(call, max_hits=min(call.max_hits, MAX_JSON_HITS))
+    return dataclasses.replace(call, max_hits=min(call.max_hits, most))  # for a radius: the index keeps it
 
 
 def _rows(hits: SearchResult) -> list[SearchResult]:

@@ -10,7 +10,6 @@ from cluster.planning import Need
 from cluster.serving.config import ServeConfig, Tokens, is_loopback, read_tokens
 from cluster.serving.guard import digest
 from cluster.serving.opening import Ground
-from hashnet.errors import ConfigError
 
 SMALL_CPUS, WORK_CPUS = 0.1, 0.5  # what Ray books for a process; threads are set apart from it
 LIFE: dict[str, Any] = {
@@ -44,8 +43,6 @@ def size(kind: str, config: ServeConfig) -> dict[str, float]:
     """What Ray books for one index or encoder process."""
     booked = {"CPU": float(config.threads or WORK_CPUS)}
     device = config.index_device if kind == "index" else config.encoder_device
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"{kind}_device must be auto, cpu or cuda, got {device!r}")
     if device == "cuda" or (device == "auto" and session.resources().get("GPU", 0) > 0):
         booked["GPU"] = 0.5
     return booked
@@ -85,7 +82,7 @@ def build(config: ServeConfig, ground: Ground, tokens: Tokens) -> Any:
         ).bind(paths["model"], engine, config.max_pixels, config.threads)
     keeper = of_keeper.options(
         num_replicas=1, max_ongoing_requests=256, ray_actor_options=_actor({"CPU": SMALL_CPUS / 2}), **LIFE
-    ).bind(paths["index"])
+    ).bind(paths["index"], ground.model_sha256)
     local_only = is_loopback(config.host) and not tokens.read
     return of_http.options(
         num_replicas=config.http_replicas,

@@ -1,7 +1,7 @@
 """What the HTTP routes ask for: search, encode, items, writes. One class a way to reach the processes.
 
-``Backend`` does everything that is the same everywhere and leaves four calls open; ``LocalBackend`` makes
-them in this process, ``RayBackend`` (in ``replicas.py``) sends them to the replicas.
+``Backend`` does everything that is the same everywhere and leaves a few calls open; ``LocalBackend`` makes
+them in this process, ``RayBackend`` (in ``ray_backend.py``) sends them to the replicas.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Backend:
         self._about: dict[str, Any] | None = None
         self._reopened = 0.0
 
-    # -- the four open calls
+    # -- the open calls
 
     async def ask_index(self, ask: IndexAsk) -> IndexAnswer:
         raise NotImplementedError
@@ -260,10 +260,11 @@ class LocalBackend(Backend):
 
     async def encode(self, queries: Queries) -> np.ndarray:
         assert self.encoder is not None  # what cannot be encoded is refused before
-        return codes_or_raise((await asyncio.to_thread(self.encoder.encode, [queries]))[0])
+        deadline = time.time() + self.timeout_s
+        return codes_or_raise((await asyncio.to_thread(self.encoder.encode, [queries], [deadline]))[0])
 
     async def write(self, what: str, *arguments: Any) -> tuple[int, int]:
-        self._writer = self._writer or Writer(self.index.uri)
+        self._writer = self._writer or Writer(self.index.uri, self.index.model_sha256)
         done = written_or_raise(await asyncio.to_thread(self._writer.write, what, *arguments))
         await asyncio.to_thread(self.index.follow)
         return done

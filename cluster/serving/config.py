@@ -25,7 +25,9 @@ class ServeConfig:
     index: str = key("auto", "index folder; auto: RUN/index")
     engine: str = key("auto", "exact search by", choices=("auto", "faiss", "kernel"))
     index_device: str = key("cpu", "where a flat index lies", choices=("cpu", "cuda"))
-    encoder_device: str = key("auto", "where the model runs; auto: a GPU where the cluster has one")
+    encoder_device: str = key(
+        "auto", "where the model runs; auto: a GPU where the cluster has one", choices=("auto", "cpu", "cuda")
+    )
     http_replicas: int = key(1, "processes that speak HTTP", low=1, high=100)
     index_replicas: int = key(1, "processes that hold the index", low=1, high=1000)
     max_index_replicas: int = key(

@@ -17,7 +17,7 @@ _MEANING = {
     401: "a token is needed (unauthorized, write_token_needed)",
     403: "not with this token, or writing is off (write_token_needed, writes_off)",
     404: "no such item or path (unknown_id, no_picture, not_found)",
-    409: "an id is taken (id_taken)",
+    409: "an id is taken (id_taken), or the index on disk is of another model now (index_changed)",
     413: "too much (too_large, too_many, too_many_hits, image_too_large)",
     415: "wrong content type (wrong_content_type)",
     421: "this server answers only to its local name (wrong_host)",
@@ -36,7 +36,8 @@ def describe() -> str:
         f"({wire.ARROW}) in and, when the Accept header names it, out: a request has one column, code "
         "(fixed-size binary), image (binary), feature (list of float) or id (int64); an answer has the lists "
         "ids and distances, a row a query, -1 in unused slots, and `version` in the schema's metadata. "
-        "Errors are JSON with a stable `code` and a sentence."
+        "Errors are JSON with a stable `code` and a sentence. A server with a token wants it as "
+        "Authorization: Bearer TOKEN."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,8 +29,11 @@ class EncoderHolder:
         # Few at a time: a picture at the bound takes 150 MB and more while it is decoded.
         self._pool = ThreadPoolExecutor(min(threads, 4), thread_name_prefix="decode")
 
-    def encode(self, batches: Sequence[Queries]) -> list[np.ndarray | Mistake]:
-        """One answer a batch: codes uint8 (n, n_bits // 8), or (code, message, status) of what is wrong."""
+    def encode(self, batches: Sequence[Queries], deadlines: Sequence[float]) -> list[np.ndarray | Mistake]:
+        """One answer a batch: codes uint8 (n, n_bits // 8), or (code, message, status) of what is wrong.
+
+        Work for a batch ends at its deadline (as time.time()): nobody waits for it any more.
+        """
         prepared: list[Any] = []
         pictures = [
             (i, j) for i, batch in enumerate(batches) if batch.kind == "images" for j in range(len(batch))
@@ -37,12 +41,14 @@ class EncoderHolder:
         decoded = dict(
             zip(
                 pictures,
-                self._pool.map(lambda at: self._decode(batches[at[0]], at[1]), pictures),
+                self._pool.map(lambda at: self._decode(batches[at[0]], at[1], deadlines[at[0]]), pictures),
                 strict=True,
             )
         )
         for i, batch in enumerate(batches):
             try:
+                if deadlines[i] < time.time():
+                    raise _late()
                 if batch.kind == "features":
                     prepared.append(self.encoder.prepare(batch.values))
                     continue
@@ -65,7 +71,9 @@ class EncoderHolder:
                 out.append(rows)
         return out
 
-    def _decode(self, batch: Queries, number: int) -> np.ndarray | HashnetError:
+    def _decode(self, batch: Queries, number: int, deadline: float) -> np.ndarray | HashnetError:
+        if deadline < time.time():
+            return _late()
         picture = batch.values[number]
         name = "the file" if len(batch) == 1 else f"image {number}"
         try:
@@ -77,6 +85,10 @@ class EncoderHolder:
             return bad("not_an_image", f"{name} cannot be read as a picture ({error.reason})", 422)
         except HashnetError as error:
             return error
+
+
+def _late() -> HashnetError:
+    return bad("timeout", "it waited too long; try again, or send fewer at once", 503)
 
 
 def check_pixels(picture: bytes, name: str, max_pixels: int) -> None:

@@ -17,7 +17,7 @@ import uuid
 from typing import Any
 
 from cluster import logs
-from cluster.serving.config import Limits, Tokens
+from cluster.serving.config import Limits, Tokens, is_loopback
 from cluster.serving.meter import Meter
 from hashnet.errors import RequestRejected
 
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 OPEN = ("/", "/healthz", "/readyz", "/openapi.json")  # say nothing about the data
 OPEN_BELOW = "/static/"
-LOCAL_NAMES = {"localhost", "127.0.0.1", "::1"}
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -39,6 +38,11 @@ HEADERS = {
 }
 _HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def writes(scope: dict) -> bool:
+    """Whether a request may change the index."""
+    return scope["path"].startswith("/v1/items") and scope["method"] not in ("GET", "HEAD", "OPTIONS")
 
 
 def digest(token: str) -> str:
@@ -106,9 +110,9 @@ class Guard:
 
     async def _answer(self, scope: dict, headers: dict, receive: Any, send: Any, counts: bool) -> None:
         self._check_host(headers.get("host", ""))
-        writes = scope["path"].startswith("/v1/items") and scope["method"] not in ("GET", "HEAD", "OPTIONS")
+        changes = writes(scope)
         if counts:
-            self._check_token(headers.get("authorization", ""), writes)
+            self._check_token(headers.get("authorization", ""), changes)
             if self.inflight > self.limits.max_inflight:
                 raise later(
                     "overloaded", f"{self.limits.max_inflight} requests are under way; try again", 429
@@ -118,7 +122,7 @@ class Guard:
                 await self.app(scope, receive, send)
         except TimeoutError:
             sentence = f"no answer within {self.limits.timeout_s:g} s"
-            if writes:
+            if changes:
                 raise RequestRejected(
                     f"{sentence}; whether it was done is not known", "timeout", 504
                 ) from None
@@ -127,14 +131,14 @@ class Guard:
     def _check_host(self, host: str) -> None:
         """On loopback without a token only local names are answered: a web page elsewhere cannot reach in."""
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-        if self.local_only and name.strip("[]").lower() not in LOCAL_NAMES:
+        if self.local_only and not is_loopback(name.strip("[]").lower()):
             raise RequestRejected("this server answers only to its local name", "wrong_host", 421)
 
-    def _check_token(self, authorization: str, writes: bool) -> None:
+    def _check_token(self, authorization: str, changes: bool) -> None:
         scheme, _, token = authorization.partition(" ")
         given = digest(token.strip()) if scheme.lower() == "bearer" else ""
         may_write = bool(self.tokens.write) and hmac.compare_digest(given, self.tokens.write)
-        if writes:
+        if changes:
             if not self.tokens.write:
                 raise RequestRejected(
                     "this server was started without a write token (HASHNET_WRITE_TOKEN)", "writes_off", 403
@@ -168,7 +172,8 @@ def error_body(error: RequestRejected, request_id: str) -> dict[str, Any]:
 async def reply(send: Any, error: RequestRejected, request_id: str) -> None:
     """Answers an error without the application."""
     body = json.dumps(error_body(error, request_id)).encode()
-    headers = {"content-type": "application/json", "content-length": str(len(body))} | error_headers(error)
+    own = {"content-type": "application/json", "content-length": str(len(body))}
+    headers = HEADERS | own | error_headers(error)
     pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": pairs})
     await send({"type": "http.response.body", "body": body})

@@ -6,16 +6,17 @@ Serve starts it in its proxy when RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH name
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from starlette.middleware import Middleware
 
+from cluster.serving.guard import later, reply, writes
+from hashnet.errors import RequestRejected
+
 CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 PATH = "cluster.serving.proxy.middlewares"
-UNAVAILABLE = {
-    "error": {"code": "unavailable", "message": "no replica answered; try again", "request_id": ""}
-}
+UNAVAILABLE = later("unavailable", "no replica answered; try again")
+LOST = RequestRejected("the server was lost; whether the change was made is not known", "timeout", 504)
 
 
 def middlewares() -> list[Middleware]:
@@ -24,7 +25,7 @@ def middlewares() -> list[Middleware]:
 
 
 class Polite:
-    """Turns a request that Serve lost (no answer, 500 or 503 of its own) into 503 with Retry-After."""
+    """Answers for Serve where it has no replica or lost it: come later; a lost write may have been done."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -43,7 +44,7 @@ class Polite:
                 names = {name.lower() for name, _ in message["headers"]}
                 if message["status"] == 503 and b"retry-after" not in names:
                     replaced = True
-                    await _say_unavailable(send)
+                    await reply(send, UNAVAILABLE, "")
                     return
             if not replaced:
                 await send(message)
@@ -54,17 +55,4 @@ class Polite:
             if started:
                 raise
         if not started:
-            await _say_unavailable(send)
-
-
-async def _say_unavailable(send: Any) -> None:
-    body = json.dumps(UNAVAILABLE).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"retry-after", b"1"),
-        (b"x-content-type-options", b"nosniff"),
-        (b"cache-control", b"no-store"),
-    ]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+            await reply(send, LOST if writes(scope) else UNAVAILABLE, "")

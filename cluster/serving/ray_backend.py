@@ -43,7 +43,8 @@ class RayBackend(Backend):
         return await self._read(lambda: self.index.look.remote(ids, with_labels))
 
     async def encode(self, queries: Queries) -> np.ndarray:
-        return codes_or_raise(await self._read(lambda: self.encoder.encode.remote(queries)))
+        deadline = time.time() + self.timeout_s
+        return codes_or_raise(await self._read(lambda: self.encoder.encode.remote(queries, deadline)))
 
     async def ready(self) -> None:
         await self.ask_about()

@@ -150,9 +150,10 @@ class EncoderReplica:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="encode")
 
     @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.002)
-    async def encode(self, batches: list[Queries]) -> list[Any]:
+    async def encode(self, batches: list[Queries], deadlines: list[float]) -> list[Any]:
         """Codes, or (code, message, status), of each request."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self.holder.encode, batches)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self.holder.encode, batches, deadlines)
 
     async def ready(self) -> bool:
         return True
@@ -162,9 +163,9 @@ class EncoderReplica:
 class Keeper:
     """The one writer of the index, and the place where the counters of all HTTP processes meet."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, model_sha256: str | None) -> None:
         use_threads(0)
-        self.uri = uri
+        self.uri, self.model_sha256 = uri, model_sha256
         self._writer: Writer | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="write")  # one change after another
         self._counts: dict[str, Any] = {}
@@ -173,7 +174,7 @@ class Keeper:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._write, what, *arguments)
 
     def _write(self, what: str, *arguments: Any) -> Any:
-        self._writer = self._writer or Writer(self.uri)
+        self._writer = self._writer or Writer(self.uri, self.model_sha256)
         return self._writer.write(what, *arguments)
 
     async def exchange(self, name: str, counts: dict[str, Any]) -> list[dict[str, Any]]:

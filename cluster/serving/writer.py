@@ -7,25 +7,30 @@ from typing import Any
 import numpy as np
 
 from cluster.serving.asks import blame
-from hashnet.errors import HashnetError, IndexMismatch
+from cluster.serving.index_holder import check_model
+from hashnet.errors import HashnetError, IndexMismatch, LineageMismatch
 from hashnet.wire import bad
 
 
 class Writer:
     """The one writer of an index: every change is on disk, as a new version, when it returns."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, model_sha256: str | None) -> None:
         from hashnet.index import BinaryIndex
 
+        self.uri, self.model_sha256 = uri, model_sha256
         self.index = BinaryIndex.load(uri)
 
     def write(self, what: str, *arguments: Any) -> tuple[int, int] | tuple[str, str, int]:
         """(version, size), or (code, message, status) of what is wrong."""
         try:
             self.index.refresh()
+            check_model(self.index.lineage, self.model_sha256, self.uri)  # built anew with another one?
             changes: dict[str, Any] = {"add": self._add, "remove": self.index.remove}
             changes[what](*arguments)
             return self.index.version, len(self.index)
+        except LineageMismatch as error:
+            return "index_changed", str(error), 409
         except HashnetError as error:
             if isinstance(error, IndexMismatch) and "already" in str(error):
                 return "id_taken", str(error), 409

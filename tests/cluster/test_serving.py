@@ -18,6 +18,7 @@ import schemathesis
 from cluster.local import free_ports
 from cluster.serving import ServeConfig, Server
 from hashnet import BinaryIndex, Client, Encoder
+from hashnet.cli import main
 from hashnet.errors import ClusterError, ConfigError, LineageMismatch, RequestRejected
 from tests.api_description import exercise
 from tests.small_run import make_model, make_run, some_codes
@@ -91,6 +92,20 @@ def test_served_answers_equal_local_ones(client: Client, index: BinaryIndex, run
     assert client.info()["lineage"]["model_sha256"] == encoder.model_sha256
 
 
+def test_the_command_line_asks_the_server(
+    server: Server, index: BinaryIndex, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    id_ = int(index.ids()[7])
+    picture = tmp_path / "digit.png"
+    picture.write_bytes(client.thumbnail(id_))
+    assert main(["query", str(picture), "--url", server.config.url, "-k", "4", "--json"]) == 0
+    hits = json.loads(capsys.readouterr().out)["results"][0]["hits"]
+    expected = index.search(index.codes([id_]), k=4)
+    assert [hit["id"] for hit in hits] == expected.ids[0].tolist()
+    assert [hit["distance"] for hit in hits] == expected.distances[0].tolist()
+    assert all(hit["uri"] == f"digits/{hit['id']:04d}.png" for hit in hits)
+
+
 def test_many_small_requests_are_answered_each_by_its_own(server: Server, index: BinaryIndex) -> None:
     """They are searched together inside; nobody must get his neighbour's answer."""
     codes = some_codes(200, seed=5)
@@ -135,9 +150,9 @@ def test_the_description_is_true(server: Server) -> None:
 class Asking(threading.Thread):
     """Asks without a pause until told to stop; keeps every version and every error."""
 
-    def __init__(self, url: str, codes: np.ndarray, truth: dict[int, Any] | None = None) -> None:
+    def __init__(self, url: str, queries: Any, truth: dict[int, Any]) -> None:
         super().__init__()
-        self.url, self.codes, self.truth = url, codes, truth
+        self.url, self.queries, self.truth = url, queries, truth
         self.ended = threading.Event()
         self.n, self.wrong = 0, 0
         self.versions: list[int | None] = []
@@ -147,20 +162,19 @@ class Asking(threading.Thread):
         with Client(self.url, retry_s=60, batch=50) as client:
             while not self.ended.is_set():
                 try:
-                    hits = client.search(self.codes, k=5)
+                    hits = client.search(self.queries, k=5)
                 except Exception as error:
                     self.errors.append(repr(error))
                     continue
                 self.n += 1
                 self.versions.append(hits.version)
-                if self.truth is not None:
-                    right = self.truth.get(hits.version)  # type: ignore[arg-type]
-                    self.wrong += right is None or hits != right
+                right = self.truth.get(hits.version)  # type: ignore[arg-type]
+                self.wrong += right is None or hits != right
 
 
-def under_load(url: str, codes: np.ndarray, act: Any, truth: dict[int, Any] | None = None) -> list[Asking]:
+def under_load(url: str, queries: Any, act: Any, truth: dict[int, Any]) -> list[Asking]:
     """Three threads ask while ``act`` runs, and a while before and after."""
-    asking = [Asking(url, codes, truth) for _ in range(3)]
+    asking = [Asking(url, queries, truth) for _ in range(3)]
     for one in asking:
         one.start()
     try:
@@ -175,11 +189,17 @@ def under_load(url: str, codes: np.ndarray, act: Any, truth: dict[int, Any] | No
     return asking
 
 
-@pytest.mark.parametrize("kind", ["IndexReplica", "HttpReplica"])
+@pytest.mark.parametrize(
+    "kind", ["IndexReplica", "HttpReplica", pytest.param("EncoderReplica", marks=pytest.mark.slow)]
+)
 def test_a_killed_replica_loses_no_request(
-    ray_served: Any, server: Server, index: BinaryIndex, kind: str
+    ray_served: Any, server: Server, client: Client, index: BinaryIndex, kind: str
 ) -> None:
-    codes = some_codes(150, seed=2)
+    queries: Any = some_codes(150, seed=2)
+    codes = queries
+    if kind == "EncoderReplica":  # asked with pictures, the only replica of its kind
+        ids = index.ids()[:3]
+        queries, codes = [client.thumbnail(int(id_)) for id_ in ids], index.codes(ids)
 
     def kill() -> None:
         ray = ray_served
@@ -187,33 +207,34 @@ def test_a_killed_replica_loses_no_request(
         victim = next(actor for actor in named if f"#{kind}#" in actor["name"])
         ray.kill(ray.get_actor(victim["name"], namespace=victim["namespace"]), no_restart=True)
         with Client(server.config.url, retry_s=60) as client:
-            client.search(codes, k=5)
+            client.search(queries, k=5)
 
     truth = {index.version: index.search(codes, k=5)}
-    asking = under_load(server.config.url, codes, kill, truth)
+    asking = under_load(server.config.url, queries, kill, truth)
     assert [one.errors for one in asking] == [[], [], []]
     assert sum(one.wrong for one in asking) == 0
     assert min(one.n for one in asking) > 0
 
 
 def test_a_new_version_is_swapped_in_under_load(server: Server, run: str, index: BinaryIndex) -> None:
-    """Added from outside, as a job would: no request fails, none mixes two versions."""
+    """Added and compacted from outside, as a job would: no request fails, none mixes two versions."""
     codes = some_codes(150, seed=3)
     new_ids = np.arange(20) + 50_000
     truth = {index.version: index.search(codes, k=5)}
     grown = BinaryIndex.from_arrays(
         np.concatenate([index.codes(index.ids()), codes[:20]]), np.concatenate([index.ids(), new_ids])
     )
-    truth[index.version + 1] = grown.search(codes, k=5)
+    truth[index.version + 1] = truth[index.version + 2] = grown.search(codes, k=5)
 
     def change() -> None:
         writer = BinaryIndex.load(f"{run}/index")
-        writer.add(codes[:20], new_ids)
-        until = time.monotonic() + 20
-        with Client(server.config.url) as client:
-            while client.info()["version"] < writer.version and time.monotonic() < until:
-                time.sleep(0.05)
-        time.sleep(0.5)  # the other replica follows, too
+        for write in (lambda: writer.add(codes[:20], new_ids), writer.compact):
+            write()
+            until = time.monotonic() + 20
+            with Client(server.config.url) as client:
+                while client.info()["version"] < writer.version and time.monotonic() < until:
+                    time.sleep(0.05)
+            time.sleep(0.5)  # the other replica follows, too
 
     asking = under_load(server.config.url, codes, change, truth)
     assert [one.errors for one in asking] == [[], [], []]
@@ -237,8 +258,10 @@ def test_writes_through_the_api(server: Server, client: Client, run: str) -> Non
     with pytest.raises(RequestRejected, match="already") as caught:
         client.add(codes, ids=np.arange(5) + 60_000)
     assert (caught.value.status, caught.value.code) == (409, "id_taken")
-    assert client.remove(np.arange(5) + 60_000) == version + 1
-    assert not np.isin(client.search(codes, k=5).ids, np.arange(5) + 60_000).any()
+    assert client.remove(np.arange(4) + 60_000) == version + 1
+    found = client.search(codes, k=5).ids
+    assert not np.isin(found, np.arange(4) + 60_000).any()
+    assert found[4, 0] == 60_004
     on_disk.refresh()
     assert on_disk.compact()
     version = on_disk.version
@@ -287,13 +310,28 @@ def test_with_the_other_engine(ray_served: Any, server: Server, config: ServeCon
     local = BinaryIndex.load(f"{run}/index", engine=other)
     codes = some_codes(500, seed=8)
     with (
-        Server(ServeConfig(run=run, port=config.port, engine=other, model="none")),
+        Server(ServeConfig(run=run, port=config.port, engine=other, model="none", max_inflight=4)),
         Client(config.url, retry_s=60) as client,
     ):
         info = client.info()
         assert (info["engine"], info["accepts"]) == (other, ["codes", "ids"])
         assert client.search(codes, k=10) == local.search(codes, k=10)
         assert client.search_radius(codes, radius=12) == local.search_radius(codes, radius=12)
+        answers = asyncio.run(all_at_once(config.url, codes[:120]))
+        assert {answer.status_code for answer in answers} in ({200, 429}, {200, 503}, {200, 429, 503})
+        for answer in answers:
+            if answer.status_code != 200:  # sent away at once, with a word for programs
+                assert int(answer.headers["retry-after"]) >= 1
+                assert answer.json()["error"]["code"] in ("overloaded", "unavailable")
+        with Client(config.url, retry_s=60, batch=2, parallel=16) as busy:  # it comes back by itself
+            assert busy.search(codes[:40], k=10) == local.search(codes[:40], k=10)
+
+
+async def all_at_once(url: str, codes: np.ndarray) -> list[httpx.Response]:
+    limits = httpx.Limits(max_connections=len(codes))
+    async with httpx.AsyncClient(base_url=url, timeout=30, limits=limits) as http:
+        bodies = [{"codes": [code.tobytes().hex()]} for code in codes]
+        return await asyncio.gather(*(http.post("/v1/search", json=body) for body in bodies))
 
 
 def test_it_refuses_to_start(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

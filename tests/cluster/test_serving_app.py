@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import logging
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 
+from cluster.serving import application, proxy, service
 from cluster.serving.app import build_app
 from cluster.serving.backend import LocalBackend
 from cluster.serving.config import Limits, ServeConfig, Tokens, read_tokens
@@ -327,6 +329,27 @@ def test_bounds(app: Callable[..., Guard], index: BinaryIndex) -> None:
         )
 
 
+def test_items_of_a_radius_search_are_bounded(app: Callable[..., Guard], index: BinaryIndex) -> None:
+    body = {"ids": index.ids()[:6].tolist(), "radius": 64}  # 6 x 400 hits
+    with TestClient(app(Limits(max_radius=64)), base_url=BASE) as http:
+        assert http.post("/v1/search", json=body).status_code == 200
+        refused = http.post("/v1/search", json=body | {"items": True})
+        assert error_of(refused) == (413, "too_many_hits")
+        assert "more than 2,000 items lie within 64 bits" in refused.text
+
+
+def test_the_encoder_ends_work_that_nobody_waits_for(encoder: EncoderHolder, monkeypatch: Any) -> None:
+    pictures = Queries("images", [png(8, 8)] * 50)
+    decoded: list[int] = []
+    monkeypatch.setattr("cluster.serving.encoder_holder.check_pixels", lambda *_: decoded.append(1))
+    late, in_time = encoder.encode([pictures, pictures], [0.0, time.time() + 60])
+    assert isinstance(late, tuple)
+    assert (late[0], late[2]) == ("timeout", 503)
+    assert isinstance(in_time, np.ndarray)
+    assert in_time.shape == (50, 8)
+    assert len(decoded) == 50  # the late ones were not even decoded
+
+
 def test_too_many_at_once_are_told_to_come_later(
     app: Callable[..., Guard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,7 +432,7 @@ def test_without_a_write_token_nobody_writes(http: TestClient) -> None:
 
 def test_a_web_page_from_elsewhere_does_not_reach_a_local_server(http: TestClient) -> None:
     assert error_of(http.get("/v1/info", headers={"host": "rebound.example:8000"})) == (421, "wrong_host")
-    for host in ("localhost:8000", "127.0.0.1", "[::1]:8000"):
+    for host in ("localhost:8000", "127.0.0.1", "127.0.0.7:8000", "[::1]:8000"):
         assert http.get("/v1/info", headers={"host": host}).status_code == 200
     assert (
         "access-control-allow-origin"
@@ -558,6 +581,19 @@ def test_a_version_of_another_model_is_not_taken_over(own_run: str) -> None:
     assert len(holder.index) == 5
 
 
+def test_nothing_is_added_to_an_index_of_another_model(app: Callable[..., Guard], own_run: str) -> None:
+    guard = app(tokens=Tokens(write=digest(WRITE)), folder=own_run)
+    other = BinaryIndex.from_arrays(some_codes(5), lineage={"model_sha256": "f" * 64})
+    other.save(f"{own_run}/index")
+    body, headers = {"item_ids": [9000], "codes": [CODE]}, {"authorization": f"Bearer {WRITE}"}
+    with TestClient(guard, base_url=BASE) as http:
+        refused = http.post("/v1/items", json=body, headers=headers)
+        assert error_of(refused) == (409, "index_changed")
+        assert "f" * 64 in refused.text
+        assert http.get("/v1/info").json()["size"] == 400  # the old version goes on answering
+    assert len(BinaryIndex.load(f"{own_run}/index")) == 5
+
+
 def test_an_index_built_anew_is_followed(tmp_path: Path) -> None:
     import shutil
 
@@ -663,8 +699,6 @@ def test_arrow_columns_besides_the_known_ones_are_refused(app: Callable[..., Gua
 
 
 def test_replicas_and_devices_by_configuration(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cluster.serving import application
-
     assert application.scaling(2, 0, target=32) == {"num_replicas": 2}
     grows = application.scaling(1, 8, target=32)["autoscaling_config"]
     assert (grows["min_replicas"], grows["max_replicas"]) == (1, 8)
@@ -687,17 +721,68 @@ def test_replicas_and_devices_by_configuration(run: str, monkeypatch: pytest.Mon
         ServeConfig(run=run, tls_cert="cert.pem")
 
 
-def test_an_operators_serve_needs_a_token(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cluster.serving.service import application
+def test_what_is_configured_reaches_serve(run: str) -> None:
+    config = ServeConfig(
+        run=run, index_replicas=3, max_encoder_replicas=5, http_replicas=2, encoder_device="cpu"
+    )
+    built = application.build(config, look_over(config), Tokens())._bound_deployment
+    index, encoder, keeper = (one._bound_deployment for one in built.init_args[:3])
+    assert (built.name, built.num_replicas) == ("HttpReplica", 2)
+    assert (index.name, index.num_replicas) == ("IndexReplica", 3)
+    assert (keeper.name, keeper.num_replicas) == ("Keeper", 1)  # one writer
+    scaled = encoder._deployment_config.autoscaling_config
+    assert (encoder.name, scaled.min_replicas, scaled.max_replicas) == ("EncoderReplica", 1, 5)
 
+
+def test_an_operators_serve_needs_a_token(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HASHNET_TOKEN", raising=False)
     with pytest.raises(ConfigError, match="HASHNET_TOKEN"):
-        application({"run": run})
+        service.application({"run": run})
     monkeypatch.setenv("HASHNET_TOKEN", READ)
-    built = application({"run": run, "index_replicas": 2, "encoder_device": "cpu"})
+    built = service.application({"run": run, "index_replicas": 2, "encoder_device": "cpu"})
     assert built._bound_deployment.name == "HttpReplica"
     with pytest.raises(ConfigError, match="did you mean 'index_replicas'"):
-        application({"run": run, "index_replica": 2})
+        service.application({"run": run, "index_replica": 2})
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status", "code"),
+    [("/v1/search", "POST", 503, "unavailable"), ("/v1/items", "GET", 503, "unavailable"),
+     ("/v1/items", "POST", 504, "timeout"), ("/v1/items/remove", "POST", 504, "timeout")],
+)  # fmt: skip
+@pytest.mark.parametrize("how", ["silent", "raises"])
+def test_a_request_that_serve_lost_is_told_so(
+    path: str, method: str, status: int, code: str, how: str
+) -> None:
+    """A read is sent again; a write may have been done, so 504 and no Retry-After."""
+
+    async def lost(scope: Any, receive: Any, send: Any) -> None:
+        if how == "raises":
+            raise RuntimeError("secret detail")
+
+    async def main() -> httpx.Response:
+        transport = httpx.ASGITransport(proxy.Polite(lost))
+        async with httpx.AsyncClient(transport=transport, base_url=BASE) as http:
+            return await http.request(method, path)
+
+    answer = asyncio.run(main())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert ("retry-after" in answer.headers) == (status == 503)
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "secret" not in answer.text
+
+
+def test_serves_own_503_is_replaced_and_other_answers_pass() -> None:
+    async def say(scope: Any, receive: Any, send: Any) -> None:
+        from starlette.responses import PlainTextResponse
+
+        status = int(scope["path"].strip("/"))
+        await PlainTextResponse("words of Serve", status)(scope, receive, send)
+
+    http = TestClient(proxy.Polite(say), base_url=BASE)
+    busy = http.post("/503")
+    assert (busy.json()["error"]["code"], busy.headers["retry-after"]) == ("unavailable", "1")
+    assert http.get("/404").text == "words of Serve"
 
 
 @pytest.mark.slow

@@ -51,6 +51,8 @@ def test_pictures_are_cut_by_bytes_and_the_rest_by_rows() -> None:
     assert [len(part) for part in pictures.parts(rows=3)] == [3, 2]
     assert [len(part) for part in pictures.parts(rows=9, max_bytes=25)] == [2, 2, 1]
     assert [len(part) for part in pictures.parts(rows=9, max_bytes=1)] == [1] * 5
+    many = Queries("images", [b"x"] * 150)
+    assert [len(part) for part in many.parts(rows=1024)] == [64, 64, 22]  # answered in time on a CPU, too
     assert [len(part) for part in Queries("ids", np.arange(5)).parts(rows=2)] == [2, 2, 1]
 
 
