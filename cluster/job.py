@@ -28,7 +28,7 @@ SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's job supervisor sets it, under
 def run_job(cls: type[C], function: Callable[[C], dict[str, Any]], argv: list[str] | None = None) -> NoReturn:
     """Runs ``function`` on the configuration that the command line describes, then exits."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    for noisy in ("ray", "httpx", "numba", "matplotlib", "botocore"):
+    for noisy in ("ray", "httpx", "numba", "matplotlib", "botocore", "faiss"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _terminated)  # `ray job stop`, a shutdown, a spot node taken back
     try:

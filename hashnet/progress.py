@@ -61,7 +61,7 @@ class Progress:
         if self.total:
             parts[0] += f"/{self.total:,} ({self.done / self.total:.0%})"
         parts[0] += f" {self.unit}"
-        parts.append(f"{rate:,.1f}/s")
+        parts.append(speed(rate))
         if self.total and rate > 0:
             parts.append(f"{duration((self.total - self.done) / rate)} left")
         parts += [f"{name} {value}" for name, value in self._info.items()]
@@ -72,6 +72,15 @@ class Progress:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def speed(rate: float) -> str:
+    """Units a second as a person says them; slow ones by the minute.
+
+    >>> speed(1234.56), speed(0.25)
+    ('1,234.6/s', '15.0/min')
+    """
+    return f"{rate:,.1f}/s" if rate >= 1 else f"{60 * rate:.1f}/min"
 
 
 def duration(seconds: float) -> str:

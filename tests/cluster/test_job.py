@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -93,16 +94,16 @@ def all_jobs(repo):
 
 
 def test_every_job_helps_however_it_is_started(repo, python, tmp_path):
-    for path in all_jobs(repo):
-        ways = [([python, str(path)], tmp_path), ([python, "-m", f"jobs.{path.stem}"], repo)]
-        for command, folder in ways:
-            done = subprocess.run(
-                [*command, "--help"],
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                env={"PATH": "/usr/bin:/bin"},
-            )
+    ways = [([python, str(path)], tmp_path) for path in all_jobs(repo)]
+    ways += [([python, "-m", f"jobs.{path.stem}"], repo) for path in all_jobs(repo)]
+
+    def ask(way):
+        command, folder = way
+        env = {"PATH": "/usr/bin:/bin"}
+        return subprocess.run([*command, "--help"], cwd=folder, capture_output=True, text=True, env=env)
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in pool.map(ask, ways):
             assert done.returncode == 0, done.stderr
             assert "run " in done.stdout
             assert "key=value" in done.stdout
