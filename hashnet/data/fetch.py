@@ -8,8 +8,9 @@ for table in manifest.batches("database"):
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from threading import Lock
 
 import numpy as np
@@ -19,7 +20,7 @@ from pyarrow import fs
 
 from hashnet import storage
 from hashnet.data.references import Reference, parse
-from hashnet.errors import BadImage, DataError, StorageError
+from hashnet.errors import BadImage, DataError
 
 THREADS = 8  # reads in flight: they wait for disks and networks, not for processors
 MAX_BYTES = 512 << 20  # of one file: more than any picture that is decoded has, even uncompressed
@@ -88,19 +89,31 @@ def _placed(file: str, base_uri: str | None) -> str:
 
 
 def _read(file: str, wanted: list[tuple[int, Reference]]) -> list[bytes | BadImage]:
-    """What each reference into one file names."""
+    """What each reference into one file names; one that is wrong takes no other with it."""
+    with ExitStack() as opened:
+        source: pa.NativeFile | None = None
+
+        def read(reference: Reference) -> bytes:
+            nonlocal source
+            if reference.column is not None:
+                return _value(file, reference)
+            if source is None:
+                source = opened.enter_context(_open(file))
+            return _range(source, reference) if reference.offset is not None else _whole(source, file)
+
+        return [_or_bad(file, read, reference) for _, reference in wanted]
+
+
+def _or_bad(file: str, read: Callable[[Reference], bytes], reference: Reference) -> bytes | BadImage:
     try:
-        if wanted[0][1].column is not None:
-            return [_value(file, reference) for _, reference in wanted]
-        with _open(file) as source:
-            return [
-                _range(source, reference) if reference.offset is not None else _whole(source, file)
-                for _, reference in wanted
-            ]
+        return read(reference)
+    except BadImage as error:
+        return error
     except FileNotFoundError:
-        return [BadImage("missing", file)] * len(wanted)
-    except (OSError, StorageError, pa.ArrowException, IndexError) as error:
-        return [BadImage("unreadable", f"{file}: {error}")] * len(wanted)
+        return BadImage("missing", file)
+    # A reference is text from outside and may name anything: it must not end an encoding job.
+    except Exception as error:
+        return BadImage("unreadable", f"{file}: {error}")
 
 
 def _open(file: str) -> pa.NativeFile:
@@ -110,23 +123,26 @@ def _open(file: str) -> pa.NativeFile:
     return filesystem.open_input_file(path)
 
 
-def _whole(source: pa.NativeFile, file: str) -> bytes | BadImage:
-    size = source.size()
-    if size > MAX_BYTES:
-        return BadImage("too_large", f"{file} has {size:,} bytes, at most {MAX_BYTES:,} are read")
-    return source.read_at(size, 0)
+def _whole(source: pa.NativeFile, file: str) -> bytes:
+    return source.read_at(_bounded(file, source.size()), 0)
 
 
-def _range(source: pa.NativeFile, reference: Reference) -> bytes | BadImage:
+def _range(source: pa.NativeFile, reference: Reference) -> bytes:
     assert reference.offset is not None
-    data = source.read_at(reference.size, reference.offset)
+    data = source.read_at(_bounded(reference.file, reference.size), reference.offset)
     if len(data) < reference.size:
-        return BadImage("truncated", f"{reference.file} ends before byte {reference.offset + reference.size}")
+        raise BadImage("truncated", f"{reference.file} ends before byte {reference.offset + reference.size}")
     if reference.raw is None:
         return data
     channels, height, width = reference.raw
     planes = np.frombuffer(data, dtype=np.uint8).reshape(channels, height, width)
     return b"P6 %d %d 255\n" % (width, height) + planes.transpose(1, 2, 0).tobytes()  # a PPM picture
+
+
+def _bounded(file: str, size: int) -> int:
+    if size > MAX_BYTES:
+        raise BadImage("too_large", f"{size:,} bytes of {file}, at most {MAX_BYTES:,} are read")
+    return size
 
 
 class _ColumnCache:
@@ -165,10 +181,14 @@ def _read_column(file: pq.ParquetFile, column: str, group: int) -> pa.ChunkedArr
 _cache = _ColumnCache()
 
 
-def _value(file: str, reference: Reference) -> bytes | BadImage:
+def _value(file: str, reference: Reference) -> bytes:
     assert reference.column is not None
     column = _cache.get(file, reference.column, reference.group)
     if reference.row >= len(column):
-        return BadImage("missing", f"{file} has no row {reference.row} in row group {reference.group}")
+        raise BadImage("missing", f"{file} has no row {reference.row} in row group {reference.group}")
     data = column[reference.row].as_py()
-    return data if data is not None else BadImage("missing", f"{file}: row {reference.row} is null")
+    if data is None:
+        raise BadImage("missing", f"{file}: row {reference.row} is null")
+    if not isinstance(data, bytes):
+        raise BadImage("unreadable", f"{file}: column {reference.column!r} holds {column.type}, not bytes")
+    return data

@@ -115,6 +115,28 @@ def test_missing_and_unreadable_are_told_apart(tmp_path):
     assert [error.reason for error in found] == ["missing", "unreadable", "missing", "unreadable"]
 
 
+def test_one_wrong_reference_takes_no_other_with_it(tmp_path):
+    """Each of these once could end a job, or cost its neighbours in the same file."""
+    table = pa.table({"image": pa.array([b"first", b"second"]), "n": [1, 2]})
+    parquet = str(tmp_path / "p.parquet")
+    pq.write_table(table, parquet)
+    plain = tmp_path / "batch.bin"
+    plain.write_bytes(b"x" * 100)
+    wanted = {
+        f"{parquet}#column=image&group=0&row=1": b"second",
+        f"{parquet}#column=image&group=7&row=0": "unreadable",  # no such row group
+        f"{parquet}#column=n&group=0&row=0": "unreadable",  # a number
+        f"{plain}#offset=3&size=2": b"xx",
+        f"{plain}#offset=0&size=100&raw=3x32x32": "unreadable",  # 3,072 bytes of pixels in 100
+        f"{plain}#offset=99&size=2": "truncated",
+        f"{plain}#offset=0&size={1 << 40}": "too_large",
+        f"{plain}#offset={1 << 70}&size=1": "unreadable",
+        "a\0b.jpg": "unreadable",
+    }
+    found = fetch_images(rows(*wanted), threads=1)
+    assert [each.reason if isinstance(each, BadImage) else each for each in found] == list(wanted.values())
+
+
 def test_the_sentence_about_bad_pictures():
     bad = [BadImage("missing")] * 4 + [BadImage("corrupt")] * 2
     names = [f"{i}.jpg" for i in range(6)]
