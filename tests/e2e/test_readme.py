@@ -1,0 +1,251 @@
+"""README and guides say what is so: commands parse or run as printed, names and links lead somewhere."""
+
+import importlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cluster import cluster_demo, metrics
+from cluster.job import read_settings
+from hashnet import cli
+from hashnet.data.sources import digits
+from hashnet.errors import HashnetError
+from tests.small_run import make_run
+
+REPO = Path(__file__).resolve().parents[2]
+GUIDES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (REPO / "docs").glob("*.md"))]
+JOBS = sorted(path.stem for path in (REPO / "jobs").glob("*.py") if path.stem != "__init__")
+NOT_OURS = {"key", "weights_only"}  # NAME=value in a guide that is no setting of a job
+
+
+def read(name):
+    return (REPO / name).read_text()
+
+
+def blocks(text, fence=None):
+    """Lines of indented blocks without their comments; or the ```fence ones, whole."""
+    if fence:
+        return re.findall(rf"^```{fence}\n(.*?)^```", text, re.M | re.S)
+    return [re.sub(r"\s+#.*", "", line).strip() for line in re.findall(r"^ {4,}(\S.*)$", text, re.M)]
+
+
+def spans(text):
+    """What stands between backticks in a line of prose."""
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+def job_settings(job, monkeypatch):
+    """The configuration class of jobs/JOB.py, as its last line names it."""
+    monkeypatch.setattr(sys, "path", list(sys.path))  # a job puts its checkout first
+    (name,) = re.findall(r"run_job\((\w+), ", read(f"jobs/{job}.py"))
+    return getattr(importlib.import_module(f"jobs.{job}"), name)
+
+
+def job_commands():
+    """(where, job, words) of every `python jobs/JOB.py …` that is printed anywhere."""
+    places = [*GUIDES, "ray_cluster.yaml", *(f"jobs/{job}.py" for job in JOBS)]
+    places += [f"jobs/configs/{path.name}" for path in (REPO / "jobs/configs").glob("*.yaml")]
+    for name in places:
+        text = read(name).replace("\\\\\n", " ")  # a command in a docstring may go on in the next line
+        for job, rest in re.findall(r"jobs/(\w+)\.py((?: +[\w./$-]+(?:=[^\s`#]*)?)*)", text):
+            yield name, job, rest.split()
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_printed_job_takes_its_settings(job, monkeypatch):
+    monkeypatch.chdir(REPO)
+    settings = job_settings(job, monkeypatch)
+    found = [(name, words) for name, other, words in job_commands() if other == job]
+    assert found, f"no guide shows jobs/{job}.py"
+    for name, words in found:
+        given = [word for word in words if "=" in word]
+        if not any(word.startswith("run=") for word in given):
+            given.append("run=/runs/demo")  # an excerpt in a sentence
+        if "--config" in words and words[words.index("--config") + 1].startswith("jobs/"):
+            given += ["--config", words[words.index("--config") + 1]]
+        try:
+            read_settings(settings, given)
+        except HashnetError as error:
+            pytest.fail(f"{name}: jobs/{job}.py {' '.join(words)}: {error}")
+
+
+def test_only_jobs_that_exist_are_named():
+    assert {job for _, job, _ in job_commands()} <= {*JOBS, "NAME", "X"}
+
+
+def test_settings_named_in_a_sentence_exist(monkeypatch):
+    keys = set()
+    for job in JOBS:
+        keys |= set(job_settings(job, monkeypatch).__dataclass_fields__)
+    for name in GUIDES:
+        for span in spans(read(name)):
+            for word in re.findall(r"(?:^| )([a-z][a-z_]*)=", span if "://" not in span else ""):
+                assert word in keys | NOT_OURS, f"{name}: `{span}`"
+
+
+def hashnet_commands(name):
+    text = read(name)
+    for line in [*blocks(text), *spans(text)]:
+        if line.startswith("hashnet ") and not re.search(r"\bNAME\b|\|", line):
+            words = shlex.split(line)[1:]
+            if len(words) > 1:
+                yield words
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_every_printed_hashnet_command_parses(name, monkeypatch):
+    for words in hashnet_commands(name):
+        command = importlib.import_module(f"hashnet.commands.{words[0]}")
+        monkeypatch.setattr(command, "run", lambda arguments: 0)
+        assert cli.main(words) == 0, words
+
+
+def test_every_make_target_and_variable_exists():
+    makefile = read("Makefile")
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.M))
+    for name in GUIDES:
+        text = read(name)
+        for line in [*blocks(text), *spans(text)]:
+            if line.startswith("make "):
+                target, *variables = line.split()[1:]
+                assert target in targets, f"{name}: {line}"
+                for variable in re.findall(r"\b([A-Z]+)=", " ".join(variables)):
+                    assert f"$({variable})" in makefile, f"{name}: {line}"
+    (phony,) = re.findall(r"^\.PHONY: (.*)", makefile, re.M)
+    assert set(phony.split()) == targets
+
+
+def test_paths_and_links_lead_somewhere():
+    for name in GUIDES:
+        text = read(name)
+        folder = (REPO / name).parent
+        for link in re.findall(r"\]\(([^)#]+)\)", text):
+            assert "://" in link or (folder / link).exists(), f"{name}: {link}"
+        for path in re.findall(r"(?:hashnet|cluster|jobs|tests|docs)/[\w/.-]*\w", " ".join(spans(text))):
+            if "NAME" not in path:
+                assert (REPO / path).exists(), f"{name}: {path}"
+
+
+def test_the_layout_in_the_readme_is_the_tree():
+    layout = read("README.md").split("## Layout")[1].split("##")[0]
+    parent = ""
+    for line in layout.splitlines():
+        names = re.split(r"\s{2,}", line.strip())[0].split()
+        if re.match(r" {4}\S", line):
+            (parent,) = names
+            assert (REPO / parent).is_dir(), line
+        elif parent == "hashnet/" and line.strip():
+            for each in names:
+                assert any((REPO / f"hashnet/{each}{end}").exists() for end in ("", ".py")), each
+
+
+def test_the_cluster_demo_submits_what_the_readme_prints():
+    printed = re.findall(r"^ +ray job submit --working-dir \. -- (.*)$", read("README.md"), re.M)
+    demo = [" ".join(words) for words in cluster_demo.jobs("$PWD/runs/demo").values()]
+    assert printed[: len(demo)] == demo
+
+
+def test_the_guide_lists_every_metric_with_its_tags():
+    rows = re.findall(r"^\| `ray_(\w+)` \| (\w+) \| ([\w, ]+) \| (.*) \|$", read("docs/operate.md"), re.M)
+    ours = [
+        (about.full_name(name), about.kind, ", ".join(("run", *about.tags)), about.meaning)
+        for name, about in metrics.METRICS.items()
+    ]
+    assert [(*row[:3], row[3].replace("\\|", "|")) for row in rows] == ours
+
+
+def test_the_python_example_runs_as_printed(tmp_path, monkeypatch, capsys):
+    make_run(tmp_path / "runs/demo", modality="features")
+    monkeypatch.chdir(tmp_path)
+    (example,) = blocks(read("README.md"), "python")
+    exec(compile(example, "README.md", "exec"), {})
+    first, second = (float(word) for word in capsys.readouterr().out.split())
+    assert 0 < first <= 1
+    assert 0 < second <= 1
+    assert cli.main(["inspect", "runs/demo/codes"]) == 0
+
+
+def _png():
+    return digits.load(digits.Options()).payload(0, 1)["image"][0].as_py()
+
+
+@pytest.fixture
+def own_data(tmp_path, monkeypatch):
+    """What docs/your-data.md takes for granted, in small: /data is ``tmp_path``/data."""
+    monkeypatch.chdir(tmp_path)
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(_png())
+    for i in range(5600):
+        place = tmp_path / f"data/pets/class-{i % 4}"
+        place.mkdir(parents=True, exist_ok=True)
+        os.link(picture, place / f"{i}.png")
+    for path in ("data/more-pets/class-1/new.png", *(f"data/coco/{name}.png" for name in "abcd")):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(picture, tmp_path / path)
+    (tmp_path / "lists").mkdir()
+    train = "a.png 0 1\nb.png 0 1\nc.png 1 0\n"
+    for split, lines in {"train": train, "query": "d.png 1 0\n", "database": train}.items():
+        (tmp_path / f"lists/{split}.txt").write_text(lines)
+    for i in range(100):
+        with tarfile.open(tmp_path / f"shard-{i:03d}.tar", "w") as tar:
+            (tmp_path / "label.txt").write_text(str(i % 3))
+            tar.add(picture, f"{i}.png")
+            tar.add(tmp_path / "label.txt", f"{i}.cls")
+    table = pa.table({"image": [picture.read_bytes()] * 40, "label": [i % 4 for i in range(40)]})
+    pq.write_table(table, tmp_path / "part-0.parquet")
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 5, 6100)
+    np.save("labels.npy", labels)
+    np.save("features.npy", (rng.normal(size=(6100, 16)) + 3 * np.eye(5, 16)[labels]).astype(np.float32))
+    # twenty similar and twenty dissimilar pairs; those not listed are unknown
+    groups = [np.flatnonzero(labels == c) for c in (0, 1)]
+    pairs = {"row_a": [*groups[0][:20], *groups[0][:20]], "row_b": [*groups[0][20:40], *groups[1][:20]]}
+    pq.write_table(pa.table({**pairs, "similar": [True] * 20 + [False] * 20}), "clicks.parquet")
+    return tmp_path
+
+
+def your_data_commands(own_data):
+    return [line.replace("/data/", f"{own_data}/data/") for line in blocks(read("docs/your-data.md"))]
+
+
+def test_the_guide_to_own_data_runs_as_printed(own_data, capsys):
+    ran = set()
+    for line in your_data_commands(own_data):
+        if line.startswith("hashnet "):
+            words = [*shlex.split(line)[1:]]
+            if "--out" in words and os.path.exists(words[words.index("--out") + 1]):
+                words.append("--overwrite")  # the guide shows several ways to the same name
+            assert cli.main(words) == 0, (line, capsys.readouterr().err)
+            ran.add(words[1])
+    assert ran >= {"imagefolder", "listfile", "webdataset", "parquet", "npy", "append"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_jobs_of_the_guide_run_as_printed(own_data):
+    env = os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+    lines = [line for line in your_data_commands(own_data) if "vectors" in line]
+    assert sum(line.startswith("python jobs/") for line in lines) == 3
+    for line in lines:
+        done = subprocess.run(
+            line.replace("jobs/", f"{REPO}/jobs/"), shell=True, env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, (line, done.stderr)
+
+
+def test_everything_the_library_needs_is_packaged():
+    patterns = tomllib.loads(read("pyproject.toml"))["tool"]["setuptools"]["package-data"]["hashnet"]
+    for path in (REPO / "hashnet").rglob("*.*"):
+        if path.suffix != ".py" and "__pycache__" not in path.parts:
+            assert any(path.match(pattern.removeprefix("**/")) for pattern in patterns), path
