@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hashnet.arrays import as_array
 from hashnet.codes import check_codes
 from hashnet.errors import CodeError, ConfigError, DataError
 from hashnet.metrics.bootstrap import interval
@@ -50,6 +51,7 @@ def evaluate(
     """
     query_codes, database_codes, k = _checked(query_codes, query_labels, database_codes, database_labels, k)
     queries, database = check_labels(query_labels, database_labels)
+    _check_naming(queries.n_classes, seed, class_names)
     ids = None if database_ids is None else _checked_ids(database_ids, len(database_codes))
     shard = build_shard(database_codes, database, ids, seed, device)
     blocks = []
@@ -136,8 +138,8 @@ def summarise(
 def _checked(
     query_codes: Any, query_labels: Any, database_codes: Any, database_labels: Any, k: int | None
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    query_codes = check_codes(query_codes, name="query codes")
-    database_codes = check_codes(database_codes, name="database codes")
+    query_codes = check_codes(as_array(query_codes, "query codes"), name="query codes")
+    database_codes = check_codes(as_array(database_codes, "database codes"), name="database codes")
     bits = query_codes.shape[1] * 8, database_codes.shape[1] * 8
     if bits[0] != bits[1]:
         raise CodeError(
@@ -151,6 +153,8 @@ def _checked(
             raise DataError(f"there are no {what} labels, and relevance needs them")
         if not len(codes):
             raise DataError(f"there are no {what} codes")
+        if not isinstance(labels, LabelSets):
+            labels = np.atleast_1d(as_array(labels, f"{what} labels"))
         if len(codes) != len(labels):
             raise CodeError(f"there are {len(codes)} {what} codes, but {len(labels)} rows of {what} labels")
     return query_codes, database_codes, check_k(k, len(database_codes))
@@ -167,8 +171,15 @@ def check_k(k: int | None, n_database: int) -> int:
     return min(int(k), n_database)
 
 
+def _check_naming(n_classes: int, seed: int, class_names: Sequence[str] | None) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise ConfigError(f"seed must be a whole number of at least 0, got {seed!r}")
+    if class_names is not None and len(class_names) < n_classes:
+        raise CodeError(f"there are {len(class_names)} class names for {n_classes} classes; give one a class")
+
+
 def _checked_ids(ids: Any, n: int) -> np.ndarray:
-    ids = np.asarray(ids)
+    ids = as_array(ids, "database ids")
     if ids.shape != (n,) or ids.dtype.kind not in "iu":
         raise CodeError(f"database ids must be {n} whole numbers, got shape {ids.shape} of {ids.dtype}")
     return ids

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hashnet.arrays import as_array
 from hashnet.errors import CodeError, DataError
-from hashnet.labels import as_multi_hot
+from hashnet.labels import MAX_CLASSES, as_multi_hot
 from hashnet.popcount import compiled
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def label_sets(labels: Any, n_classes: int | None = None, name: str = "labels") 
     """LabelSets of class ids (n,) or of a multi-hot matrix (n, n_classes)."""
     if isinstance(labels, LabelSets):
         return labels
-    labels = np.asarray(labels)
+    labels = as_array(labels, name)
     if labels.ndim == 1:
         return _from_ids(labels, n_classes, name)
     if labels.ndim != 2:
@@ -77,6 +78,8 @@ def _from_ids(ids: np.ndarray, n_classes: int | None, name: str) -> LabelSets:
         raise DataError(f"{name} hold class {low} in row {ids.argmin()}: a class id is 0 or more")
     if n_classes is not None and high >= n_classes:
         raise CodeError(f"{name} hold class {high}, but there are only {n_classes} classes")
+    if high >= MAX_CLASSES:
+        raise CodeError(f"{name} hold class {high}; number classes from 0, at most {MAX_CLASSES:,} of them")
     width = high + 1 if n_classes is None else n_classes
     return LabelSets(width, np.arange(len(ids) + 1), ids.astype(np.int32))
 
@@ -99,8 +102,10 @@ def from_lists(lists: pa.Array | pa.ChunkedArray, n_classes: int) -> LabelSets:
 
 def check_labels(query_labels: Any, database_labels: Any) -> tuple[LabelSets, LabelSets]:
     """Both label sets over the same classes; a query without a label is refused."""
-    given = [query_labels, database_labels]
-    given = [labels if isinstance(labels, LabelSets) else np.asarray(labels) for labels in given]
+    given: list[Any] = [
+        labels if isinstance(labels, LabelSets) else as_array(labels, name)
+        for labels, name in ((query_labels, "query labels"), (database_labels, "database labels"))
+    ]
     widths = []
     for labels in given:
         if isinstance(labels, LabelSets):

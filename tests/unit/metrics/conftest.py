@@ -38,6 +38,21 @@ def slow_ap(ranking: list[bool], n_relevant: int, k: int) -> tuple[float, float,
     return (total / hits if hits else 0.0), (total / below if below else 0.0), hits
 
 
+def slow_tie_aware(items: list[tuple[int, bool]], k: int) -> float:
+    """The mean over tie orders, term by term: a place among n tied items, r relevant, hits with r / n."""
+    total, before, hits_before = 0.0, 0, 0
+    for distance in sorted({distance for distance, _ in items}):
+        group = [relevant for other, relevant in items if other == distance]
+        n, r = len(group), sum(group)
+        for i in range(1, n + 1):
+            if before + i <= k:
+                expected = hits_before + 1 + ((i - 1) * (r - 1) / (n - 1) if n > 1 else 0)
+                total += r / n * expected / (before + i)
+        before, hits_before = before + n, hits_before + r
+    below = min(k, hits_before)
+    return total / below if below else 0.0
+
+
 def slow_sets(labels) -> list[set[int]]:
     labels = np.asarray(labels)
     if labels.ndim == 1:
@@ -53,6 +68,7 @@ def slow_evaluate(query_codes, query_labels, codes, labels, k, ids=None, seed=0)
     query_sets, sets = slow_sets(query_labels), slow_sets(labels)
     hashes = [slow_hash(i, seed) for i in ids]
     ap, ap_relevant, hits, fractions = [], [], [], []
+    tie_aware, first, last = [], [], []
     precision, recall = [0.0] * k, [0.0] * k
     ball = {name: [0.0] * (n_bits + 1) for name in ("precision", "recall", "empty")}
     similar, dissimilar = [0] * (n_bits + 1), [0] * (n_bits + 1)
@@ -67,6 +83,11 @@ def slow_evaluate(query_codes, query_labels, codes, labels, k, ids=None, seed=0)
         values = slow_ap(ranking, n_relevant, k)
         ap.append(values[0])
         ap_relevant.append(values[1])
+        tied = [(distance, relevant) for distance, _, relevant in items]
+        tie_aware.append(slow_tie_aware(tied, k))
+        for order, sign in ((first, -1), (last, 1)):  # the best and the worst order of tied items
+            ordered = sorted(tied, key=lambda item, sign=sign: (item[0], sign * item[1]))
+            order.append(slow_ap([relevant for _, relevant in ordered], n_relevant, k)[1])
         hits.append(values[2])
         fractions.append(n_relevant / n)
         for top in range(1, k + 1):
@@ -91,6 +112,9 @@ def slow_evaluate(query_codes, query_labels, codes, labels, k, ids=None, seed=0)
         map=sum(ap) / len(ap),
         map_retrieved_hits_only=sum(with_hit) / len(with_hit) if with_hit else 0.0,
         map_relevant=sum(ap_relevant) / len(ap),
+        map_tie_aware=sum(tie_aware) / len(ap),
+        map_relevant_first=sum(first) / len(ap),
+        map_relevant_last=sum(last) / len(ap),
         queries_without_hit=hits.count(0),
         queries_without_relevant=fractions.count(0),
         chance=sum(fractions) / len(fractions),

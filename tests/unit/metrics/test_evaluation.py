@@ -17,7 +17,8 @@ KINDS = (
 
 
 def assert_same(report, expected) -> None:
-    for name in ("map", "map_retrieved_hits_only", "map_relevant", "chance"):
+    names = ("map", "map_retrieved_hits_only", "map_relevant", "chance")
+    for name in (*names, "map_tie_aware", "map_relevant_first", "map_relevant_last"):
         assert getattr(report, name) == pytest.approx(getattr(expected, name), abs=1e-12), name
     assert report.queries_without_hit == expected.queries_without_hit
     assert report.queries_without_relevant == expected.queries_without_relevant
@@ -81,6 +82,18 @@ def test_toy_case_of_the_three_denominators():
     assert report.map_relevant == pytest.approx(0.2778, abs=5e-5)
     assert report.queries_without_hit == 1
     assert report.queries_without_relevant == 0
+
+
+def test_intervals_are_the_bootstrap_of_each_mean(make):
+    report = hashnet.evaluate(*make("random", q=40), k=20, seed=5)
+    for values, found in (
+        (report.ap, report.map_interval),
+        (report.ap_relevant, report.map_relevant_interval),
+        (report.ap_tie_aware, report.map_tie_aware_interval),
+    ):
+        rng = np.random.default_rng(11)  # not the report's: the noise of 1,000 draws is allowed for
+        means = sorted(sum(values[i] for i in rng.integers(0, 40, 40)) / 40 for _ in range(1000))
+        assert found == pytest.approx((means[25], means[974]), abs=0.02)
 
 
 def test_class_ids_and_multi_hot_mean_the_same(make):
@@ -171,6 +184,13 @@ def test_a_database_without_a_relevant_item_has_documented_values(make):
         ({"k": 0}, ConfigError, "at least 1.*0"),
         ({"k": 2.5}, ConfigError, "2.5"),
         ({"database_ids": [1, 2]}, CodeError, "3 whole numbers"),
+        ({"query_labels": 1}, CodeError, "2 query codes, but 1 rows"),
+        ({"query_labels": [[0], [1, 2]]}, CodeError, "query labels are no array: their rows differ"),
+        ({"query_codes": [[0], [1, 2]]}, CodeError, "query codes are no array"),
+        ({"query_labels": [0, 2**31 + 5]}, CodeError, "class 2147483653; number classes from 0"),
+        ({"database_labels": np.array([0, 1, 2**63], np.uint64)}, CodeError, "class 9223372036854775808"),
+        ({"class_names": ["a"]}, CodeError, "1 class names for 2 classes"),
+        ({"seed": -1}, ConfigError, "seed must be a whole number of at least 0, got -1"),
         ({"device": "tpu"}, ConfigError, "tpu"),
     ],
 )

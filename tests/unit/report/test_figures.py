@@ -39,6 +39,41 @@ def test_curves_hold_the_numbers(reports):
         report.plot_precision_recall(by="distance")
 
 
+def stairs(ax):
+    """Label → what a drawn histogram holds."""
+    return {patch.get_label(): patch.get_data() for patch in ax.patches if patch.get_label()}
+
+
+def test_every_other_figure_holds_its_numbers(reports):
+    report = reports[0]
+    for name in ("precision", "recall"):
+        line = getattr(report, f"plot_{name}_at")().get_lines()[0]
+        assert line.get_xdata().tolist() == list(range(1, 101))
+        assert line.get_ydata().tolist() == list(getattr(report.by_rank, name))
+    lines = report.plot_radius().get_lines()
+    for line, name in zip(lines, ("precision", "recall", "empty"), strict=False):
+        assert line.get_ydata().tolist() == list(getattr(report.by_radius, name))
+    drawn = stairs(report.plot_distances())
+    for label, counts in (("similar pairs", report.similar), ("dissimilar pairs", report.dissimilar)):
+        assert drawn[label].values.tolist() == [count / sum(counts) for count in counts]
+        assert drawn[label].edges.tolist() == [bit - 0.5 for bit in range(report.n_bits + 2)]
+    counts = list(range(100))
+    histogram = stairs(figures.relaxed_histogram({"a": counts}))["a"]
+    assert histogram.values.tolist() == [count / 4950 for count in counts]
+    np.testing.assert_allclose(histogram.edges, [place / 100 for place in range(101)])
+    bars = figures.bit_balance([0.5, 0.0, 0.25]).patches
+    assert [bar.get_height() for bar in bars] == [0.5, 0.0, 0.25]
+    colours = [bar.get_facecolor() for bar in bars]
+    assert colours[1] != colours[0] == colours[2]  # a dead bit stands out
+    points = np.arange(12.0).reshape(6, 2)
+    clouds = figures.embedding(points, ["cat", "dog", "cat", "dog", "cat", "bird"]).collections
+    assert [cloud.get_label() for cloud in clouds] == ["cat", "dog", "bird"]
+    assert clouds[0].get_offsets().tolist() == points[[0, 2, 4]].tolist()
+    assert len({tuple(cloud.get_facecolor()[0]) for cloud in clouds}) == 3
+    scores = {score.name: score.map for score in report.per_class}
+    assert sorted(bar.get_width() for bar in figures.per_class(report).patches) == sorted(scores.values())
+
+
 def test_many_methods_in_one_plot(reports):
     many = {f"method {i}": reports[i % 2] for i in range(14)}
     for draw in (figures.precision_recall, figures.precision_at, figures.recall_at):
@@ -69,8 +104,14 @@ def test_losses_mark_the_stages():
 
     history = History()
     for step in range(90):
-        history.add({"step": step, "stage": step // 30, "beta": 2.0 ** (step // 30), "J": 0.5, "L": None})
+        stage = step // 30
+        history.add({"step": step, "stage": stage, "beta": 2.0**stage, "J": 1 / (step + 1), "L": None})
     ax = figures.losses(history)
+    np.testing.assert_allclose(
+        ax.get_lines()[0].get_ydata(), [1 / (step + 1) for step in range(90)], atol=1e-6
+    )
+    marks = [line.get_xdata()[0] for line in ax.get_lines() if line.get_linestyle() == ":"]
+    assert marks == [30, 60]
     assert [text.get_text() for text in ax.texts] == ["β=1", "2", "4"]
     assert len(ax.get_legend().get_texts()) == 1  # L was never measured
 

@@ -128,7 +128,11 @@ def test_examples_are_best_median_and_worst(run, page):
         for item in example.items:
             assert by_id[item.row_id] == (item.distance, own) or not item.relevant
         assert example.precision == sum(item.relevant for item in example.items) / 10
-    assert text.count('class="item hit') + text.count('class="item miss') == 60
+    hits = sum(item.relevant for example in shown for item in example.items)
+    assert (text.count('class="item hit'), text.count('class="item miss')) == (hits, 60 - hits)
+    assert 0 < hits < 60
+    for example in shown:
+        assert f"row {example.query.row_id}: precision@10 {example.precision:.2f}" in text
 
 
 def test_few_queries_are_shown_once():
@@ -217,6 +221,11 @@ def test_it_opens_in_a_browser(page, width, scheme, tmp_path):
         loaded = "[...document.images].every(image => image.complete && image.naturalWidth > 0)"
         assert tab.evaluate(loaded)
         assert f"{report.map:.4f}" in tab.locator(".card").first.inner_text()
+        for kind, strongest in (("hit", 1), ("miss", 0)):  # green and red frames
+            style = f"getComputedStyle(document.querySelector('.item.{kind}'))"
+            frame = [int(x) for x in re.findall(r"\d+", tab.evaluate(f"{style}.borderTopColor"))[:3]]
+            assert frame[strongest] == max(frame) > min(frame) + 80
+            assert tab.evaluate(f"{style}.borderTopWidth") == "3px"
         # nothing sticks out sideways, and text is told from its ground
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         colours = tab.evaluate(
