@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from hashnet.data import Manifest
+from hashnet.data.pairs import PairTable
 from hashnet.losses import (
     CNNHLoss,
     DHNLoss,
@@ -47,8 +48,6 @@ def make_similarity(
     if config.pairs is None:
         assert rows.labels is not None
         return LabelSimilarity(rows.labels, device), None
-    from hashnet.data.pairs import PairTable
-
     table = PairTable.open(config.pairs, manifest)
     a, b = (np.searchsorted(rows.row_ids, ids) for ids in (table.row_a, table.row_b))
     similarity = TableSimilarity(a, b, table.similar, len(rows), device)

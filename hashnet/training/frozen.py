@@ -19,6 +19,7 @@ from hashnet.models import HashModel, build_model
 from hashnet.training.config import KINDS, TrainConfig
 from hashnet.training.gather import world
 from hashnet.training.loop import fit
+from hashnet.training.sampling import Sampler
 from hashnet.training.schedule import plain
 from hashnet.training.sources import ArraySource, Source
 from hashnet.training.standardise import standardise
@@ -28,7 +29,12 @@ HEAD_STEPS = 500  # at least, on few pictures
 
 
 def train_head_first(
-    model: HashModel, source: Source, loss: Loss, config: TrainConfig, device: str | torch.device
+    model: HashModel,
+    source: Source,
+    loss: Loss,
+    config: TrainConfig,
+    sampler: Sampler | None,
+    device: str | torch.device,
 ) -> dict[str, float]:
     """Trains the head on the frozen backbone's features at beta = 1; returns the last epoch's J and L."""
     probe, features = probe_of(model), backbone_features(model, source, device)
@@ -38,7 +44,7 @@ def train_head_first(
     settings = dataclasses.replace(
         config.fit_settings(), lr=KINDS["features"]["lr"], train_batchnorm=False, checkpoint_every=0
     )
-    history = fit(probe, features, loss, plain(epochs), settings, device=device)
+    history = fit(probe, features, loss, plain(epochs), settings, sampler=sampler, device=device)
     adopt(model, probe)
     return {name: history.stages[-1][name] for name in ("J", "L", "epochs")}
 

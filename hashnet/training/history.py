@@ -1,7 +1,7 @@
 """The training history: one row a step, one record a stage, kept as columns of JSON.
 
     steps   step, epoch, stage, beta, lr, J, L, quantisation, distinct, balance, entropy, rows_per_s
-    stages  stage, beta, epochs, steps, J, L, … means over its last epoch, seconds
+    stages  stage, beta, lr at its beginning, epochs, steps, J, L, … means over its last epoch, seconds
 
 J is the loss of the relaxed codes, L of the signs (None where it was not measured), ``quantisation`` is
 mean(1 - |g|), ``balance`` the largest share of equal bits in one bit position (0.5 is perfect, 1 a dead bit),

@@ -222,6 +222,7 @@ class _Trainer:
         record: Record = {
             "stage": state.stage,
             "beta": state.beta,
+            "lr": self.settings.lr * stage.lr_scale,
             "first_step": first_step,
             "steps": state.step - first_step,
             "epochs": (state.step - first_step) // per_epoch,
@@ -239,11 +240,9 @@ class _Trainer:
         self._save()
 
     def _save(self) -> None:
-        if self.checkpoints is None:
-            return
         if not all(torch.isfinite(p).all() for p in self.model.parameters()):  # the same on every worker
             raise Diverged(self._diverged("a weight is NaN or infinite"))
-        if self.rank == 0:
+        if self.checkpoints is not None and self.rank == 0:
             self.checkpoints.save(self.state, self.model, self.optimiser, self.history)
 
     def _diverged(self, what: str) -> str:

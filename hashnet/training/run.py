@@ -13,6 +13,7 @@ from typing import Any
 from hashnet import config as configs
 from hashnet import storage
 from hashnet.data import Manifest
+from hashnet.data.pairs import PairTable
 from hashnet.errors import ConfigError, LineageMismatch, TrainingError
 from hashnet.labels import count_pairs
 from hashnet.losses.pairwise import check_pairs
@@ -56,13 +57,13 @@ def read_config(run: str) -> TrainConfig:
     return configs.load(TrainConfig, storage.join(run, CONFIG), [f"run={run}"])
 
 
-def refuse_other_config(config: TrainConfig, before: TrainConfig) -> None:
+def refuse_other_config(config: TrainConfig, before: TrainConfig, may_change: tuple[str, ...] = HOW) -> None:
     """LineageMismatch when a run folder is used again with settings that would train another model."""
     new, old = configs.to_dict(config), configs.to_dict(before)
     differing = [
         f"{name} was {old[name]}, now {new[name]}"
         for name in new
-        if name not in HOW and new[name] != old[name]
+        if name not in may_change and new[name] != old[name]
     ]
     if differing:
         raise LineageMismatch(
@@ -115,7 +116,8 @@ def settle_manifest(config: TrainConfig) -> Manifest:
 
 
 def check_data(config: TrainConfig, manifest: Manifest) -> None:
-    """Raises when there is nothing to learn from: no training rows, no labels, only one kind of pair."""
+    """Raises when there is nothing to learn from (no training rows, no labels, only one kind of pair) or
+    nothing to measure MAP on."""
     n_train = manifest.count("train")
     if n_train < 2:
         raise TrainingError(
@@ -128,6 +130,13 @@ def check_data(config: TrainConfig, manifest: Manifest) -> None:
                 f"{manifest.uri} has no labels; give pairs=TABLE with similar and dissimilar pairs"
             )
         check_pairs(count_pairs(labels))
+    else:
+        check_pairs(PairTable.open(config.pairs, manifest).counts())
+    if config.map_k and not (manifest.n_classes and manifest.count("query") and manifest.count("database")):
+        raise TrainingError(
+            f"map_k={config.map_k} needs labelled query and database rows, and {manifest.uri} lacks them; "
+            "leave map_k out"
+        )
     if min(config.batch_size, n_train) < config.num_workers:
         raise TrainingError(
             f"{n_train} training rows for {config.num_workers} workers: each needs at least one a batch"

@@ -54,21 +54,25 @@ class PairSampler:
 
     def __init__(self, a: Any, b: Any, batch_size: int, seed: int) -> None:
         self.a, self.b = np.asarray(a, dtype=np.int64), np.asarray(b, dtype=np.int64)
-        self.batch_size, self.seed = batch_size, seed
         n_rows = len(np.unique(np.concatenate([self.a, self.b])))
-        self.steps_per_epoch = max(1, -(-n_rows // batch_size))
+        self.n_pairs, self.seed = max(1, batch_size // 2), seed  # pairs of a batch
+        self.batch_size = min(batch_size, n_rows)
+        self.steps_per_epoch = -(-n_rows // self.batch_size)
+        self._walk, self._order = -1, np.empty(0, dtype=np.int64)
 
     def rows_of(self, step: int) -> np.ndarray:
-        n_pairs, half = len(self.a), max(1, self.batch_size // 2)
-        places = np.arange(step * half, (step + 1) * half)  # on the endless walk
-        chosen = np.empty(half, dtype=np.int64)
-        for walk in np.unique(places // n_pairs):
-            here = places // n_pairs == walk
-            chosen[here] = self._order(int(walk))[places[here] % n_pairs]
+        places = np.arange(step * self.n_pairs, (step + 1) * self.n_pairs)  # on the endless walk
+        chosen = np.empty(self.n_pairs, dtype=np.int64)
+        for walk in np.unique(places // len(self.a)):
+            here = places // len(self.a) == walk
+            chosen[here] = self._order_of(int(walk))[places[here] % len(self.a)]
         return np.unique(np.concatenate([self.a[chosen], self.b[chosen]]))
 
-    def _order(self, walk: int) -> np.ndarray:
-        return np.random.default_rng([self.seed, walk]).permutation(len(self.a))
+    def _order_of(self, walk: int) -> np.ndarray:
+        if walk != self._walk:  # a long list is not shuffled anew for every batch
+            self._order = np.random.default_rng([self.seed, walk]).permutation(len(self.a))
+            self._walk = walk
+        return self._order
 
 
 def share(rows: np.ndarray, batch_size: int, rank: int, world: int) -> Share:

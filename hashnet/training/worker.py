@@ -71,7 +71,7 @@ def train_run(
     begun = from_first(float(bool(checkpoints.steps()))) > 0.5
     if config.head_epochs and model.modality == "image" and not probing and not begun:
         centres = open_rows(manifest, "train", model, config, positions=kept if config.validation else None)
-        first = train_head_first(model, centres.source, loss, config, device)
+        first = train_head_first(model, centres.source, loss, config, sampler, device)
         logger.info("hash layer alone: J %.4f, L %.4f", first["J"], first["L"])
     elif config.standardise and rank == 0 and not begun:  # the other workers are told by worker 0
         standardise(learner, source, seed=config.seed, device=device)

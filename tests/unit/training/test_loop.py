@@ -91,6 +91,7 @@ def test_history_says_what_was_done(data):
     assert [row["step"] for row in rows] == history.steps["step"]
     assert {row["total_steps"] for row in rows} == {12}
     assert [s["epochs"] for s in history.stages] == [2, 1, 1]
+    assert [s["lr"] for s in history.stages] == pytest.approx([0.02, 0.3 * 0.01, 0.3 * 0.005])
     # the first row's loss by hand: the same model before its first step
     fresh = _model().train()
     first = np.random.default_rng([1, 0]).permutation(ROWS)[:32]
@@ -196,6 +197,13 @@ def test_weights_that_blow_up_never_become_a_checkpoint(data, tmp_path):
         )
         assert state.step <= step
         assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_weights_that_blow_up_in_the_last_step_are_no_model(data):
+    inputs, labels = data
+    settings = FitSettings(lr=math.inf, batch_size=ROWS)
+    with pytest.raises(Diverged, match="a weight is NaN or infinite at step 1"):
+        fit(_model(), inputs, PairwiseLoss(LabelSimilarity(labels), BITS), plain(1), settings)
 
 
 def test_nan_in_features_is_found_before_training(data):

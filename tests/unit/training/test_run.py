@@ -9,15 +9,21 @@ import pytest
 import torch
 
 from hashnet import storage
+from hashnet.codes import hamming_distances
 from hashnet.data import Manifest
 from hashnet.data.pairs import PairTable
 from hashnet.data.sources import make_manifest
-from hashnet.errors import ConfigError, LineageMismatch, ManifestError, TrainingError
+from hashnet.encoding import Encoder
+from hashnet.errors import ConfigError, DataError, LineageMismatch, ManifestError, TrainingError
+from hashnet.losses import PairwiseLoss, TableSimilarity
+from hashnet.models import build_model
 from hashnet.models.small import SmallCNN
 from hashnet.training import load_bundle, read_history
 from hashnet.training.config import TrainConfig
+from hashnet.training.frozen import train_head_first
 from hashnet.training.run import prepare, read_config
-from hashnet.training.sources import ImageSource
+from hashnet.training.sampling import PairSampler
+from hashnet.training.sources import ArraySource, ImageSource
 from hashnet.training.worker import train_run
 
 
@@ -183,6 +189,68 @@ def test_pairs_alone(tmp_path):
     summary = train_run(prepare(config).config)
     assert summary["stages"][-1]["map"] > 0.6
     assert summary["J"] is None  # of database rows nothing is known without labels
+
+
+@pytest.fixture
+def unlabelled(tmp_path):
+    """A manifest without any label, beside the classes nobody tells it."""
+    rng = np.random.default_rng(0)
+    classes = rng.integers(0, 4, 300)
+    features = (rng.normal(size=(4, 10))[classes] * 2 + rng.normal(size=(300, 10))).astype(np.float32)
+    np.save(tmp_path / "x.npy", features)
+    made = make_manifest("npy", str(tmp_path / "m"), path=str(tmp_path / "x.npy"), n_query=50, n_train=200)
+    assert made.n_classes is None
+    return made, features, classes
+
+
+def test_pairs_alone_without_a_label_anywhere(tmp_path, unlabelled):
+    made, features, classes = unlabelled
+    a, b = np.random.default_rng(1).choice(made.row_ids("train"), (2, 2000))
+    a, b = a[a != b], b[a != b]
+    PairTable.from_arrays(a, b, classes[a] == classes[b]).save(str(tmp_path / "pairs.parquet"))
+    config = _config(tmp_path, made.uri, pairs=str(tmp_path / "pairs.parquet"), n_bits=16, batch_size=64)
+    train_run(prepare(config).config)
+    codes = Encoder.load(f"{config.run}/model").encode(features)
+    query, database = made.row_ids("query"), made.row_ids("database")
+    nearest = database[hamming_distances(codes[query], codes[database]).argmin(axis=1)]
+    assert (classes[nearest] == classes[query]).mean() > 0.9
+
+
+def test_pairs_that_teach_nothing_are_refused_before_training(tmp_path, unlabelled):
+    made, _, _ = unlabelled
+    ids = made.row_ids("train")
+    PairTable.from_arrays(ids[:5], ids[5:10], [True] * 5).save(str(tmp_path / "pairs.parquet"))
+    with pytest.raises(TrainingError, match="5 pairs and none is dissimilar"):
+        prepare(_config(tmp_path, made.uri, pairs=str(tmp_path / "pairs.parquet")))
+    PairTable.from_arrays(made.row_ids("query")[:2], ids[:2], [True, False]).save(
+        str(tmp_path / "pairs.parquet")
+    )
+    with pytest.raises(DataError, match="not among the train rows"):
+        prepare(_config(tmp_path, made.uri, pairs=str(tmp_path / "pairs.parquet")))
+
+
+def test_map_that_cannot_be_measured_is_refused_before_training(tmp_path, unlabelled):
+    made, _, _ = unlabelled
+    ids = made.row_ids("train")
+    PairTable.from_arrays(ids[:2], ids[2:4], [True, False]).save(str(tmp_path / "pairs.parquet"))
+    with pytest.raises(TrainingError, match="map_k=10 needs labelled query and database rows"):
+        prepare(_config(tmp_path, made.uri, pairs=str(tmp_path / "pairs.parquet"), map_k=10))
+
+
+def test_the_hash_layer_alone_learns_from_pairs_too(monkeypatch):
+    monkeypatch.setattr("hashnet.training.frozen.HEAD_STEPS", 5)
+    pictures = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
+    loss = PairwiseLoss(TableSimilarity([1, 2], [3, 4], [True, False], 40), 8)
+    seen: set[int] = set()
+
+    def watched(logits, rows, valid, beta):
+        seen.update(rows[valid].tolist())
+        return loss(logits, rows, valid, beta)
+
+    config = TrainConfig(run="unused", n_bits=8, batch_size=40, lr=0.01, head_epochs=1)
+    sampler = PairSampler([1, 2], [3, 4], config.batch_size, seed=0)
+    train_head_first(build_model("small_cnn", 8), ArraySource(pictures), watched, config, sampler, "cpu")
+    assert seen == {1, 2, 3, 4}
 
 
 def test_one_class_is_refused_before_training(tmp_path):

@@ -51,3 +51,10 @@ def test_pair_batches_hold_whole_pairs_and_walk_the_list():
     assert seen == set(zip(a, b, strict=True))
     assert sampler.rows_of(5).tolist() == PairSampler(a, b, 16, 2).rows_of(5).tolist()
     assert sampler.steps_per_epoch == -(-len(set(a) | set(b)) // 16)
+
+
+def test_few_rows_in_many_pairs_are_a_smaller_batch_not_a_padded_one():
+    a, b = np.triu_indices(10, 1)
+    sampler = PairSampler(a, b, batch_size=256, seed=0)
+    assert (sampler.batch_size, sampler.steps_per_epoch) == (10, 1)
+    assert sampler.rows_of(0).tolist() == list(range(10))  # 45 pairs, walked nearly three times
