@@ -55,7 +55,8 @@ class IndexHolder:
         """Takes over another version on disk, beside the searches that run; True when it did.
 
         A version made with another model or code length is not taken over: the old one goes on. An
-        index that was deleted and built anew begins with version 1 again and is followed, too.
+        index that was deleted and built anew begins with version 1 again and is followed, too, unless
+        version 1 is what is served: build over the old folder, that counts on.
         """
         found = self.index.disk_version()
         if found in (0, self.version, self.refused):
