@@ -24,7 +24,7 @@ from hashnet.config import REQUIRED, key
 from hashnet.errors import LineageMismatch
 from hashnet.index import KINDS, BinaryIndex
 from hashnet.index.build import Part, build_state, lineage_of, read_parts
-from hashnet.index.files import stored_bytes
+from hashnet.index.files import ABOUT, stored_bytes
 from hashnet.index.kinds import OPTIONS
 from hashnet.progress import Progress
 from hashnet.store import CodeStore
@@ -55,7 +55,7 @@ class IndexConfig:
     ef_construction: int | None = key(None, "hnsw: breadth when building (default: 80)", low=1)
     ef_search: int | None = key(None, "hnsw: breadth when searching (default: 128)", low=1)
     num_workers: int | None = key(None, "tasks that read shards (default: by size; 0: this process)", low=0)
-    overwrite: bool = key(False, "replace an index that has been updated since it was built")
+    overwrite: bool = key(False, "replace an index that has been updated since it was built, or is damaged")
 
     @property
     def codes_uri(self) -> str:
@@ -87,7 +87,7 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
             parts, len(store), store.n_bits, n_classes, config.kind, config.options, lineage_of(store)
         )
         index = BinaryIndex(state)
-    if config.recall is not None and (index.describe().get("tuned") or {}).get("wished") != config.recall:
+    if config.recall is not None and not _is_tuned(config, index):
         tuned = index.tune(recall=config.recall, k=config.k)
         log.info("nprobe %d reaches recall %.4f", tuned["nprobe"], tuned["recall"])
         reused = False
@@ -109,7 +109,7 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
 
 def _existing(config: IndexConfig, store: CodeStore) -> BinaryIndex | None:
     """The index that is there already, when it is the one asked for; refused when updates would go."""
-    if not storage.exists(storage.join(config.out_uri, "index.json")):
+    if config.overwrite or not storage.exists(storage.join(config.out_uri, ABOUT)):
         return None
     index = BinaryIndex.load(config.out_uri)
     about = index.describe()
@@ -119,10 +119,10 @@ def _existing(config: IndexConfig, store: CodeStore) -> BinaryIndex | None:
         and (index.n_classes is not None) == (config.labels and store.n_classes is not None)
         and all(about["options"].get(name) == value for name, value in _asked(config, about).items())
     )
-    if same and not config.overwrite:
+    if same:
         log.info("%s is up to date (version %d)", config.out_uri, index.version)
         return index
-    if about["updates"] and not config.overwrite:
+    if about["updates"]:
         built_from = str(index.lineage.get("codes_sha256"))
         raise LineageMismatch(
             f"{config.out_uri} has had {about['updates']} updates since it was built from codes "
@@ -130,6 +130,11 @@ def _existing(config: IndexConfig, store: CodeStore) -> BinaryIndex | None:
             "would lose: give overwrite=true to drop them, or another out="
         )
     return None
+
+
+def _is_tuned(config: IndexConfig, index: BinaryIndex) -> bool:
+    tuned = index.describe().get("tuned") or {}
+    return (tuned.get("wished"), tuned.get("k")) == (config.recall, config.k)
 
 
 def _asked(config: IndexConfig, about: dict[str, Any]) -> dict[str, int]:

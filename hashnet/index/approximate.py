@@ -133,7 +133,8 @@ def range_hits(
         return []
     rows = segment.rows
     radius = min(radius, rows.n_bits)
-    limits, distances, found = rows.inner.range_search(queries, radius + 1)
+    scanned = segment.probing if rows.kind == "ivf" else rows.inner
+    limits, distances, found = scanned.range_search(queries, radius + 1)
     ids = found if rows.kind == "ivf" else rows.ids_at(found)
     hits = split_hits(limits, ids, distances, exclude)
     if not len(segment.dead):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hashnet.arrays import as_array
 from hashnet.codes import check_codes
 from hashnet.errors import IndexMismatch, Unsupported
 from hashnet.index import exact, files, gpu, opening, tuning
@@ -122,7 +123,7 @@ class BinaryIndex:
         **options: Any,
     ) -> BinaryIndex:
         """An index of ``codes`` uint8 (n, n_bits // 8); ids default to 0..n-1, labels are optional."""
-        codes = check_codes(codes)
+        codes = check_codes(as_array(codes, "codes"))
         given = np.arange(len(codes), dtype=np.int64) if ids is None else check_ids(ids, len(codes))
         classes, rows, n_classes = (
             (None, None, None) if labels is None else check_labels(labels, len(codes), n_classes)
@@ -150,7 +151,8 @@ class BinaryIndex:
     ) -> BinaryIndex:
         """The index saved at a path or URI, memory-mapped where FAISS can (flat, ivf).
 
-        ``verify`` compares every file's sha256 first: a changed file is refused, never searched.
+        ``verify`` compares every file's sha256 first: a changed file is refused, never searched. Without
+        it loading is faster, and FAISS may end the process over a file that is damaged.
         """
         state = opening.read_state(str(path), mmap=mmap, verify=verify)
         return cls(state, engine=engine, device=device, path=str(path))
@@ -221,9 +223,8 @@ class BinaryIndex:
             state = self._state
             codes = check_width(codes, state.n_bits, "the new codes have")
             if ids is None:
-                ids = state.next_id() + np.arange(len(codes), dtype=np.int64)
-            else:
-                ids = check_ids(ids, len(codes), distinct=True)
+                ids = np.arange(len(codes), dtype=np.uint64) + np.uint64(state.next_id())
+            ids = check_ids(ids, len(codes), distinct=True)
             pairs = None
             if labels is not None:
                 if state.n_classes is None:
@@ -259,7 +260,8 @@ class BinaryIndex:
             if queries is not None:
                 queries = check_queries(queries, state)
             refuse_empty(state)
-            tuned = tuning.tuned_state(state, queries, recall, check_whole(k, "k", 1))
+            k = check_k(k, tuning.SAMPLE if queries is None else len(queries))
+            tuned = tuning.tuned_state(state, queries, recall, k)
             self._commit(tuned)
             return dict(tuned.tuned or {})
 

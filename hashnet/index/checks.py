@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from hashnet import labels as label_sets
+from hashnet.arrays import as_array
 from hashnet.codes import check_codes
 from hashnet.errors import CodeError, IndexMismatch, SearchError, Unsupported
 from hashnet.index.state import State
 
-MAX_SLOTS = 1 << 31  # of one answer, q x k: 24 GB
+MAX_SLOTS = 1 << 28  # of one answer, q x k: 3 GB
 
 
 def check_whole(value: Any, name: str, low: int) -> int:
@@ -26,14 +27,14 @@ def check_whole(value: Any, name: str, low: int) -> int:
 def check_k(k: Any, n_queries: int) -> int:
     """``k`` as an int >= 1 whose answer fits into memory."""
     k = check_whole(k, "k", 1)
-    if n_queries * k > MAX_SLOTS:
+    if max(n_queries, 1) * k > MAX_SLOTS:
         raise Unsupported(f"{n_queries} queries x k = {k} is too large for one answer; ask for less at once")
     return k
 
 
 def check_ids(ids: Any, n: int | None = None, *, lowest: int = 0, distinct: bool = False) -> np.ndarray:
     """int64 (n,) of whole numbers >= ``lowest``."""
-    array = np.atleast_1d(np.asarray(list(ids) if isinstance(ids, (set, frozenset, range)) else ids))
+    array = np.atleast_1d(as_array(list(ids) if isinstance(ids, (set, frozenset, range)) else ids, "ids"))
     if array.size == 0:
         array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -60,7 +61,9 @@ def check_labels(labels: Any, n: int, n_classes: int | None) -> tuple[np.ndarray
 
     Class ids are not blown up to multi-hot rows: 1,281,167 of 1,000 classes would take 1.3 GB.
     """
-    array = np.asarray(labels)
+    array = as_array(labels, "labels")
+    if n_classes is not None:
+        n_classes = check_whole(n_classes, "n_classes", 1)
     if array.ndim and len(array) != n:
         raise CodeError(f"{n} codes came with {len(array)} labels; give one label set a code")
     if array.ndim == 1 and len(array):
@@ -73,7 +76,7 @@ def check_labels(labels: Any, n: int, n_classes: int | None) -> tuple[np.ndarray
 
 def check_width(codes: Any, n_bits: int, what: str = "the query has") -> np.ndarray:
     """``codes`` as C-contiguous uint8 (n, n_bits // 8)."""
-    codes = check_codes(codes)
+    codes = check_codes(as_array(codes, "codes"))
     if codes.shape[1] * 8 != n_bits:
         raise IndexMismatch(
             f"the index has {n_bits} bits, {what} {codes.shape[1] * 8}; "

@@ -1,7 +1,7 @@
 """RUN/index/ on disk: one small index.json that names everything else, swapped whole.
 
     index.json               kind, version, n_bits, options, lineage, and per segment its files with
-                             size and sha256: what a reader trusts
+                             size and sha256: what a reader trusts, since its own sha256 is in it, too
     index-000001.faiss       a plain FAISS file (``faiss.read_index_binary`` opens it, ids included)
     labels-000001.parquet    (label, row) pairs, where the codes have labels
     removed-000003-0.npy     positions of removed rows of segment 0 as of version 3
@@ -17,6 +17,7 @@ import dataclasses
 import fcntl
 import hashlib
 import io
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,11 +36,23 @@ FORMAT_VERSION = 1
 
 
 def read_about(uri: str) -> dict[str, Any]:
-    """index.json, checked to be ours."""
+    """index.json, checked to be ours and unchanged."""
     where = storage.join(uri, ABOUT)
     if not storage.exists(where):
         raise StorageError(f"{uri} holds no index (no {ABOUT}); build one with jobs/build_index.py")
-    return storage.check_format(storage.read_json(where), where, "index", FORMAT_VERSION)
+    about = storage.check_format(storage.read_json(where), where, "index", FORMAT_VERSION)
+    if about.get("sha256") != seal(about):
+        raise FormatError(
+            f"{where} was changed: it is not what its own sha256 says; remove {uri} and build the index again"
+        )
+    return about
+
+
+def seal(about: dict[str, Any]) -> str:
+    """Hex sha256 of what index.json says, but for this sha256 itself; spaces and order do not count."""
+    said = {name: value for name, value in about.items() if name != "sha256"}
+    plain = json.loads(json.dumps(said))  # as a reader will find it
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def disk_version(uri: str) -> int:
@@ -79,7 +92,7 @@ def write_state(uri: str, state: State) -> State:
         "lineage": state.lineage,
         "segments": [segment.record for segment in segments],
     }
-    storage.write_json(storage.join(uri, ABOUT), about)
+    storage.write_json(storage.join(uri, ABOUT), about | {"sha256": seal(about)})
     _remove_old(uri, before + [segment.record or {} for segment in segments])
     return dataclasses.replace(state, segments=tuple(segments))
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from hashnet.arrays import as_array
 from hashnet.errors import IndexMismatch, Unsupported
 from hashnet.index.rows import Rows
 
@@ -47,11 +48,9 @@ def parse_where(where: Any, n_classes: int | None) -> Where | None:
         return where
     if not isinstance(where, Mapping):
         return Where(_whole(where, "ids"), None)
-    unknown = sorted(set(where) - {"ids", "labels"})
+    unknown = sorted(map(str, set(where) - {"ids", "labels"}))
     if unknown or not where:
-        raise IndexMismatch(
-            f"where= knows the keys ids and labels, got {', '.join(map(str, unknown)) or 'none'}"
-        )
+        raise IndexMismatch(f"where= knows the keys ids and labels, got {', '.join(unknown) or 'none'}")
     ids = _whole(where["ids"], "ids") if where.get("ids") is not None else None
     labels = None
     if where.get("labels") is not None:
@@ -72,7 +71,7 @@ def _whole(values: Any, name: str) -> np.ndarray:
     """Sorted distinct int64 of a number, a set, a list or an array of them."""
     if isinstance(values, (set, frozenset, range)):
         values = list(values)
-    array = np.atleast_1d(np.asarray(values))
+    array = np.atleast_1d(as_array(values, f"{name} of where="))
     if array.size == 0:
         return np.empty(0, dtype=np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":

@@ -24,6 +24,8 @@ from hashnet.index import exact
 from hashnet.index.postings import Postings
 from hashnet.index.rows import Rows, flat_rows, new_flat
 
+MAX_OPTION = 2**31 - 2  # FAISS keeps options, and seed + 1, as C ints
+MAX_NEIGHBOURS = 1024  # links take 8 bytes each a row: more of them only cost memory
 TRAIN_PER_LIST = 64  # codes k-means sees per list: enough for balanced lists, and fast
 
 
@@ -76,7 +78,7 @@ KINDS = tuple(OPTIONS)
 
 def parse_options(kind: str, values: dict[str, Any], n_bits: int, n: int) -> Options:
     """Checked options of a kind, with the zeros that mean "choose" filled in for n codes."""
-    if kind not in OPTIONS:
+    if kind not in KINDS:
         raise Unsupported(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     known = [field.name for field in dataclasses.fields(OPTIONS[kind])]
     for name, value in values.items():
@@ -86,6 +88,8 @@ def parse_options(kind: str, values: dict[str, Any], n_bits: int, n: int) -> Opt
             raise Unsupported(f"a {kind} index has no option {name!r}; {hint}")
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
             raise IndexMismatch(f"{name} must be a whole number >= 0, got {value!r}")
+        if value > MAX_OPTION:
+            raise IndexMismatch(f"{name} must be at most {MAX_OPTION}, got {value}")
     options = OPTIONS[kind](**{name: int(value) for name, value in values.items()})
     if kind == "ivf":
         nlist = min(options.nlist or _default_lists(n), max(1, n))
@@ -93,8 +97,12 @@ def parse_options(kind: str, values: dict[str, Any], n_bits: int, n: int) -> Opt
         return dataclasses.replace(options, nlist=nlist, nprobe=nprobe)
     if kind == "multihash":
         return _hash_options(options, n_bits)
-    if kind == "hnsw" and (options.neighbours < 2 or not options.ef_construction or not options.ef_search):
-        raise IndexMismatch("hnsw needs neighbours >= 2, ef_construction >= 1 and ef_search >= 1")
+    if kind == "hnsw" and not (
+        2 <= options.neighbours <= MAX_NEIGHBOURS and options.ef_construction and options.ef_search
+    ):
+        raise IndexMismatch(
+            f"hnsw needs neighbours >= 2 and <= {MAX_NEIGHBOURS}, ef_construction >= 1 and ef_search >= 1"
+        )
     return options
 
 

@@ -20,6 +20,7 @@ from hashnet.index.rows import Rows
 from hashnet.index.segment import Segment
 from hashnet.index.state import State
 
+BUILD_AGAIN = "build the index again (jobs/build_index.py with overwrite=true)"
 ANY_SIZE = 1 << 62  # stored options are final, however few rows are left
 MAP_FLAGS = {"flat": faiss.IO_FLAG_MMAP_IFC, "ivf": faiss.IO_FLAG_MMAP}  # the kinds FAISS can map
 
@@ -96,10 +97,11 @@ def _open_rows(
     where = storage.join(uri, _plain_name(record["file"], uri))
     found = storage.size_of(where) if storage.exists(where) else None
     if found is None:
-        raise FormatError(f"{where} is missing; build the index again")
+        raise FormatError(f"{where} is missing; {BUILD_AGAIN}")
     if found != record["bytes"]:
         raise FormatError(
-            f"{where} has {found} bytes, {ABOUT} says {record['bytes']}: it is truncated or changed"
+            f"{where} has {found} bytes, {ABOUT} says {record['bytes']}: it is truncated or changed; "
+            + BUILD_AGAIN
         )
     flags = MAP_FLAGS.get(record["kind"], 0) if mmap else 0
     with storage.local_copy(where) as path:  # a map keeps the bytes alive when a copy is deleted
@@ -116,10 +118,8 @@ def _open_rows(
             f"{record['rows']} of {n_bits}"
         )
     rows.check()
-    if isinstance(options, IvfOptions):
-        if int(rows.inner.nlist) != options.nlist:
-            raise FormatError(f"{where} has {rows.inner.nlist} lists, {ABOUT} says {options.nlist}")
-        rows.inner.nprobe = options.nprobe
+    if isinstance(options, IvfOptions) and int(rows.inner.nlist) != options.nlist:
+        raise FormatError(f"{where} has {rows.inner.nlist} lists, {ABOUT} says {options.nlist}")
     return rows
 
 
@@ -150,7 +150,7 @@ def _check_sha256(path: str, shown: str, expected: str) -> None:
     if found != expected:
         raise FormatError(
             f"{shown} was changed: its sha256 is {found[:12]}…, {ABOUT} says {str(expected)[:12]}…; "
-            "build the index again"
+            + BUILD_AGAIN
         )
 
 

@@ -52,6 +52,18 @@ class Segment:
         return positions
 
     @cached_property
+    def probing(self) -> Any:
+        """IVF: the same lists as a FAISS index of this segment's own nprobe.
+
+        A radius search has no other way to be told, and segments of several versions share their rows.
+        """
+        lists = self.rows.inner
+        view = faiss.IndexBinaryIVF(lists.quantizer, lists.d, lists.nlist)  # owns neither, rows do
+        view.replace_invlists(lists.invlists, False)
+        view.ntotal, view.nprobe = lists.ntotal, self.options.nprobe  # type: ignore[union-attr]
+        return view
+
+    @cached_property
     def live_positions(self) -> np.ndarray:
         return np.arange(len(self.rows)) if self.alive is None else np.flatnonzero(self.alive)
 

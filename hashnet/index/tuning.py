@@ -23,8 +23,8 @@ FLIPPED = 0.05  # share of bits flipped in drawn codes, since an indexed code fi
 
 def tuned_state(state: State, queries: np.ndarray | None, recall: float, k: int) -> State:
     """The next state, with nprobe and how it was found in ``tuned``."""
-    if not 0 < recall <= 1:
-        raise IndexMismatch(f"recall must lie above 0 and at most at 1, got {recall}")
+    if isinstance(recall, bool) or not isinstance(recall, (int, float, np.number)) or not 0 < recall <= 1:
+        raise IndexMismatch(f"recall must lie above 0 and at most at 1, got {recall!r}")
     if not state.segments or not isinstance(state.segments[0].options, IvfOptions):
         raise Unsupported(f"only an ivf index has something to tune, this one is {state.kind}")
     segment = state.segments[0]
@@ -57,11 +57,9 @@ def tuned_state(state: State, queries: np.ndarray | None, recall: float, k: int)
         "queries": len(queries),
     }
     chosen = _with_nprobe(segment, high)
-    chosen.rows.inner.nprobe = high  # radius search reads it there
-    options = chosen.options
-    segments = (dataclasses.replace(chosen, record=segment.record), *state.segments[1:])
+    segments = (chosen, *state.segments[1:])
     return dataclasses.replace(
-        state, version=state.version + 1, options=options, segments=segments, tuned=tuned
+        state, version=state.version + 1, options=chosen.options, segments=segments, tuned=tuned
     )
 
 

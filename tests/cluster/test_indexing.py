@@ -1,5 +1,6 @@
 """Building by tasks, the job, and a ShardedIndex whose actors are killed, on a real local Ray."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -60,16 +61,29 @@ def test_job_again_changed_and_updated(run, tmp_path):
     assert tuned["tuned"]["recall"] >= 0.9
     assert tuned["version"] == 3
     assert build(kind="ivf", nlist=16, recall=0.9)["reused"]
+    assert build(kind="ivf", nlist=16, recall=0.9, k=50)["tuned"]["k"] == 50  # another wish
+    assert build(kind="ivf", nlist=16, recall=0.9)["version"] == 5
     BinaryIndex.load(out).remove(ids[:5])
     assert build(kind="ivf", nlist=16, recall=0.9)["reused"]
     with pytest.raises(errors.LineageMismatch, match=r"has had 1 updates.*overwrite=true"):
         build(kind="flat")
     fresh = build(kind="flat", overwrite=True)
-    assert (fresh["rows"], fresh["version"]) == (3000, 5)
+    assert (fresh["rows"], fresh["version"]) == (3000, 7)
     with pytest.raises(errors.Unsupported, match="a flat index has no option 'nlist'"):
         build_index(IndexConfig(run=str(folder), out=str(tmp_path / "other"), nlist=4))
     with pytest.raises(errors.StoreError):
         build_index(IndexConfig(run=str(tmp_path / "nothing")))
+
+
+def test_a_damaged_index_is_built_again_as_its_error_says(run, tmp_path):
+    config = IndexConfig(run=str(run[0]), out=str(tmp_path))
+    build_index(config)
+    (file,) = tmp_path.glob("*.faiss")
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(errors.FormatError, match=r"truncated or changed.*overwrite=true"):
+        build_index(config)
+    assert build_index(dataclasses.replace(config, overwrite=True))["version"] == 2
+    assert len(BinaryIndex.load(tmp_path)) == 3000
 
 
 def test_the_job_prints_one_json_line(run, repo, tmp_path):

@@ -134,6 +134,14 @@ def mistakes(index, codes, ids):
         (lambda: index.search("cat.jpg", 3), errors.CodeError, "packed uint8"),
         (lambda: index.search(codes, 0), errors.IndexMismatch, "k must be at least 1, got 0"),
         (lambda: index.search(codes, 2.5), errors.IndexMismatch, "k must be a whole number, got 2.5"),
+        (lambda: index.search(codes[:0], 10**30), errors.Unsupported, "too large for one answer"),
+        (lambda: index.search([[1], [2, 3]], 3), errors.CodeError, "codes are no array: their rows differ"),
+        (lambda: index.search(codes, 3, where=[[1], [2, 3]]), errors.CodeError, "rows differ in length"),
+        (lambda: index.search(codes, 3, where={1: 2, "a": 3}), errors.IndexMismatch, "labels, got 1, a"),
+        (lambda: index.remove([[1], [2, 3]]), errors.CodeError, "ids are no array"),
+        (lambda: index.add(codes[:2], [5000, 5001], [[1], [0, 2]]), errors.CodeError, "labels are no array"),
+        (lambda: BinaryIndex.from_arrays(codes, ids, [0] * 200, n_classes="x"), errors.IndexMismatch, "'x'"),
+        (lambda: BinaryIndex.from_arrays(codes, kind=["flat"]), errors.Unsupported, "kind must be one of"),
         (lambda: index.search(codes, 10**9), errors.Unsupported, "too large for one answer"),
         (lambda: index.search_radius(codes, -1), errors.IndexMismatch, "radius must be at least 0, got -1"),
         (
@@ -180,6 +188,20 @@ def test_mistakes_get_a_sentence_and_change_nothing(small):
         without.search(codes, 3, where={"labels": 0})
     with pytest.raises(errors.Unsupported, match="without labels"):
         without.add(codes[:1], labels=[0])
+
+
+def test_the_largest_ids_there_are(codes_of, slow, pairs):
+    """Ids of 62 bits and more, where a distance no longer fits beside an id in one integer."""
+    codes, ids = codes_of("duplicated", 90, 64), 2**63 - 1 - np.arange(90) * 3
+    items = dict(zip(ids.tolist(), codes, strict=True))
+    for kind in ("flat", "ivf", "multihash", "hnsw"):
+        for engine in ("kernel", "faiss"):
+            options = {"nlist": 4, "nprobe": 4} if kind == "ivf" else {}
+            index = BinaryIndex.from_arrays(codes, ids, kind=kind, engine=engine, **options)
+            hits = index.search(codes[:9], 25)
+            assert [pairs(hits, row) for row in range(9)] == [slow(q, items)[:25] for q in codes[:9]]
+            with pytest.raises(errors.IndexMismatch, match="ids must fit into int64"):
+                index.add(codes[:1])  # there is no id after the largest
 
 
 def test_an_emptied_index(small):

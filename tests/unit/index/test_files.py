@@ -1,5 +1,6 @@
 """RUN/index/ on disk: plain FAISS files, refused when changed, never seen half written."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -32,6 +33,15 @@ def made(codes_of, tmp_path):
         return folder, codes, ids
 
     return make
+
+
+def change(folder, seal=True, **values):
+    """index.json with other values; ``seal`` as one who knows how would."""
+    about = json.loads((folder / files.ABOUT).read_text()) | values
+    if seal:
+        del about["sha256"]
+        about["sha256"] = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    (folder / files.ABOUT).write_text(json.dumps(about))
 
 
 @pytest.mark.parametrize("mmap", [True, False])
@@ -160,11 +170,10 @@ def test_damaged_files_are_refused_or_harmless(made, kind):
     for _ in range(60):
         name = damage(folder, rng)
         try:
-            found = BinaryIndex.load(folder).search(codes[:10], 8)
-            if name == files.ABOUT:  # a version or a lineage may change unseen: answers may not
-                assert (found.ids == expected.ids).all()
-            else:
-                assert found == expected
+            damaged = BinaryIndex.load(folder)
+            assert damaged.search(codes[:10], 8) == expected
+            assert damaged.describe() == index.describe() | {"memory_mapped": kind in ("flat", "ivf")}
+            assert name != files.ABOUT or json.loads(whole[name]) == json.loads((folder / name).read_text())
         except errors.HashnetError:
             refused += 1
         for path, data in whole.items():
@@ -173,7 +182,7 @@ def test_damaged_files_are_refused_or_harmless(made, kind):
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("values", "sentence"),
     [
         ({"format_version": 99}, "format version 99; this hashnet reads up to 1: upgrade"),
         ({"kind": "manifest"}, "is not a hashnet index"),
@@ -186,25 +195,44 @@ def test_damaged_files_are_refused_or_harmless(made, kind):
         ({"version": -1}, "version = -1"),
     ],
 )
-def test_a_wrong_index_json_is_refused(made, change, sentence):
+def test_a_wrong_index_json_is_refused(made, values, sentence):
     folder, _, _ = made()
-    about = json.loads((folder / files.ABOUT).read_text())
-    (folder / files.ABOUT).write_text(json.dumps(about | change))
+    change(folder, **values)
     with pytest.raises(errors.FormatError, match=sentence):
         BinaryIndex.load(folder)
 
 
+@pytest.mark.parametrize(
+    "values", [{"lineage": {"model_sha256": "f01"}}, {"n_classes": None}, {"version": 7}, {"sha256": None}]
+)
+def test_a_changed_index_json_is_refused(made, values):
+    """Also where every value could be true: whose codes they are must not change unseen."""
+    folder, _, _ = made()
+    change(folder, seal=False)
+    BinaryIndex.load(folder)  # other spaces are no change
+    change(folder, seal=False, **values)
+    for read in (BinaryIndex.load, lambda path: files.disk_version(str(path))):
+        with pytest.raises(errors.FormatError, match=r"index\.json was changed.*build the index again"):
+            read(folder)
+
+
+def test_any_lineage_is_sealed_as_it_is_read(codes_of, tmp_path):
+    odd = {"tuple": (1, 2), "keys": {2: "b", 10: "a"}, "real": 0.1, "none": None}
+    BinaryIndex.from_arrays(codes_of("random", 9, 32), lineage=odd).save(tmp_path)
+    read = {"tuple": [1, 2], "keys": {"2": "b", "10": "a"}, "real": 0.1, "none": None}
+    assert BinaryIndex.load(tmp_path).lineage == read
+
+
 def test_files_outside_the_folder_are_never_opened(made):
     folder, _, _ = made()
-    about = json.loads((folder / files.ABOUT).read_text())
-    about["segments"][0]["file"] = "../secret.faiss"
-    (folder / files.ABOUT).write_text(json.dumps(about))
+    (segment,) = json.loads((folder / files.ABOUT).read_text())["segments"]
+    change(folder, segments=[segment | {"file": "../secret.faiss"}])
     with pytest.raises(errors.FormatError, match="not one of its own"):
         BinaryIndex.load(folder)
 
 
 def test_foreign_and_missing_files(made, tmp_path):
-    folder, _, _ = made()
+    folder, codes, ids = made()
     (file,) = folder.glob("*.faiss")
     whole = file.read_bytes()
     file.write_bytes(whole[:-8])
@@ -213,6 +241,9 @@ def test_foreign_and_missing_files(made, tmp_path):
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(errors.FormatError, match="was changed: its sha256"):
         BinaryIndex.load(folder)
+    BinaryIndex.from_arrays(codes, ids).save(folder)  # which is what the sentence says to do
+    assert len(BinaryIndex.load(folder)) == 300
+    (file,) = (path for path in folder.glob("*.faiss") if path != file)
     file.unlink()
     with pytest.raises(errors.FormatError, match="is missing"):
         BinaryIndex.load(folder)
@@ -247,12 +278,14 @@ CRASHING = textwrap.dedent(
             index.remove(index.ids()[::2])
         elif what == "compact":
             index.compact()
+        else:
+            BinaryIndex.from_arrays(np.zeros((7, 8), np.uint8)).save(folder)
         os._exit(0)
 
     BinaryIndex.from_arrays(np.zeros((2, 8), np.uint8))  # loads the kernels for all children
     ends = {}
-    for what in ("add", "remove", "compact"):
-        for after in range(6):
+    for what in ("add", "remove", "compact", "rebuild"):
+        for after in range(5):
             folder = f"{sys.argv[1]}-{what}-{after}"
             shutil.copytree(sys.argv[1], folder)
             child = os.fork()  # importing everything anew would take seconds each time
@@ -282,8 +315,8 @@ def test_a_crash_at_any_point_leaves_one_whole_version(made, codes_of, repo):
             assert survivor.search(codes, 20) == old
             survivor.remove(ids[30:31])  # and it can be written again
             assert BinaryIndex.load(f"{folder}-{name}").version == 4
-    for what in ("add", "remove", "compact"):
-        steps = [ends[f"{what}-{after}"] for after in range(6)]
+    for what in ("add", "remove", "compact", "rebuild"):
+        steps = [ends[f"{what}-{after}"] for after in range(5)]
         assert steps[0] == 9  # before the first file
         assert steps[-1] == 0
         assert steps == sorted(steps, reverse=True)  # done once index.json is in place, never earlier

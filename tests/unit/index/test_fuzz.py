@@ -13,7 +13,9 @@ SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9)
 DTYPES = st.sampled_from([np.uint8, np.int8, np.int64, np.uint64, np.float32, np.bool_, np.dtype("U2")])
 ARRAYS = DTYPES.flatmap(lambda dtype: arrays.arrays(dtype, SHAPES))
 CODES = st.one_of(
-    arrays.arrays(np.uint8, st.tuples(st.integers(0, 9), st.sampled_from([1, 4, 6, 8]))), ARRAYS
+    arrays.arrays(np.uint8, st.tuples(st.integers(0, 9), st.sampled_from([1, 4, 6, 8]))),
+    ARRAYS,
+    st.lists(st.lists(st.integers(0, 9), max_size=2), max_size=3),
 )
 NUMBERS = st.one_of(
     st.integers(-3, 40),
@@ -25,6 +27,7 @@ NUMBERS = st.one_of(
     st.sampled_from([np.int32(3), np.uint64(2**63), np.float64(2)]),
 )
 IDS = st.one_of(
+    st.lists(st.lists(st.integers(0, 9), max_size=2), max_size=3),  # rows of different lengths
     st.lists(st.integers(-3, 60), max_size=9),
     st.lists(NUMBERS, max_size=4),
     st.sets(st.integers(0, 60), max_size=9),
@@ -34,19 +37,19 @@ IDS = st.one_of(
 WHERE = st.one_of(
     st.none(),
     IDS,
-    st.dictionaries(st.sampled_from(["ids", "labels", "x"]), st.one_of(IDS, NUMBERS), max_size=3),
+    st.dictionaries(st.sampled_from(["ids", "labels", "x", 7]), st.one_of(IDS, NUMBERS), max_size=3),
 )
 LIMITS = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def fresh(kind):
+def fresh(kind, engine="kernel"):
     codes = np.random.default_rng(0).integers(0, 256, (50, 6), dtype=np.uint8)
-    return BinaryIndex.from_arrays(codes, labels=np.arange(50) % 3, kind=kind)
+    return BinaryIndex.from_arrays(codes, labels=np.arange(50) % 3, kind=kind, engine=engine)
 
 
-@pytest.fixture(scope="module", params=["flat", "ivf", "multihash", "hnsw"])
+@pytest.fixture(scope="module", params=["flat", "ivf", "multihash", "hnsw", "flat faiss", "ivf faiss"])
 def index(request):
-    return fresh(request.param)
+    return fresh(*request.param.split())
 
 
 @LIMITS
@@ -83,7 +86,8 @@ def test_updates(data):
             elif what == "compact":
                 index.compact()
             elif what == "tune":
-                index.tune(data.draw(st.one_of(st.none(), CODES)), recall=data.draw(st.floats()))
+                recall = data.draw(st.one_of(st.floats(), NUMBERS))
+                index.tune(data.draw(st.one_of(st.none(), CODES)), recall=recall, k=data.draw(NUMBERS))
             else:
                 getattr(index, what)(data.draw(IDS))
         except HashnetError:
@@ -91,6 +95,27 @@ def test_updates(data):
     if len(index):
         hits = index.search(np.zeros((1, 6), np.uint8), len(index) + 1)
         assert sorted(hits.ids[0][:-1]) == index.ids().tolist()
+
+
+OPTIONS = ("nlist", "nprobe", "seed", "nhash", "bits", "nflip", "neighbours", "ef_construction", "ef_search")
+
+
+@LIMITS
+@given(
+    kind=st.sampled_from(["flat", "ivf", "multihash", "hnsw"]),
+    options=st.dictionaries(st.sampled_from(OPTIONS), NUMBERS, max_size=2),
+    n_classes=NUMBERS,
+)
+def test_options(kind, options, n_classes):
+    codes = np.random.default_rng(0).integers(0, 256, (50, 6), dtype=np.uint8)
+    try:
+        index = BinaryIndex.from_arrays(
+            codes, labels=np.arange(50) % 3, kind=kind, n_classes=n_classes, **options
+        )
+    except HashnetError:
+        return
+    assert (index.search(codes[:3], 50).ids >= 0).all()
+    index.search_radius(codes[:3], 4)
 
 
 @LIMITS

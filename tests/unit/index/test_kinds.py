@@ -144,8 +144,11 @@ def test_options_are_checked(codes_of):
         BinaryIndex.from_arrays(codes, kind="multihash", nhash=5, bits=16)
     with pytest.raises(IndexMismatch, match="nflip must be at most 3"):
         BinaryIndex.from_arrays(codes, kind="multihash", nflip=9)
-    with pytest.raises(IndexMismatch, match="neighbours >= 2"):
-        BinaryIndex.from_arrays(codes, kind="hnsw", neighbours=1)
+    for neighbours in (1, 10**6):
+        with pytest.raises(IndexMismatch, match="neighbours >= 2 and <= 1024"):
+            BinaryIndex.from_arrays(codes, kind="hnsw", neighbours=neighbours)
+    with pytest.raises(IndexMismatch, match="seed must be at most 2147483646, got 2147483648"):
+        BinaryIndex.from_arrays(codes, kind="ivf", seed=2**31)
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "multihash", "hnsw"])

@@ -26,6 +26,7 @@ def test_reaches_the_wish_with_the_fewest_lists(index, codes_of, tmp_path):
     queries = codes_of("clustered", 3000, 64, seed=0)[:25]
     queries = queries ^ np.packbits(np.random.default_rng(1).random((25, 64)) < 0.1, axis=1)
     index.save(tmp_path)
+    reader, before = BinaryIndex.load(tmp_path), index.search_radius(queries, 20)
     tuned = index.tune(queries, recall=0.9, k=5)
     assert tuned["recall"] >= 0.9
     assert recall(index, queries, 5) == pytest.approx(tuned["recall"], abs=1e-6)
@@ -35,6 +36,11 @@ def test_reaches_the_wish_with_the_fewest_lists(index, codes_of, tmp_path):
     assert again.describe()["tuned"] == tuned
     assert again.search(queries, 5) == index.search(queries, 5)
     assert again.search_radius(queries, 5) == index.search_radius(queries, 5)
+    assert reader.search_radius(queries, 20) == before  # as long as it has not looked
+    assert reader.refresh()
+    wider = index.search_radius(queries, 20)
+    assert reader.search_radius(queries, 20) == wider
+    assert sum(map(len, wider)) > sum(map(len, before)), "tuned to more lists, a radius finds more"
     if tuned["nprobe"] > 1:  # one list fewer is not enough
         fewer = BinaryIndex.from_arrays(
             index.codes(index.ids()), kind="ivf", nlist=40, nprobe=tuned["nprobe"] - 1
@@ -53,6 +59,11 @@ def test_full_recall_and_drawn_queries(index):
 
 
 def test_mistakes(index, codes_of):
+    for recall in ("0.9", None, True, float("nan")):
+        with pytest.raises(errors.IndexMismatch, match="recall must lie above 0"):
+            index.tune(recall=recall)
+    with pytest.raises(errors.Unsupported, match="too large for one answer"):
+        index.tune(k=10**30)
     with pytest.raises(errors.IndexMismatch, match=r"above 0 and at most at 1, got 1\.2"):
         index.tune(recall=1.2)
     with pytest.raises(errors.IndexMismatch, match="at least one query, got 0"):
