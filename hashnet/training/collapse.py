@@ -9,6 +9,7 @@ LN2 = math.log(2)
 NEAR_LN2 = 0.97  # a loss above this share of ln 2 means that relaxed codes are still near 0
 FAR_ABOVE_LN2 = 1.1
 DEAD = 0.001  # a bit that is equal on all but this share of the rows says nothing
+ENOUGH_ROWS = 50  # on fewer rows, bits that are equal prove nothing
 MANY_DEAD = 0.25  # share of dead bits from which on it is a failure, not a detail
 
 
@@ -37,7 +38,7 @@ def explain_codes(measured: dict[str, Any]) -> list[str]:
             "use a smaller lr or more bits, a longer first stage, or class_weights=global for rare pairs"
         )
     n_bits, dead = measured["n_bits"], measured["dead_bits"]
-    if dead >= max(1, MANY_DEAD * n_bits):
+    if rows >= ENOUGH_ROWS and dead >= max(1, MANY_DEAD * n_bits):
         found.append(
             f"{dead} of {n_bits} bits are equal on nearly all rows and carry nothing: use a smaller lr, "
             "fewer bits, or class_weights=global"

@@ -26,6 +26,10 @@ def test_equal_codes_are_a_collapse():
     assert any("16 of 16 bits are equal" in text for text in texts)
 
 
+def test_a_single_row_says_nothing_about_bits():
+    assert explain_codes(measure(torch.ones(1, 16), 1.0, classes=1)) == []
+
+
 def test_one_code_a_class_is_no_collapse():
     signs = torch.sign(torch.randn(10, 16, generator=torch.Generator().manual_seed(0)))
     assert explain_codes(measure(signs.repeat(10, 1), 1.0, classes=10)) == []
