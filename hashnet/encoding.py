@@ -9,13 +9,13 @@ nor on its neighbours (see ``hashnet.engine``).
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
 import numpy as np
+from PIL.Image import Image
 
 from hashnet import __version__, storage
 from hashnet.codes import pack_signs
@@ -94,7 +94,9 @@ class Encoder:
 
         Pictures come as one or a list of paths, bytes, PIL pictures or uint8 (3, crop, crop) arrays, or
         as one uint8 (n, 3, crop, crop) array; features as an array (n, d), or (d,) for one row. Arrays
-        may be torch tensors. A picture that cannot be used raises BadImage with its position.
+        may be torch tensors. A picture that cannot be used raises BadImage with its position. A PIL
+        picture comes at full size, while a large JPEG is decoded smaller from its bytes: give paths or
+        bytes where a code must equal the database's to the last bit.
         """
         if hasattr(batch, "detach"):
             batch = batch.detach().cpu().numpy()
@@ -123,17 +125,15 @@ class Encoder:
             return self._check_pixels(item[None])[0]
         if isinstance(item, (str, os.PathLike)):
             item = storage.read_bytes(str(item))
-        elif hasattr(item, "save"):  # PIL: through lossless bytes, so that one function prepares everything
-            buffer = io.BytesIO()
-            item.save(buffer, format="PNG", compress_level=1)
-            item = buffer.getvalue()
-        if not isinstance(item, (bytes, bytearray, memoryview)):
+        elif isinstance(item, (bytearray, memoryview)):
+            item = bytes(item)
+        if not isinstance(item, (bytes, Image)):
             raise DataError(
                 f"picture {position} is a {type(item).__name__}; "
                 "give a path, bytes, a PIL picture or a uint8 array"
             )
         try:
-            return self.preprocess.eval(bytes(item))
+            return self.preprocess.eval(item)
         except BadImage as error:
             raise BadImage(error.reason, f"picture {position}: {error.detail}") from error
 

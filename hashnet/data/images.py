@@ -52,18 +52,18 @@ def decode(data: bytes, at_least: int | None = None, max_pixels: int = MAX_PIXEL
     return np.asarray(_open_rgb(data, at_least, max_pixels))
 
 
-def _open_rgb(data: bytes, at_least: int | None, max_pixels: int) -> Image:
+def _open_rgb(data: bytes | Image, at_least: int | None, max_pixels: int) -> Image:
     from PIL import Image, UnidentifiedImageError
 
     _quiet()
-    if len(data) == 0:
+    if isinstance(data, bytes) and len(data) == 0:
         raise BadImage("empty", "0 bytes")
     try:
-        picture = Image.open(io.BytesIO(data), formats=FORMATS)
+        picture = Image.open(io.BytesIO(data), formats=FORMATS) if isinstance(data, bytes) else data
         width, height = picture.size
         if width * height > max_pixels:
             raise BadImage("too_large", f"{width} x {height} pixels, at most {max_pixels:,} are decoded")
-        if at_least is not None and picture.format in ("JPEG", "MPO"):
+        if at_least is not None and isinstance(data, bytes) and picture.format in ("JPEG", "MPO"):
             picture.draft(None, (at_least, at_least))
         picture.load()
         return _to_rgb(_upright(picture))
@@ -72,6 +72,7 @@ def _open_rgb(data: bytes, at_least: int | None, max_pixels: int) -> Image:
     except Image.DecompressionBombError as error:
         raise BadImage("too_large", str(error)) from error
     except UnidentifiedImageError as error:
+        assert isinstance(data, bytes)
         raise BadImage("unknown_format", f"{len(data)} bytes starting {data[:8]!r}") from error
     # A damaged file may raise nearly anything from a decoder; it must not end an encoding job.
     except Exception as error:
@@ -142,8 +143,8 @@ class Preprocess:
     def from_dict(cls, about: dict[str, Any]) -> Preprocess:
         return cls(**about)
 
-    def eval(self, data: bytes) -> np.ndarray:
-        """uint8 (3, crop, crop): the centre."""
+    def eval(self, data: bytes | Image) -> np.ndarray:
+        """uint8 (3, crop, crop): the centre, of encoded bytes or of a PIL picture."""
         picture = _open_rgb(data, self.resize, MAX_PIXELS)
         width, height = self._resized(picture)
         return self._cut(picture, (width - self.crop) // 2, (height - self.crop) // 2)
@@ -158,10 +159,13 @@ class Preprocess:
         return np.ascontiguousarray(pixels[:, :, ::-1]) if self.flip and mirror % 2 else pixels
 
     def eval_many(
-        self, pictures: Sequence[bytes | BadImage], threads: int = 1
+        self, pictures: Sequence[bytes | BadImage], threads: int = 1, out: np.ndarray | None = None
     ) -> tuple[np.ndarray, dict[int, BadImage]]:
-        """uint8 (n, 3, crop, crop) and the pictures that cannot be used, by position (their pixels are 0)."""
-        return self._many(pictures, lambda i, data: self.eval(data), threads)
+        """uint8 (n, 3, crop, crop) and the pictures that cannot be used, by position (their pixels are 0).
+
+        ``out`` is where the pixels go, zeros of that shape; a new array by default.
+        """
+        return self._many(pictures, lambda i, data: self.eval(data), threads, out)
 
     def train_many(
         self,
@@ -176,9 +180,14 @@ class Preprocess:
         return self._many(pictures, lambda i, data: self.train(data, seed, epoch, ids[i]), threads)
 
     def _many(
-        self, pictures: Sequence[bytes | BadImage], one: Callable[[int, bytes], np.ndarray], threads: int
+        self,
+        pictures: Sequence[bytes | BadImage],
+        one: Callable[[int, bytes], np.ndarray],
+        threads: int,
+        out: np.ndarray | None = None,
     ) -> tuple[np.ndarray, dict[int, BadImage]]:
-        out = np.zeros((len(pictures), 3, self.crop, self.crop), dtype=np.uint8)
+        if out is None:
+            out = np.zeros((len(pictures), 3, self.crop, self.crop), dtype=np.uint8)
         bad: dict[int, BadImage] = {}
 
         def fill(i: int) -> None:

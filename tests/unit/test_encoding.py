@@ -21,10 +21,14 @@ def pictures(n: int) -> list[Image.Image]:
     return [Image.fromarray(rng.integers(0, 256, size=(40, 52, 3), dtype=np.uint8)) for _ in range(n)]
 
 
-def png(picture: Image.Image) -> bytes:
+def encoded(picture: Image.Image, kind: str, **options) -> bytes:
     file = io.BytesIO()
-    picture.save(file, "PNG")
+    picture.save(file, kind, **options)
     return file.getvalue()
+
+
+def png(picture: Image.Image) -> bytes:
+    return encoded(picture, "PNG")
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +65,27 @@ def test_every_form_of_a_picture_gives_the_same_code(image_encoder, tmp_path):
         assert np.array_equal(image_encoder.encode(form), wanted)
     for one in (several[0], data[0], paths[0], str(paths[0]), pixels[0]):
         assert np.array_equal(image_encoder.encode(one), wanted[:1])
+
+
+def test_a_pil_picture_is_what_its_file_is(image_encoder):
+    """Turned by EXIF, in any mode that Pillow opens, and broken: as from bytes."""
+    picture = pictures(1)[0]
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    jpegs = [
+        encoded(picture, "JPEG", exif=exif),
+        encoded(picture.convert("CMYK"), "JPEG"),
+        encoded(picture.convert("L"), "JPEG"),
+    ]
+    from_bytes = image_encoder.logits(jpegs)
+    assert np.array_equal(image_encoder.logits([Image.open(io.BytesIO(each)) for each in jpegs]), from_bytes)
+    assert not np.array_equal(from_bytes[0], image_encoder.logits(encoded(picture, "JPEG"))[0])
+    with pytest.raises(BadImage, match="picture 1") as error:
+        image_encoder.encode([picture, Image.open(io.BytesIO(jpegs[0][:-200]))])
+    assert error.value.reason == "corrupt"
+    opened = Image.open(io.BytesIO(encoded(picture.resize((800, 600)), "JPEG")))
+    image_encoder.encode(opened)
+    assert opened.size == (800, 600)  # the caller's picture is left as it was
 
 
 def test_codes_are_the_signs_of_the_logits(image_encoder):
