@@ -81,8 +81,11 @@ def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
     report = _finished(path, made_from)
     if report is None:
         measures = _measure_all(config, store, queries, labels, k, made_from)
-        report = summarise(measures, labels, len(store), k, config.seed, info.class_names)
+        # a model may have been trained on another list of classes than this run's
+        names = info.class_names if len(info.class_names or ()) == labels.n_classes else None
+        report = summarise(measures, labels, len(store), k, config.seed, names)
         storage.write_json(path, {**report.to_dict(), "made_from": made_from})
+        _remove_parts(config.out_uri)
     page = _draw(config, report) if config.figures else None
     return {
         "run": config.run,
@@ -190,10 +193,14 @@ def _measure_all(
                     "shards_done", progress.done, stage="evaluate", run=metrics.run_name(config.run)
                 )
     kept = [from_bytes(storage.read_bytes(storage.join(folder, names[span]))) for span in ranges]
-    for name in storage.list_names(config.out_uri):
-        if name.startswith("parts-"):
-            storage.delete(storage.join(config.out_uri, name))
     return join([block for blocks in kept for block in blocks])
+
+
+def _remove_parts(out: str) -> None:
+    """Removes what was kept to go on from; only a written report makes it useless."""
+    for name in storage.list_names(out):
+        if name.startswith("parts-"):
+            storage.delete(storage.join(out, name))
 
 
 def _draw(config: EvaluateConfig, report: EvalReport) -> str:

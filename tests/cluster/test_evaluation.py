@@ -120,7 +120,13 @@ def test_it_goes_on_where_it_was(run, expected, tmp_path, monkeypatch):
     assert not (out / "report.json").exists()
     assert len(list(out.glob("parts-*/*"))) == 1
     monkeypatch.setattr(evaluation, "run_ranges", watched)
+    with monkeypatch.context() as patch:  # everything is counted, but the report is not written yet
+        patch.setattr(evaluation, "summarise", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            evaluate_run(config)
+    assert len(list(out.glob("parts-*/*"))) == 3
     evaluate_run(config)
+    assert not list(out.glob("parts-*"))
     assert sorted(counted) == [(0, 256), (256, 512), (512, 600)]  # none of them twice
     assert EvalReport.load(str(out / "report.json")) == expected
     evaluate_run(config)  # finished: nothing is counted again
