@@ -142,6 +142,8 @@ def _postings(
 ) -> Postings:
     label = np.concatenate([np.empty(0, dtype=np.int32), *labels])
     row = np.concatenate([np.empty(0, dtype=np.int64), *rows])
+    labels.clear()  # sorting needs their memory
+    rows.clear()
     if len(label) and not 0 <= label.min() <= label.max() < n_classes:
         raise IndexMismatch(f"labels hold classes {label.min()}..{label.max()}, but there are {n_classes}")
     if order is not None:

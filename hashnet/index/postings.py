@@ -34,7 +34,8 @@ class Postings:
             labels, rows = labels[by_row], rows[by_row]
         small = labels.astype(np.uint16) if n_classes <= 1 << 16 else labels  # 16 bits: a radix sort
         order = np.argsort(small, kind="stable")
-        return cls(labels[order].astype(np.int32), rows[order].astype(np.int64), n_classes)
+        sorted_labels = labels[order].astype(np.int32, copy=False)
+        return cls(sorted_labels, rows[order].astype(np.int64, copy=False), n_classes)
 
     def rows_with(self, labels: list[int]) -> np.ndarray:
         """Rows that carry at least one of the labels, ascending int64."""
