@@ -17,7 +17,7 @@ import numpy as np
 from hashnet import storage
 from hashnet.comparison.cells import CODES
 from hashnet.comparison.methods import DEEP, TITLES
-from hashnet.comparison.results import Entry, Table
+from hashnet.comparison.results import Entry, Table, main_entries
 from hashnet.metrics.report import EvalReport, RadiusCurve, RankCurve
 from hashnet.report import figures
 from hashnet.report.embedding import pick_rows, project
@@ -33,10 +33,7 @@ SIZE = (7.2, 4.4)
 
 def draw(tables: list[Table]) -> dict[str, tuple[str, bytes]]:
     """Every figure there are cells for."""
-    entries: dict[tuple[str, int], Entry] = {}
-    for table in tables:
-        if table.number in (1, 3):
-            entries |= table.entries
+    entries = main_entries(tables)
     if not entries:
         return {}
     bits = sorted({n_bits for _, n_bits in entries})

@@ -36,8 +36,8 @@ ROWS = {  # table → its methods, in order
 }
 
 # Tried on a held-out part of the training rows. The four variants of HashNet get the same budget.
-_RATES = {"lr": [0.003, 0.01, 0.03]}
-_NETWORK = {**_RATES, "first_epochs": [30, 80]}
+_RATES: dict[str, list[Any]] = {"lr": [0.003, 0.01, 0.03]}
+_NETWORK: dict[str, list[Any]] = {**_RATES, "first_epochs": [30, 80]}
 GRIDS: dict[str, dict[str, list[Any]]] = {
     **dict.fromkeys(VARIANTS, _NETWORK),
     "dhn": {**_NETWORK, "quantisation": [0.1, 0.3]},

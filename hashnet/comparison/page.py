@@ -11,7 +11,7 @@ from typing import Any
 
 import hashnet
 from hashnet import storage
-from hashnet.comparison import figures, tables
+from hashnet.comparison import differences, figures, tables
 from hashnet.comparison.methods import TITLES
 from hashnet.comparison.results import TABLE_TITLES, Table, gather
 
@@ -27,9 +27,12 @@ def write_report(uri: str, records: list[dict[str, Any]], about: dict[str, Any])
     """
     found = gather(records, about.get("paper"))
     notes = _notes(found, about)
-    text = tables.markdown(found, notes)
+    gaps = differences.gaps(found)
+    grids = differences.grids(gaps)
+    text = tables.markdown(found, notes, grids)
     storage.write_bytes(storage.join(uri, "tables.md"), text.encode())
     storage.write_bytes(storage.join(uri, "tables.csv"), tables.as_csv(found).encode())
+    storage.write_bytes(storage.join(uri, "differences.csv"), differences.as_csv(gaps).encode())
     made = versions()
     storage.write_json(
         storage.join(uri, "tables.json"),
@@ -37,6 +40,7 @@ def write_report(uri: str, records: list[dict[str, Any]], about: dict[str, Any])
             "kind": KIND,
             "format_version": FORMAT_VERSION,
             "rows": tables.rows(found),
+            "differences": [gap.row() for gap in gaps],
             "notes": notes,
             "versions": made,
             **about,
@@ -45,7 +49,7 @@ def write_report(uri: str, records: list[dict[str, Any]], about: dict[str, Any])
     pictures = figures.draw(found)
     for name, (_, data) in pictures.items():
         storage.write_bytes(storage.join(uri, "figures", f"{name}.png"), data)
-    page = _page(found, notes, pictures, about, made)
+    page = _page(found, grids, notes, pictures, about, made)
     storage.write_bytes(storage.join(uri, "comparison.html"), page.encode())
     return {
         "run": about["run"],
@@ -87,6 +91,8 @@ def _notes(found: list[Table], about: dict[str, Any]) -> list[str]:
         + ("; ± is the standard deviation over them." if len(seeds) > 1 else ": one repetition."),
         "Bold: the highest mean, and every method whose difference to it has a 95 % interval (paired "
         "bootstrap over queries) that holds 0.",
+        "Differences: method minus reference, in brackets the 95 % interval of a paired bootstrap over "
+        "queries (a query's average precision is the mean over seeds).",
         "fit s (and CPU seconds) is that of the slowest code length of the row.",
     ]
     if about.get("paper"):
@@ -119,6 +125,7 @@ figure { margin: 2rem 0 } img { max-width: 100% } pre { background: #f6f6f6; pad
 
 def _page(
     found: list[Table],
+    grids: dict[str, list[list[str]]],
     notes: list[str],
     pictures: dict[str, tuple[str, bytes]],
     about: dict[str, Any],
@@ -129,6 +136,7 @@ def _page(
     ]
     parts.append("<h1>Comparison of hashing methods</h1>")
     parts += [_table(table) for table in found]
+    parts += [_grid(title, lines) for title, lines in grids.items()]
     parts.append("<ul>" + "".join(f"<li>{html.escape(note)}</li>" for note in notes) + "</ul>")
     for caption, data in pictures.values():
         image = base64.b64encode(data).decode()
@@ -153,6 +161,12 @@ def _table(table: Table) -> str:
             f"<td>{present[-1].encoded_per_s:,.0f}</td></tr>"
         )
     return f"<table><caption>{TABLE_TITLES[table.number]}</caption>{''.join(lines)}</table>"
+
+
+def _grid(title: str, lines: list[list[str]]) -> str:
+    tags = ["th"] + ["td"] * (len(lines) - 1)
+    rows = ["".join(f"<{tag}>{cell}</{tag}>" for cell in line) for tag, line in zip(tags, lines, strict=True)]
+    return f"<table><caption>{title}</caption><tr>{'</tr><tr>'.join(rows)}</tr></table>"
 
 
 def _cell(table: Table, method: str, n_bits: int) -> str:

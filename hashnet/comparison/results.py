@@ -108,11 +108,17 @@ def gather(records: Iterable[dict[str, Any]], paper: str | None = None) -> list[
     for number in TABLE_TITLES:
         cells = parts.get(PART_OF[number], {})
         wanted = {key: found for key, found in cells.items() if number == 2 or key[0] in ROWS[number]}
-        if len({method for method, _ in wanted}) > (number == 3):  # one variant alone is no ablation
+        methods = {method for method, _ in wanted}
+        if methods and not (number == 3 and methods == {"hashnet"}):  # which is in Table 1 already
             bits = tuple(sorted({n_bits for _, n_bits in wanted}))
             entries = {key: _entry(*key, found) for key, found in wanted.items()}
             tables.append(Table(number, bits, entries, paper))
     return tables
+
+
+def main_entries(tables: Iterable[Table]) -> dict[tuple[str, int], Entry]:
+    """Every method on the data set as it is, by (method, n_bits): Table 1 and HashNet's variants."""
+    return {key: entry for table in tables if table.number in (1, 3) for key, entry in table.entries.items()}
 
 
 def _entry(method: str, n_bits: int, records: list[dict[str, Any]]) -> Entry:

@@ -16,17 +16,24 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def markdown(tables: list[Table], notes: list[str]) -> str:
-    """Every table with its notes. Bold: first, or its 95 % interval to the first holds 0."""
+def markdown(
+    tables: list[Table], notes: list[str], differences: dict[str, list[list[str]]] | None = None
+) -> str:
+    """Every table, the differences (see ``differences.grids``) and the notes.
+
+    Bold: first, or its 95 % interval to the first holds 0.
+    """
     parts = []
     for table in tables:
         parts += [f"## {TABLE_TITLES[table.number]}", "", *_grid(table), ""]
+    for title, (head, *lines) in (differences or {}).items():
+        parts += [f"## {title}", "", _line(head), _rule(head), *map(_line, lines), ""]
     return "\n".join(parts + [f"- {note}" for note in notes]) + "\n"
 
 
 def _grid(table: Table) -> list[str]:
     head = ["method", *(f"{n} bits" for n in table.bits), "fit s (CPU)", "encode rows/s"]
-    lines = [_line(head), _line(["---"] + ["---:"] * (len(head) - 1))]
+    lines = [_line(head), _rule(head)]
     for method in table.methods:
         present = [e for n in table.bits if (e := table.entry(method, n))]
         cells = [_cell(table, method, n) for n in table.bits]
@@ -42,6 +49,10 @@ def fit_text(entries: list[Entry]) -> str:
 
 def _line(words: list[str]) -> str:
     return f"| {' | '.join(words)} |"
+
+
+def _rule(head: list[str]) -> str:
+    return _line(["---"] + ["---:"] * (len(head) - 1))
 
 
 def _cell(table: Table, method: str, n_bits: int) -> str:

@@ -4,7 +4,7 @@ import io
 import numpy as np
 import pytest
 
-from hashnet.comparison import tables
+from hashnet.comparison import differences, tables
 from hashnet.comparison.page import write_report
 from hashnet.comparison.results import gather
 from hashnet.metrics import evaluate
@@ -90,6 +90,46 @@ def test_a_variant_alone_is_no_ablation(records):
     ]
 
 
+def test_another_variant_than_hashnet_is_never_left_out(records):
+    found = gather([r for r in records if r["made_from"]["method"] in ("hashnet+c", "itq")])
+    assert [table.methods for table in found] == [["itq"], ["hashnet+c"]]
+
+
+def test_differences_are_those_of_the_mean_ap_of_each_query(records):
+    """Against HashNet and against the first, variants included; interval by resampling with a loop."""
+    found = differences.gaps(gather(records))
+    to_hashnet = {(g.method, g.n_bits): g for g in found if g.against == "hashnet"}
+    assert set(to_hashnet) == {(m, n) for m in ("hashnet+c", "itq", "lsh") for n in (16, 32)}
+
+    def ap(method):
+        rows = [r for r in records if r["part"] == "main" and r["made_from"]["method"] == method]
+        return np.mean([r["report"]["ap"] for r in rows if r["made_from"]["n_bits"] == 16], axis=0)
+
+    per_query = ap("itq") - ap("hashnet")
+    rng = np.random.default_rng(1)
+    means = [rng.choice(per_query, len(per_query)).mean() for _ in range(4000)]
+    gap = to_hashnet["itq", 16].difference
+    assert gap.mean == pytest.approx(per_query.mean())
+    assert (gap.low, gap.high) == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.01)
+    assert gap.clear
+    best = max(("hashnet", "hashnet+c"), key=lambda m: ap(m).mean())
+    assert {g.reference for g in found if g.against == "first" and g.n_bits == 16} == {best}
+
+
+def test_differences_are_printed_with_their_intervals(records):
+    found = differences.gaps(gather(records))
+    text = tables.markdown(gather(records), [], differences.grids(found))
+    to_hashnet, to_first = text.split("## Difference of MAP to ")[1:]
+    itq = next(gap for gap in found if (gap.against, gap.method, gap.n_bits) == ("hashnet", "itq", 16))
+    mean, low, high = itq.difference
+    assert f"| ITQ | {mean:+.4f} [{low:+.4f}, {high:+.4f}] |" in to_hashnet
+    assert "| HashNet | 0 | 0 |" in to_hashnet
+    assert to_first.startswith("the first")
+    assert to_first.count(" first |") == 2  # one at each code length
+    lines = list(csv.DictReader(io.StringIO(differences.as_csv(found))))
+    assert [float(line["low"]) for line in lines] == [gap.difference.low for gap in found]
+
+
 def test_the_report_is_one_page_without_outside_requests(records, tmp_path):
     shallow = [r for r in records if r["made_from"]["method"] in ("itq", "lsh")]
     about = {
@@ -98,7 +138,7 @@ def test_the_report_is_one_page_without_outside_requests(records, tmp_path):
     }  # fmt: skip
     result = write_report(str(tmp_path / "report"), shallow, about)
     names = {str(p.relative_to(tmp_path / "report")) for p in (tmp_path / "report").rglob("*.*")}
-    assert {"tables.md", "tables.csv", "tables.json", "comparison.html"} <= names
+    assert {"tables.md", "tables.csv", "tables.json", "differences.csv", "comparison.html"} <= names
     assert {
         "figures/precision_h2.png",
         "figures/precision_recall.png",
@@ -107,4 +147,5 @@ def test_the_report_is_one_page_without_outside_requests(records, tmp_path):
     page = (tmp_path / "report" / "comparison.html").read_text()
     assert "http" not in page
     assert page.count("<img") == 3
+    assert page.count("<caption>Difference of MAP to the first") == 1
     assert result["first"] == {"16": "itq", "32": "itq"}
