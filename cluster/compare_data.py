@@ -17,7 +17,7 @@ from hashnet import storage
 from hashnet.comparison.cells import Features
 from hashnet.data import Manifest
 from hashnet.data.fetch import feature_matrix
-from hashnet.errors import ConfigError, DataError
+from hashnet.errors import ConfigError, DataError, LineageMismatch
 from hashnet.labels import from_lists
 from hashnet.store import FeatureStore
 
@@ -61,7 +61,13 @@ def zero_shot_manifest(config: CompareConfig, manifest: Manifest) -> Manifest | 
 
     mine = storage.join(config.run, "zero-shot.parquet")
     if storage.exists(storage.join(mine, "_manifest.json")):
-        return Manifest.open(mine)
+        made = Manifest.open(mine)
+        if made.source["share"] != config.zero_shot:
+            raise LineageMismatch(
+                f"zero_shot was {made.source['share']}, now {config.zero_shot}: {config.run} has its classes "
+                "split already; use another run folder"
+            )
+        return made
     return zero_shot_copy(manifest, mine, config.zero_shot)
 
 
@@ -85,8 +91,8 @@ def shallow_features(config: CompareConfig, manifest: Manifest, folder: str) -> 
 
 def pixels(config: CompareConfig, manifest: Manifest, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Pictures as the backbone would see them, as rows of numbers; equal colour channels count once."""
+    from hashnet.training.assemble import make_model
     from hashnet.training.data import open_rows
-    from hashnet.training.worker import make_model
 
     resolved = config.train_config().resolved(manifest.modality, manifest.count("train"))
     rows = open_rows(manifest, split, make_model(resolved, manifest), resolved)
@@ -111,13 +117,17 @@ def _encoded(
     config: CompareConfig, manifest: Manifest, folder: str, split: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Features of the untrained backbone by the encoding stage; what is done is not done again."""
+    import torch
+
     from hashnet.training import save_bundle
-    from hashnet.training.worker import make_model
+    from hashnet.training.assemble import make_model
 
     model = storage.join(folder, "model")
     if not storage.exists(storage.join(model, "model.json")):
         resolved = config.train_config().resolved(manifest.modality, manifest.count("train"))
-        save_bundle(model, make_model(resolved, manifest).eval(), summary={"trained": False})
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)  # a backbone with weights=random is the same in every run
+            save_bundle(model, make_model(resolved, manifest).eval(), summary={"trained": False})
     encode = EncodeConfig(
         run=folder, manifest=manifest.uri, output="features", split=split, base_uri=config.base_uri
     )

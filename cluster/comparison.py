@@ -25,13 +25,19 @@ from hashnet.comparison.methods import TITLES, candidates, expand
 from hashnet.comparison.paper import DEPTH
 from hashnet.config import key
 from hashnet.data import Manifest
-from hashnet.errors import ClusterError, HashnetError
+from hashnet.errors import ClusterError, Diverged, HashnetError
 from hashnet.progress import Progress
-from hashnet.training.config import TrainConfig
+from hashnet.training.config import HOW, TrainConfig
+from hashnet.training.run import CONFIG, refuse_other_config
 
 logger = logging.getLogger(__name__)
 TABLE_EVERY_S = 30.0
 VALIDATION_SHARE = 0.2
+# Keys another call may give anew: what to add or how to work. A cell checks those it is made of itself.
+MAY_CHANGE = (
+    *HOW, "methods", "bits", "seeds", "k", "paper", "tune", "tune_bits", "settings", "zero_shot",
+    "zero_shot_manifest", "zero_shot_methods", "cpus_per_cell", "variant", "n_bits", "seed", "validation",
+)  # fmt: skip
 Record = dict[str, Any]
 
 
@@ -82,16 +88,20 @@ class CompareConfig(TrainConfig):
 
 def compare(config: CompareConfig) -> dict[str, Any]:
     """Runs every cell that is not done yet, writes RUN/report and returns what the job prints."""
+    saved_at = storage.join(config.run, CONFIG)
+    if storage.exists(saved_at):
+        before = configs.load(CompareConfig, saved_at, [f"run={config.run}"])
+        refuse_other_config(config, before, MAY_CHANGE)
     manifest = settle_manifest(config)
-    configs.save(config, storage.join(config.run, "config.yaml"))
+    configs.save(config, saved_at)
     session.connect()
     source = str(manifest.source.get("name"))
     dataset = config.paper or (source if source in DEPTH else None)
     k = config.k or DEPTH.get(dataset or "", 5000)
+    unseen = zero_shot_manifest(config, manifest)
     main = _Part(config, "main", manifest, k)
     tuned = _tune(main)
     records = main.run(main.cells(expand(config.methods), tuned))
-    unseen = zero_shot_manifest(config, manifest)
     if unseen is not None:
         part = _Part(config, "zero-shot", unseen, k)
         records += part.run(part.cells(expand(config.zero_shot_methods), tuned))
@@ -138,8 +148,9 @@ class _Part:
         table = _Progress(self.name, {**before}, len(tasks))
         for cell, outcome in self._outcomes(tasks):
             if isinstance(outcome, HashnetError):
-                failed.append(f"{cell.name}: {outcome}")
                 logger.warning("%s failed: %s", cell.name, outcome)
+                if not (cell.part == "tune" and isinstance(outcome, Diverged)):  # then others are better
+                    failed.append(f"{cell.name}: {outcome}")
             else:
                 found[cell] = outcome
             table.add(cell, outcome)
@@ -158,7 +169,11 @@ class _Part:
         for task in tasks:
             cell = task.cell
             if cell.deep and self.config.num_workers > 1:
-                self._train_on_many(task)
+                try:
+                    self._train_on_many(task)
+                except HashnetError as error:
+                    yield cell, error
+                    continue
             features = None if cell.deep else self._shared_features()
             options = {"num_cpus": self.config.cpus_per_cell, "num_gpus": gpus if cell.deep else 0}
             ref = (
@@ -238,6 +253,11 @@ def _tune(part: _Part) -> dict[str, Any]:
         held = column.get(str(made["n_bits"]))
         if held is None or record["validation_map"] > held["validation_map"]:
             column[str(made["n_bits"])] = record
+    lost = [name for name in names if name not in best]
+    if lost:
+        raise ClusterError(
+            f"every trial of {', '.join(lost)} diverged; give settings=FILE with smaller rates"
+        )
     settings = {
         name: {n_bits: record["made_from"]["settings"] for n_bits, record in column.items()}
         for name, column in best.items()

@@ -50,6 +50,10 @@ def test_every_cell_is_there_and_the_report_too(finished):
     assert set(result["map"]["Table 2"]) == {"hashnet", "dhn"}
     rows = json.loads((run / "report" / "tables.json").read_text())["rows"]
     assert {row["method"] for row in rows} == {"lsh", "itq", "hashnet", "dhn"}
+    differences = json.loads((run / "report" / "tables.json").read_text())["differences"]
+    to_hashnet = {row["method"]: row for row in differences if row["against"] == "hashnet"}
+    assert set(to_hashnet) == {"lsh", "itq", "dhn"}
+    assert all(row["low"] <= row["difference"] <= row["high"] for row in differences)
     figures = {path.stem for path in (run / "report" / "figures").iterdir()}
     assert figures == {"precision_h2", "precision_recall", "precision_top_n", "losses", "histogram", "tsne"}
 
@@ -75,6 +79,10 @@ def test_cells_made_with_other_settings_are_refused(finished, manifest):
     run, _ = finished
     with pytest.raises(LineageMismatch, match="k was 5000, now 10"):
         compare(settings(run, manifest, k=10))
+    with pytest.raises(LineageMismatch, match="first_epochs was 2, now 3"):
+        compare(settings(run, manifest, first_epochs=3))
+    with pytest.raises(LineageMismatch, match=r"zero_shot was 0\.4, now 0\.6"):
+        compare(settings(run, manifest, zero_shot=0.6))
 
 
 def test_settings_are_chosen_on_training_rows_and_used(ray_local, manifest, tmp_path):
@@ -86,6 +94,13 @@ def test_settings_are_chosen_on_training_rows_and_used(ray_local, manifest, tmp_
         assert cell["made_from"]["settings"] == tuned["settings"]["itq-cca"]["16"]
     assert len(list((tmp_path / "cells" / "tune").iterdir())) == 5
     assert result["cells"] == 2
+
+
+def test_a_trial_that_diverges_is_not_chosen(ray_local, manifest, tmp_path, monkeypatch):
+    monkeypatch.setattr("cluster.comparison.candidates", lambda name: [{"lr": 1e30}, {"lr": 0.01}])
+    compare(settings(tmp_path, manifest, methods=["hashnet"], tune=True, zero_shot=0))
+    tuned = json.loads((tmp_path / "tuned.json").read_text())
+    assert tuned["settings"] == {"hashnet": {"16": {"lr": 0.01}}}
 
 
 def test_a_failing_cell_is_named_and_the_others_are_kept(ray_local, manifest, tmp_path):
