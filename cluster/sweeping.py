@@ -24,7 +24,7 @@ from hashnet import config as configs
 from hashnet import storage
 from hashnet.config import key
 from hashnet.data import Manifest
-from hashnet.errors import ClusterError, ConfigError, HashnetError
+from hashnet.errors import ClusterError, ConfigError, Diverged, HashnetError
 from hashnet.training.bundle import bundle_info
 from hashnet.training.config import HOW, VARIANTS, TrainConfig
 from hashnet.training.run import (
@@ -95,6 +95,7 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
         manifest = settle_manifest(config)
         check_data(config.resolved(manifest.modality, manifest.count("train")), manifest)
         _run_trials(config, left)
+        _refuse_failures(left)
     rows = [{"variant": t.variant, "lr": t.lr, "seed": t.seed, **(_outcome(t) or {})} for t in trials]
     table = averaged(rows)
     logger.info("%s", as_text(table))
@@ -155,7 +156,8 @@ def _run_trials(config: SweepConfig, left: list[Trial]) -> None:
 
 
 def _trial(settings: dict[str, Any]) -> None:
-    """One trial: a run trained in this process. A loss that diverges is a result, not a failure."""
+    """One trial: a run trained in this process. A loss that diverges is a result; other mistakes are kept
+    for ``_refuse_failures`` to say."""
     import torch
     from ray import tune
 
@@ -166,13 +168,15 @@ def _trial(settings: dict[str, Any]) -> None:
     config = configs.from_dict(TrainConfig, settings["config"])
     manifest = Manifest.open(settings["manifest"])
     configs.save(config, storage.join(config.run, CONFIG))
+    storage.delete(storage.join(config.run, FAILED))
     try:
         resolved = config.resolved(manifest.modality, manifest.count("train"))
         done = train_run(resolved, manifest=manifest, device="cuda" if torch.cuda.is_available() else "cpu")
         storage.delete(storage.join(config.run, CHECKPOINTS))
         score = {"validation_map": done["validation_map"]}
     except HashnetError as error:
-        storage.write_json(storage.join(config.run, FAILED), {"kind": "error", "message": str(error)})
+        about = {"kind": "error", "message": str(error), "diverged": isinstance(error, Diverged)}
+        storage.write_json(storage.join(config.run, FAILED), about)
         score = {"validation_map": 0.0}
     tune.report(score)
 
@@ -182,13 +186,29 @@ def _outcome(trial: Trial) -> dict[str, Any] | None:
     run = trial.config.run
     if storage.exists(storage.join(run, CONFIG)):
         refuse_other_config(trial.config, read_config(run))
-    if storage.exists(storage.join(run, FAILED)):
-        return {"validation_map": None, "error": storage.read_json(storage.join(run, FAILED))["message"]}
-    if finished_result(run) is None:
+    failed = _failure(trial)
+    if failed and failed.get("diverged"):
+        return {"validation_map": None, "error": failed["message"]}
+    if failed or finished_result(run) is None:
         return None
     summary = bundle_info(storage.join(run, MODEL)).summary
     names = ("validation_map", "J", "L", "binary_share", "epochs", "seconds")
     return {name: summary.get(name) for name in names}
+
+
+def _failure(trial: Trial) -> dict[str, Any] | None:
+    """Why a trial came to nothing: its rate was too high, or something that can be mended."""
+    where = storage.join(trial.config.run, FAILED)
+    return storage.read_json(where) if storage.exists(where) else None
+
+
+def _refuse_failures(trials: list[Trial]) -> None:
+    """ClusterError when a trial failed for another reason than its rate; it is tried again next time."""
+    found = [failed for trial in trials if (failed := _failure(trial)) and not failed.get("diverged")]
+    if found:
+        raise ClusterError(
+            f"{len(found)} of {len(trials)} trials failed; the others are kept. {found[0]['message']}"
+        )
 
 
 def averaged(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -9,11 +9,12 @@ import math
 
 import pytest
 
+from cluster import sweeping
 from cluster.sweeping import PAPER_GRID, SweepConfig, averaged, sweep, trials_of
 from hashnet import config as configs
 from hashnet import storage
 from hashnet.data.sources import make_manifest
-from hashnet.errors import ConfigError, LineageMismatch
+from hashnet.errors import ClusterError, ConfigError, LineageMismatch
 from hashnet.training.config import TrainConfig
 
 
@@ -68,3 +69,18 @@ def test_sweep_finds_the_rate_resumes_and_writes_a_config(ray_local, config, cap
     assert (best.lr, best.validation, best.n_bits, best.manifest) == (0.02, 0.0, 16, config.manifest)
     with pytest.raises(LineageMismatch, match="n_bits was 16, now 24"):
         sweep(dataclasses.replace(config, n_bits=24))
+
+
+def test_a_mistake_that_can_be_mended_is_said_and_tried_again(config, monkeypatch, tmp_path):
+    monkeypatch.setattr("ray.tune.report", lambda score: None)
+    wrong = dataclasses.replace(config, lrs=[0.02], weights="weights.pth")  # vectors need none
+    (trial,) = trials_of(wrong)
+    settings = {"config": configs.to_dict(trial.config), "manifest": config.manifest, "cpus": 1}
+    sweeping._trial(settings)
+    with pytest.raises(ClusterError, match=r"1 of 1 trials failed.*no weights to load"):
+        sweeping._refuse_failures([trial])
+    assert sweeping._outcome(trial) is None
+    diverging = trials_of(dataclasses.replace(config, lrs=[1e30]))[0]  # which is a result
+    sweeping._trial(settings | {"config": configs.to_dict(diverging.config)})
+    sweeping._refuse_failures([diverging])
+    assert "learning rate" in sweeping._outcome(diverging)["error"]
