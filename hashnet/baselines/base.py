@@ -65,11 +65,7 @@ class Baseline(ABC):
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learns from rows X (n, d) and, where the method uses them, labels y (class ids or multi-hot)."""
-        X = as_features(X)
-        targets = self._check_labels(y, len(X))
-        if targets is not None and not (labelled := targets.any(axis=1)).all():
-            warn(f"{self.name}: {(~labelled).sum()} of {len(X)} rows have no label and are left out")
-            X, targets = X[labelled], targets[labelled]
+        X, targets = self._labelled(as_features(X), y)
         if len(X) < 2:
             raise DataError(f"{self.name} needs at least 2 rows to learn from, got {len(X)}")
         varying = X.max(axis=0) > X.min(axis=0)
@@ -172,6 +168,14 @@ class Baseline(ABC):
     def _check_fitted(self) -> None:
         if not hasattr(self, "history_"):
             raise DataError(f"{self.name} is not fitted yet: call fit(X) first")
+
+    def _labelled(self, X: np.ndarray, y: Any) -> tuple[np.ndarray, np.ndarray | None]:
+        """X and multi-hot y (None where labels play no part), rows without a label left out."""
+        targets = self._check_labels(y, len(X))
+        if targets is None or (labelled := targets.any(axis=1)).all():
+            return X, targets
+        warn(f"{self.name}: {(~labelled).sum()} of {len(X)} rows have no label and are left out")
+        return X[labelled], targets[labelled]
 
     def _check_labels(self, y: Any, n_rows: int) -> np.ndarray | None:
         if self.labels == "ignored":

@@ -65,8 +65,7 @@ class DeepBaseline(Baseline):
         X = np.asarray(X)
         if X.ndim != 4:
             return super().fit(X, y)
-        X = check_pictures(X)
-        targets = self._check_labels(y, len(X))
+        X, targets = self._labelled(check_pictures(X), y)
         assert targets is not None
         self.mean_, self.columns_ = np.zeros(0), np.zeros(0, dtype=np.int64)  # pictures have no columns
         self.history_ = []

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from hashnet.baselines import CNNH, DHN, DNNH, Baseline
+from hashnet.baselines import CNNH, DHN, DNNH, Baseline, BaselineWarning
 from hashnet.errors import DataError
 from hashnet.training import load_bundle
 
@@ -25,6 +25,16 @@ def test_pictures_are_taken_like_features(method, tmp_path):
     assert np.array_equal(Baseline.load(str(tmp_path / "fitted")).encode(X), codes)
     with pytest.raises(DataError, match=r"uint8 with shape \(n, 3, h, w\)"):
         fitted.encode(X.astype(np.float32))
+
+
+def test_pictures_without_a_label_are_left_out_with_a_warning():
+    X, y = pictures()
+    multi_hot = np.eye(2, dtype=np.uint8)[y]
+    multi_hot[:6] = 0
+    settings = {"n_bits": 8, "epochs": 1, "batch_size": 16}
+    with pytest.warns(BaselineWarning, match="6 of 48 rows have no label"):
+        fitted = DHN(**settings).fit(X, multi_hot)
+    assert np.array_equal(fitted.encode(X), DHN(**settings).fit(X[6:], y[6:]).encode(X))
 
 
 @pytest.mark.parametrize(("method", "head"), [(CNNH, "LinearHead"), (DNNH, "SliceHead"), (DHN, "LinearHead")])
