@@ -29,7 +29,8 @@ from hashnet.index.merge import merge, merge_hits
 from hashnet.results import SearchResult
 from hashnet.store import CodeStore
 
-BYTES_BESIDE_CODE = 24  # of a row: its id, and labels or lists, generously
+BYTES_BESIDE_CODE = 24  # of a row while a slice is built: its id, twice, and what is read ahead
+BYTES_OF_LABELS = 40  # and its label, before and after sorting
 ON_MISSING = ("wait", "raise")
 
 
@@ -115,7 +116,8 @@ class ShardedIndex:
         self._ray = ray
         self.slices = _cut([shard.rows for shard in source.shards], n_slices)
         largest = max(sum(source.shards[i].rows for i in shards) for shards in self.slices)
-        memory = largest * (self.n_bits // 8 + BYTES_BESIDE_CODE) + (256 << 20)
+        beside = BYTES_BESIDE_CODE + (BYTES_OF_LABELS if labels and source.n_classes is not None else 0)
+        memory = largest * (self.n_bits // 8 + beside) + (256 << 20)
         need = {"CPU": num_cpus, "memory": memory}
         placement.ensure(
             "sharded index",
@@ -250,7 +252,7 @@ class ShardedIndex:
         return answers, missing
 
     def _own(self, ids: Any, queries: np.ndarray) -> np.ndarray | None:
-        return None if ids is None else check_ids(ids, len(queries), lowest=-1)
+        return None if ids is None or ids is False else check_ids(ids, len(queries), lowest=-1)
 
     def _refuse_unknown(self, own: np.ndarray | None, held: list[np.ndarray | None]) -> None:
         if own is None:
