@@ -1,7 +1,9 @@
 """The demo: its mistakes and what it opens, quickly; all of it, as typed, with the slow tests."""
 
 import json
+import re
 import shlex
+import socket
 import subprocess
 import sys
 import webbrowser
@@ -78,3 +80,18 @@ def test_all_of_it(own_pictures, python, repo, tmp_path):
     found = subprocess.run(shlex.split(query), cwd=repo, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert "10 hits" in found.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_cluster_demo_runs_the_four_jobs_and_takes_its_cluster_down(python, repo, tmp_path):
+    words = [python, "-m", "cluster.cluster_demo", str(tmp_path / "run")]
+    done = subprocess.run(words, cwd=repo, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said, _, rows = done.stdout.partition("cluster-demo: all four jobs succeeded, the cluster is down\n")
+    assert [line.split()[0] for line in rows.splitlines()] == [
+        *("train", "encode_db", "build_index", "evaluate"), "run:",
+    ]  # fmt: skip
+    (dashboard,) = re.findall(r"dashboard at http://127\.0\.0\.1:(\d+), token on", said)
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", int(dashboard))) != 0  # nobody listens there any more
