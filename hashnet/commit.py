@@ -160,7 +160,11 @@ def binary_column(matrix: np.ndarray) -> pa.Array:
 
 
 def read_records(uri: str) -> dict[str, ShardRecord]:
-    """Committed shards by name: those whose record and whose file of that size are both there."""
+    """Committed shards by name: those whose record and whose file of that size are both there.
+
+    A mending shard counts while all its rows are in quarantine: when a range is encoded anew after its
+    rows were mended, they are in its shard.
+    """
     sizes = storage.list_sizes(uri)
     names = [name for name in storage.list_names(storage.join(uri, RECORDS)) if name.endswith(".json")]
 
@@ -171,23 +175,34 @@ def read_records(uri: str) -> dict[str, ShardRecord]:
 
     with ThreadPoolExecutor(16) as pool:  # on an object store each record is a round trip
         records = list(pool.map(read, names))
-    return {record.name: record for record in records if sizes.get(record.file) == record.bytes}
+    whole = {record.name: record for record in records if sizes.get(record.file) == record.bytes}
+    mended = any(record.mends for record in whole.values())
+    return _left_and_counting(uri, whole)[1] if mended else whole
 
 
 def read_quarantine(uri: str, records: Mapping[str, ShardRecord]) -> pa.Table:
     """Bad rows (row_id, uri, reason) in row_id order that no mending shard holds since."""
+    return _left_and_counting(uri, records)[0].sort_by("row_id")
+
+
+def _left_and_counting(
+    uri: str, records: Mapping[str, ShardRecord]
+) -> tuple[pa.Table, dict[str, ShardRecord]]:
+    """What is left in quarantine, and the records without mending shards that hold anything else."""
+    counting = {name: record for name, record in records.items() if not record.mends}
     tables = [QUARANTINE_SCHEMA.empty_table()]
-    for record in records.values():
-        if record.bad_rows and not record.mends:
+    for record in counting.values():
+        if record.bad_rows:
             with storage.open_input(storage.join(uri, QUARANTINE, record.file)) as source:
                 tables.append(pq.read_table(source, columns=QUARANTINE_SCHEMA.names))
     bad = pa.concat_tables(tables).cast(QUARANTINE_SCHEMA)
-    for record in records.values():
-        if record.mends and bad.num_rows:
-            with storage.open_input(storage.join(uri, record.file)) as source:
-                mended = pq.read_table(source, columns=["row_id"])["row_id"]
-            bad = bad.filter(pc.invert(pc.is_in(bad["row_id"], value_set=mended.combine_chunks())))
-    return bad.sort_by("row_id")
+    for record in sorted((record for record in records.values() if record.mends), key=lambda r: r.name):
+        with storage.open_input(storage.join(uri, record.file)) as source:
+            rows = pq.read_table(source, columns=["row_id"])["row_id"].combine_chunks()
+        mended = pc.is_in(bad["row_id"], value_set=rows)
+        if pc.sum(mended).as_py() == len(rows):
+            bad, counting[record.name] = bad.filter(pc.invert(mended)), record
+    return bad, counting
 
 
 def finish(uri: str, plan: Plan) -> dict[str, Any]:
@@ -207,7 +222,7 @@ def finish(uri: str, plan: Plan) -> dict[str, Any]:
     }
     storage.write_json(storage.join(uri, LIST), about)
     storage.write_bytes(storage.join(uri, SUCCESS), b"")
-    _remove_leftovers(uri)
+    _remove_leftovers(uri, shards)
     return about
 
 
@@ -244,9 +259,12 @@ def content_sha256(shards: list[ShardRecord]) -> str:
     return hashlib.sha256("".join(f"{s.name} {s.sha256}\n" for s in shards).encode()).hexdigest()
 
 
-def _remove_leftovers(uri: str) -> None:
-    """Temporary files of runs that were killed. Every shard is committed: nobody needs them."""
+def _remove_leftovers(uri: str, shards: list[ShardRecord]) -> None:
+    """What runs that were killed left: temporary files, and bad rows of shards that now have none."""
     for folder in (uri, storage.join(uri, RECORDS), storage.join(uri, QUARANTINE)):
         for name in storage.list_names(folder):
             if storage.TMP_MARK in name:
                 storage.delete(storage.join(folder, name))
+    with_bad = {record.file for record in shards if record.bad_rows}
+    for name in set(storage.list_names(storage.join(uri, QUARANTINE))) - with_bad:
+        storage.delete(storage.join(uri, QUARANTINE, name))

@@ -9,7 +9,8 @@
 (3, 64, [0, 1, 2], [[1, 0], [0, 1], [0, 1]])
 
 Other tools read the shards themselves: ``pandas.read_parquet(store.paths())``, and the same list for
-polars, DuckDB and Spark. How the folder is written is told in ``hashnet.commit``.
+polars and DuckDB, where ``code`` is bytes. Spark reads it as binary from version 3.4 on; older ones refuse
+Parquet's fixed-length bytes. How the folder is written is told in ``hashnet.commit``.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -181,6 +183,42 @@ def test_mended_rows_become_an_extra_shard(tmp_path):
     assert all(after[name] == before[name] for name in unchanged)
 
 
+def test_a_row_mended_before_its_shard_was_lost_is_there_once(tmp_path):
+    """Rows 2 and 4 are mended; then shard 0 is lost and made anew, and row 2 is good by now."""
+    folder = str(tmp_path)
+    begin(folder, PLAN)
+    first, second = PLAN.ranges()
+    commit_shard(folder, PLAN, first, rows_of([0, 1, 3]), bad_of([2]))
+    commit_shard(folder, PLAN, second, rows_of([5]), bad_of([4]))
+    commit_shard(folder, PLAN, mending_range(PLAN, 0, 2), rows_of([2, 4]), mends=True)
+    finish(folder, PLAN)
+    assert CodeStore.open(folder).ids().tolist() == [0, 1, 3, 5, 2, 4]
+    (tmp_path / "codes-00000.parquet").unlink()
+    assert list(read_records(folder)) == ["codes-00001"]
+    commit_shard(folder, PLAN, first, rows_of([0, 1, 2, 3]))
+    finish(folder, PLAN)
+    store = CodeStore.open(folder)
+    assert store.ids().tolist() == [0, 1, 2, 3, 5]  # not 2 twice; 4 waits to be mended again
+    assert (len(store), store.n_bad) == (5, 1)
+    assert store.quarantine()["row_id"].to_pylist() == [4]
+    assert [path.name for path in (tmp_path / "_quarantine").iterdir()] == ["codes-00001.parquet"]
+    commit_shard(folder, PLAN, mending_range(PLAN, 0, 1), rows_of([4]), mends=True)
+    finish(folder, PLAN)
+    assert CodeStore.open(folder).ids().tolist() == [0, 1, 2, 3, 5, 4]
+
+
+def test_a_shard_of_bad_rows_alone_is_an_empty_shard(tmp_path):
+    folder = str(tmp_path)
+    begin(folder, PLAN)
+    first, second = PLAN.ranges()
+    commit_shard(folder, PLAN, first, rows_of([]), bad_of([0, 1, 2, 3]))
+    commit_shard(folder, PLAN, second, rows_of([4, 5]))
+    about = finish(folder, PLAN)
+    assert CodeStore.open(folder).ids().tolist() == [4, 5]
+    assert about["statistics"]["bit_balance"][:2] == [0, 0]
+    assert about["statistics"]["distinct_codes"] == 2
+
+
 def test_features_go_by_the_same_protocol(tmp_path):
     from hashnet.store import FeatureStore
 
@@ -239,11 +277,24 @@ def test_no_place_to_write_is_a_clear_error(tmp_path):
         begin(str(tmp_path / "file" / "codes"), PLAN)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_no_permission_is_a_clear_error(tmp_path):
-    begin(str(tmp_path), PLAN)
-    tmp_path.chmod(0o500)
+@pytest.fixture
+def nobody():
+    """Not root while the test runs, in a folder that is ours: root may write anywhere."""
+    with tempfile.TemporaryDirectory() as name:
+        if os.geteuid() == 0:
+            os.chown(name, 65_534, 65_534)
+            os.seteuid(65_534)
+        yield Path(name)
+        os.seteuid(os.getuid())
+
+
+def test_no_permission_is_a_clear_error(nobody):
+    begin(str(nobody), PLAN)
+    nobody.chmod(0o500)
     first, _ = PLAN.ranges()
-    with pytest.raises(StorageError, match=r"cannot write .*codes-00000.parquet"):
-        commit_shard(str(tmp_path), PLAN, first, rows_of([0, 1, 2, 3]))
-    assert commit.read_records(str(tmp_path)) == {}
+    with pytest.raises(StorageError, match=r"cannot write .*codes-00000.parquet: .*Permission denied"):
+        commit_shard(str(nobody), PLAN, first, rows_of([0, 1, 2, 3]))
+    assert commit.read_records(str(nobody)) == {}
+    with pytest.raises(StorageError, match=r"cannot make the folder .*Permission denied"):
+        begin(str(nobody / "below"), PLAN)
+    assert os.listdir(nobody) == ["_plan.json"]
