@@ -95,12 +95,14 @@ def _help(cls: type) -> str:
 
 def _explain(error: BaseException) -> tuple[str, int]:
     """A message and an exit code for an error that came through Ray or was not expected."""
-    seen: BaseException | None = error
-    while seen is not None:  # Ray wraps what a worker raised
+    found, waiting = [], [error]
+    while waiting:  # Ray wraps what a worker raised, in `cause` or __cause__, and sometimes in a ring
+        seen = waiting.pop()
         if isinstance(seen, HashnetError):
             return f"error: {_plain(seen)}", seen.exit_code
-        inner = getattr(seen, "cause", None)
-        seen = inner if isinstance(inner, BaseException) else seen.__cause__
+        found.append(seen)
+        inner = (seen.__cause__, getattr(seen, "cause", None))
+        waiting += [e for e in inner if isinstance(e, BaseException) and e not in found]
     return f"{''.join(traceback.format_exception(error))}\nfailed: {type(error).__name__}", 1
 
 

@@ -61,6 +61,16 @@ def test_an_error_wrapped_by_ray_is_unwrapped(capsys):
     assert (code, err) == (2, "error: row 3\n")
 
 
+def test_errors_that_are_each_other_s_cause_come_to_an_end(capsys):
+    outer, inner = RuntimeError("an actor died"), ValueError("in its constructor")
+    outer.cause, inner.__cause__ = inner, outer
+    code, _, err = end_of(raising(outer), ["run=/r"], capsys)
+    assert code == 1
+    assert "an actor died" in err
+    inner.cause = DataError("row 3")
+    assert end_of(raising(outer), ["run=/r"], capsys)[2] == "error: row 3\n"
+
+
 def test_an_interrupt_says_how_to_go_on(capsys):
     code, _, err = end_of(raising(KeyboardInterrupt()), ["run=/r"], capsys)
     assert code == 130
