@@ -1,9 +1,9 @@
 import pytest
 
 from hashnet.baselines import REGISTRY
-from hashnet.comparison.methods import DEEP, GRIDS, ROWS, SHALLOW, TITLES, candidates, expand
+from hashnet.comparison.methods import DEEP, GRIDS, GROUPS, ROWS, SHALLOW, TITLES, candidates, expand
 from hashnet.errors import ConfigError
-from hashnet.training.config import VARIANTS
+from hashnet.training.config import VARIANTS, TrainConfig
 
 
 def test_every_baseline_and_every_variant_has_its_place():
@@ -33,8 +33,14 @@ def test_candidates_are_every_combination_and_fit_the_constructors():
         for settings in candidates(name):
             assert REGISTRY[name](16, **settings).params().items() >= settings.items()
     assert len(candidates("dhn")) == 3 * 2 * 2
-    assert {"lr": 0.01, "first_epochs": 80, "quantisation": 0.3} in candidates("dhn")
+    assert {"lr": 0.01, "first_epochs": 98, "quantisation": 0.3} in candidates("dhn")
 
 
-def test_the_variants_of_hashnet_have_the_same_budget():
-    assert len({len(candidates(name)) for name in ("hashnet", "hashnet+c", "hashnet-w", "hashnet-sgn")}) == 1
+def test_networks_have_the_same_budget():
+    def epochs(name, settings):
+        config = TrainConfig(run="/r", variant=name, **settings).resolved("features", 10_000)
+        return sum(stage.epochs for stage in config.make_stages())
+
+    budgets = {name: sorted({epochs(name, s) for s in candidates(name)}) for name in (*GROUPS["ablation"], "dhn", "cnnh")}
+    assert set(map(tuple, budgets.values())) == {(48, 98)}
+    assert {len(candidates(name)) for name in GROUPS["ablation"]} == {6}
