@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from cluster import placement
-from cluster.encode_stages import ACTOR_CPUS, DECODE_CPUS
+from cluster.encode_stages import ACTOR_CPUS, DECODE_CPUS, on_one_thread
 from cluster.planning import Need
 from hashnet.data import Manifest
 from hashnet.errors import HashnetError
 from hashnet.plan import BIT_ORDER
-from hashnet.training.bundle import BundleInfo
+from hashnet.training.bundle import BundleInfo, load_bundle
 
 log = logging.getLogger(__name__)
 
@@ -39,21 +39,34 @@ def gpus_wanted(engine: str, asked: float | None) -> float:
     return 1 if placement.capacity({"GPU": 1}, include_addable=True) else 0
 
 
-def settle_engine(engine: str, modality: str, gpus: float) -> str:
+def settle_engine(engine: str, model_uri: str, modality: str, gpus: float) -> str:
     """What ``engine`` comes to on a worker's machine; asked there, since the driver's may differ."""
     if modality == "features" and not gpus and engine in ("auto", "cpu-eager"):
         return "cpu-eager"  # nothing to ask for
     import ray
 
-    from hashnet.engine import choose
-
-    ask = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(choose)
+    ask = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(engine_here)
     try:
-        name, why = ray.get(ask.remote(engine, modality))
+        name, why = ray.get(ask.remote(engine, model_uri, modality))
     except ray.exceptions.RayTaskError as error:
-        raise known_error(error) from error
+        raise_known(error)
     log.info("engine: %s (%s)", name, why)
     return name
+
+
+def engine_here(engine: str, model_uri: str, modality: str) -> tuple[str, str]:
+    """An engine's name on this machine and the reason. ``auto`` compiles the model to see whether that works.
+
+    A compiler may be there and a header not; what it compiled, the actors of this machine find in its cache.
+    """
+    from hashnet.engine import Engine, choose
+
+    name, why = choose(engine, modality)
+    if engine != "auto" or name != "cpu-compiled":
+        return name, why
+    on_one_thread()
+    tried = Engine(load_bundle(model_uri)[0], engine)
+    return tried.name, tried.why
 
 
 def place(num_actors: int | None, gpus: float) -> int:
@@ -84,15 +97,17 @@ def verify_parts(manifest: Manifest, names: set[str]) -> None:
     try:
         ray.get([check.remote(replace(manifest, parts=(part,))) for part in parts])
     except ray.exceptions.RayTaskError as error:
-        raise known_error(error) from error
+        raise_known(error)
 
 
-def known_error(error: BaseException) -> BaseException:
-    """The HashnetError inside what Ray made of it, or the error itself."""
+def raise_known(error: BaseException) -> NoReturn:
+    """Raises the HashnetError inside what Ray made of it, or the error itself."""
     seen: BaseException | None = error
     while seen is not None:
         inner = getattr(seen, "cause", None)
         if isinstance(seen, HashnetError) and not isinstance(inner, BaseException):
-            return seen
+            break
         seen = inner if isinstance(inner, BaseException) else seen.__cause__
-    return error
+    if seen is None or seen is error:  # never from itself: whoever followed its causes would find no end
+        raise error
+    raise seen from error

@@ -18,16 +18,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from cluster import metrics, placement
 from hashnet.commit import ShardRecord
 from hashnet.data.images import Preprocess
-from hashnet.pipeline import encode_features, encode_rows, picture_rows
+from hashnet.errors import HashnetError, LineageMismatch
+from hashnet.pipeline import commit_table, encode_features, encode_rows, picture_rows
 from hashnet.plan import Plan
 from hashnet.work import Source, Work
+
+if TYPE_CHECKING:
+    from hashnet.encoding import Encoder
 
 WAVE = 4096  # units of work planned into Ray Data at once: the plan of any database fits in memory
 CHUNK_BYTES = 32 << 20  # pixels that move at once …
@@ -66,30 +70,46 @@ class EncoderActor:
     """Holds one model: on its GPU, or on one thread of a CPU."""
 
     def __init__(self, stage: Stage) -> None:
-        # One compiler at a time in each actor; by default every actor would fork a pool of them.
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-        import torch
+        self.stage, self.name = stage, worker_name()
+        self.refused: HashnetError | None = None
+        try:
+            self.encoder = self._load()
+        except HashnetError as error:  # Ray would show the driver a text; from a call it gets the error
+            self.refused = error
 
+    def _load(self) -> Encoder:
         from hashnet.encoding import Encoder
-        from hashnet.errors import LineageMismatch
 
-        if stage.plan.lineage["engine"] != "cuda":
-            torch.set_num_threads(1)
-        self.stage = stage
-        lineage = stage.plan.lineage
-        self.encoder = Encoder.load(stage.model_uri, engine=lineage["engine"])
-        if self.encoder.model_sha256 != lineage["model_sha256"]:
+        stage, lineage = self.stage, self.stage.plan.lineage
+        if lineage["engine"] != "cuda":
+            on_one_thread()
+        encoder = Encoder.load(stage.model_uri, engine=lineage["engine"])
+        if encoder.model_sha256 != lineage["model_sha256"]:
             raise LineageMismatch(
                 f"{stage.model_uri} changed while encoding: it was {lineage['model_sha256'][:12]}, "
-                f"now it is {self.encoder.model_sha256[:12]}; run again"
+                f"now it is {encoder.model_sha256[:12]}; run again"
             )
-        self.name = worker_name()
+        return encoder
+
+    def check(self) -> None:
+        """Raises what kept the model from loading."""
+        if self.refused is not None:
+            raise self.refused
+
+
+def on_one_thread() -> None:
+    """This process computes on one thread, and compiles with one; by default each forks a pool for it."""
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    import torch
+
+    torch.set_num_threads(1)
 
 
 class PictureEncoder(EncoderActor):
     """Decoded pictures → codes or features."""
 
     def __call__(self, table: pa.Table) -> pa.Table:
+        self.check()
         with metrics.timed("forward_seconds", run=self.stage.run, stage="encode"):
             encoded = encode_rows(self.encoder, self.stage.plan.output, table)
         return encoded.append_column("worker", pa.array([self.name] * len(table), pa.string()))
@@ -99,17 +119,18 @@ class FeatureEncoder(EncoderActor):
     """Work over feature rows → committed shards; gives one row a shard."""
 
     def __call__(self, table: pa.Table) -> pa.Table:
+        self.check()
         stage = self.stage
         works = [Work.from_json(text) for text in table["work"].to_pylist()]
         records: list[ShardRecord] = []
         for work in works:
-            with metrics.timed("commit_seconds", run=stage.run, stage="encode"):
-                records += encode_features(
-                    stage.source, work, self.encoder, stage.plan, stage.uri, stage.mends
-                )
-        rows = sum(work.stop - work.start for work in works)
+            for shard, rows in encode_features(stage.source, work, self.encoder, stage.plan.output):
+                with metrics.timed("commit_seconds", run=stage.run, stage="encode"):
+                    record = commit_table(stage.uri, stage.plan, shard, rows, stage.mends)
+                records += [record] if record is not None else []
+        n = sum(work.stop - work.start for work in works)
         listed = json.dumps([asdict(record) for record in records])
-        return pa.table({"records": [listed], "rows": [rows], "worker": [self.name]})
+        return pa.table({"records": [listed], "rows": [n], "worker": [self.name]})
 
 
 def run_pictures(stage: Stage, works: Iterator[Work]) -> Iterator[pa.Table]:
@@ -129,7 +150,7 @@ def run_pictures(stage: Stage, works: Iterator[Work]) -> Iterator[pa.Table]:
 
     chunk_bytes = rows * 3 * preprocess.crop**2
     for wave in _waves(works):
-        with _block_size(int(chunk_bytes * 0.9)):  # each chunk is one block, never joined with the next
+        with _settings(target_max_block_size=int(chunk_bytes * 0.9)):  # a chunk is a block, never joined
             data = _items(wave).map_batches(
                 decode,
                 batch_size=None,
@@ -152,19 +173,20 @@ def run_pictures(stage: Stage, works: Iterator[Work]) -> Iterator[pa.Table]:
 def run_features(stage: Stage, works: Iterator[Work]) -> Iterator[tuple[list[ShardRecord], int, str]]:
     """(records, rows, worker) of each unit of work over feature rows, as it is committed."""
     for wave in _waves(works):
-        data = _items(wave).map_batches(
-            FeatureEncoder,
-            fn_constructor_kwargs={"stage": stage},
-            batch_size=1 if stage.gpus else None,
-            batch_format="pyarrow",
-            compute=_pool(stage, len(wave)),
-            num_cpus=ACTOR_CPUS,
-            num_gpus=stage.gpus or None,
-        )
-        for table in data.iter_batches(batch_size=None, batch_format="pyarrow"):
-            for row in table.to_pylist():
-                records = [ShardRecord.from_dict(about) for about in json.loads(row["records"])]
-                yield records, row["rows"], row["worker"]
+        with _settings():
+            data = _items(wave).map_batches(
+                FeatureEncoder,
+                fn_constructor_kwargs={"stage": stage},
+                batch_size=1 if stage.gpus else None,
+                batch_format="pyarrow",
+                compute=_pool(stage, len(wave)),
+                num_cpus=ACTOR_CPUS,
+                num_gpus=stage.gpus or None,
+            )
+            for table in data.iter_batches(batch_size=None, batch_format="pyarrow"):
+                for row in table.to_pylist():
+                    records = [ShardRecord.from_dict(about) for about in json.loads(row["records"])]
+                    yield records, row["rows"], row["worker"]
 
 
 def _waves(works: Iterator[Work]) -> Iterator[list[Work]]:
@@ -190,17 +212,20 @@ def _pool(stage: Stage, n_tasks: int) -> Any:
 
 
 @contextmanager
-def _block_size(n_bytes: int) -> Iterator[None]:
-    """Data sets made inside have blocks of about this size."""
+def _settings(**changes: Any) -> Iterator[None]:
+    """Data sets made inside have these settings of Ray Data, and pass on errors as they were raised."""
     from ray.data import DataContext
 
     context = DataContext.get_current()
-    before = context.target_max_block_size
-    context.target_max_block_size = n_bytes
+    changes["raise_original_map_exception"] = True
+    before = {name: getattr(context, name) for name in changes}
+    for name, value in changes.items():
+        setattr(context, name, value)
     try:
         yield
     finally:
-        context.target_max_block_size = before
+        for name, value in before.items():
+            setattr(context, name, value)
 
 
 def worker_name() -> str:

@@ -193,7 +193,9 @@ class _Job:
         gpus = setup.gpus_wanted(self.plan.lineage["engine"], config.gpus_per_actor)
         n_actors = setup.place(config.num_actors, gpus)
         try:
-            engine = setup.settle_engine(self.plan.lineage["engine"], self.info.modality, gpus)
+            engine = setup.settle_engine(
+                self.plan.lineage["engine"], config.model_uri, self.info.modality, gpus
+            )
         except ModelError as error:
             if config.engine != "auto":
                 raise
@@ -232,7 +234,7 @@ class _Job:
                     progress.update(n, bad=bad, device=device)
                     self._count(n, reasons, progress.rate)
             except Exception as error:
-                raise setup.known_error(error) from error
+                setup.raise_known(error)
 
     def _count(self, n: int, reasons: dict[str, int], rate: float) -> None:
         about = {"run": self.run, "stage": "encode"}

@@ -49,12 +49,15 @@ class _Features(_Logits):
 
 
 class Engine:
-    """Runs a model in one fixed shape. ``name``, ``dtype`` and ``batch_rows`` belong to the lineage."""
+    """Runs a model in one fixed shape. ``name``, ``dtype`` and ``batch_rows`` belong to the lineage.
+
+    ``why`` says in a few words how it came to be this one.
+    """
 
     def __init__(self, model: HashModel, engine: str = "auto", batch_rows: int | None = None) -> None:
         if engine not in ENGINES:
             raise ModelError(f"unknown engine {engine!r}; there are {', '.join(ENGINES)}")
-        self.name, why = choose(engine, model.modality)
+        self.name, self.why = choose(engine, model.modality)
         about = facts(self.name, model.modality)
         self.dtype: str = about["dtype"]
         self.batch_rows: int = batch_rows or about["batch_rows"]
@@ -70,9 +73,9 @@ class Engine:
             except Exception as error:  # whatever a tool chain can do wrong: a header, a linker, a flag
                 if engine != "auto":
                     raise ModelError(f"the model cannot be compiled here: {error}") from error
-                self.name, why = "cpu-eager", f"compiling failed: {type(error).__name__}"
+                self.name, self.why = "cpu-eager", f"compiling failed: {type(error).__name__}"
                 self._functions.clear()
-        log.info("engine: %s, %s, batches of %d (%s)", self.name, self.dtype, self.batch_rows, why)
+        log.info("engine: %s, %s, batches of %d (%s)", self.name, self.dtype, self.batch_rows, self.why)
 
     def run(self, rows: np.ndarray, what: str = "logits") -> np.ndarray:
         """float32 (n, width): ``logits`` or ``features`` of prepared rows, any n."""

@@ -1,7 +1,7 @@
 """The steps from manifest rows to a committed shard, one function each; Ray only moves tables between them.
 
     Work  →  picture_rows  →  encode_rows  →  Gatherer       pictures: fetch + decode, forward, commit
-    Work  →  encode_features                                 features: all of it in one place
+    Work  →  encode_features  →  commit_table                features: all of it in one place
 
 A table on its way has the columns shard, row_id, uri, labels, reason (null for a good row) and one of
 ``pixels`` (uint8, fixed size), ``code`` or ``feature``.
@@ -26,6 +26,7 @@ from hashnet.work import Source, Work, pieces
 if TYPE_CHECKING:
     from hashnet.encoding import Encoder  # torch comes with it, and those who only decode do without
 
+FETCH_ROWS = 32  # files in memory at once, before they are decoded: photographs may have 10 MB and more
 CARRIED = ("shard", "row_id", "uri", "labels", "reason")
 
 
@@ -33,8 +34,12 @@ def picture_rows(source: Source, work: Work, preprocess: Preprocess, rows: int) 
     """Fetched and decoded pictures of ``work``, ``rows`` at a time: uint8 pixels, a reason where bad."""
     n = work.stop - work.start
     for table in pieces(source.rows(work), [rows] * (n // rows)):
-        pixels, bad = preprocess.eval_many(fetch_images(table, source.base_uri))
-        reasons = [bad[i].reason if i in bad else None for i in range(len(table))]
+        pixels = np.zeros((len(table), 3, preprocess.crop, preprocess.crop), dtype=np.uint8)
+        reasons: list[str | None] = []
+        for start in range(0, len(table), FETCH_ROWS):
+            files = fetch_images(table.slice(start, FETCH_ROWS), source.base_uri)
+            _, bad = preprocess.eval_many(files, out=pixels[start : start + len(files)])
+            reasons += [bad[i].reason if i in bad else None for i in range(len(files))]
         columns = {
             "shard": pa.array([work.shards[0].name] * len(table), pa.string()),
             "row_id": table["row_id"],
@@ -71,20 +76,15 @@ def _encoded(encoder: Encoder, output: str, rows: np.ndarray, good: np.ndarray) 
 
 
 def encode_features(
-    source: Source, work: Work, encoder: Encoder, plan: Plan, uri: str, mends: bool = False
-) -> list[ShardRecord]:
-    """Reads, encodes and commits the shards of ``work``, which are feature rows; returns their records."""
-    records = []
+    source: Source, work: Work, encoder: Encoder, output: str
+) -> Iterator[tuple[ShardRange, pa.Table]]:
+    """Each shard of ``work``, which are feature rows, with its encoded table, for ``commit_table``."""
     lengths = [len(shard) for shard in work.shards]
     for shard, table in zip(work.shards, pieces(source.rows(work), lengths), strict=True):
         features, reasons = _feature_rows(table, encoder)
         good = reasons.is_null().to_numpy(zero_copy_only=False)
         whole = table.select(["row_id", "uri", "labels"]).append_column("reason", reasons)
-        whole = whole.append_column(*_encoded(encoder, plan.output, features, good))
-        record = commit_table(uri, plan, shard, whole, mends)
-        if record is not None:
-            records.append(record)
-    return records
+        yield shard, whole.append_column(*_encoded(encoder, output, features, good))
 
 
 def _feature_rows(table: pa.Table, encoder: Encoder) -> tuple[np.ndarray, pa.Array]:

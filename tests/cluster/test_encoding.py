@@ -16,14 +16,23 @@ import pytest
 import torch
 from PIL import Image
 
+from cluster import encode_setup
 from cluster.encoding import EncodeConfig, encode_database
 from hashnet import CodeStore, Encoder, Manifest
 from hashnet.data.rows import Rows
 from hashnet.data.writer import append_rows, write_manifest
-from hashnet.errors import ConfigError, HashnetError, LineageMismatch, ManifestError, StoreError, TooManyBad
+from hashnet.errors import (
+    ConfigError,
+    HashnetError,
+    LineageMismatch,
+    ManifestError,
+    StorageError,
+    StoreError,
+    TooManyBad,
+)
 from hashnet.models import build_model
 from hashnet.store import FeatureStore
-from hashnet.training.bundle import save_bundle
+from hashnet.training.bundle import bundle_info, save_bundle
 
 DATABASE, QUERY = 4, 2
 N = 640
@@ -154,9 +163,17 @@ def test_pictures_resume_mend_and_append(ray_local, run, tmp_path):
     assert set(codes_of(CodeStore.open(str(run / "codes")))) == set(wanted) | set(range(N, N + 110))
 
 
-def test_features_are_the_loop(ray_local, feature_run):
+def test_features_are_the_loop(ray_local, feature_run, monkeypatch):
     run, values = feature_run
+    counted: dict[str, int] = {}
+
+    def count(name, n, **tags):
+        assert (name, tags["run"], tags["stage"]) == ("images", "run", "encode")
+        counted[tags["status"]] = counted.get(tags["status"], 0) + n
+
+    monkeypatch.setattr("cluster.metrics.count", count)
     result = encode_database(EncodeConfig(run=str(run), rows_per_shard=700))
+    assert counted == {"ok": 4999, "not_finite": 1}
     encoder = Encoder.load(str(run / "model"))
     good = [i for i in range(5000) if i != 70]
     store = CodeStore.open(str(run / "codes"))
@@ -262,6 +279,60 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(ray_local, run, tmp_pa
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(HashnetError, match=r"cannot .*file/codes"):
         encode_database(config(run, out=str(tmp_path / "file" / "codes")))
+
+
+@pytest.mark.parametrize("kind", [pytest.param("run", marks=pytest.mark.slow), "feature_run"])
+def test_a_shard_that_cannot_be_written_is_a_clear_error_and_what_is_there_stays(ray_local, request, kind):
+    """As on a disk that fills up half-way: the driver writes pictures' shards, the actors write features'."""
+    run = request.getfixturevalue(kind)
+    run = run[0] if kind == "feature_run" else run
+    out = run / "codes"
+    (out / "codes-00003.parquet").mkdir(parents=True)  # not even root can write here
+    with pytest.raises(StorageError, match=r"cannot write .*codes-00003\.parquet"):
+        encode_database(config(run))
+    assert not (out / "_SUCCESS").exists()
+    assert not list(out.rglob("*.tmp-*"))
+    (out / "codes-00003.parquet").rmdir()
+    if kind == "run":
+        assert 0 < encode_database(config(run))["rows_encoded_now"] < 576
+        CodeStore.open(str(out)).verify()
+
+
+def test_what_an_actor_refuses_at_its_start_is_a_clear_error(ray_local, feature_run, monkeypatch):
+    """The model changes between plan and actors: neither a stack trace nor a job that hangs."""
+    info = bundle_info(str(feature_run[0] / "model"))
+    monkeypatch.setattr("cluster.encoding.bundle_info", lambda uri: replace(info, sha256="0" * 64))
+    with pytest.raises(LineageMismatch, match=f"it was {'0' * 12}, now it is {info.sha256[:12]}; run again"):
+        encode_database(config(feature_run[0]))
+
+
+def test_an_error_that_is_not_ours_keeps_its_causes_apart():
+    """It was raised from itself once, and the job that looked for the cause never ended."""
+    ours, strange = StorageError("full"), RuntimeError("actor died")
+    with pytest.raises(RuntimeError) as error:
+        encode_setup.raise_known(strange)
+    assert error.value.__cause__ is None
+    outer = RuntimeError("in a task")
+    outer.__cause__ = ours
+    with pytest.raises(StorageError, match="full"):
+        encode_setup.raise_known(outer)
+
+
+def test_auto_takes_eager_where_compiling_fails(run, monkeypatch):
+    """A compiler is found, and then it lacks a header; asked of a worker before a folder is begun."""
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("Python.h: No such file or directory")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("hashnet.engine._compiler", lambda: "/usr/bin/g++")
+    monkeypatch.setattr(torch, "compile", fail)
+    monkeypatch.setattr(encode_setup, "on_one_thread", lambda: None)
+    model = str(run / "model")
+    found = encode_setup.engine_here("auto", model, "image")
+    assert found == ("cpu-eager", "compiling failed: RuntimeError")
+    assert encode_setup.engine_here("cpu-compiled", model, "image") == ("cpu-compiled", "as asked")
+    assert encode_setup.engine_here("auto", "never opened", "features")[0] == "cpu-eager"
 
 
 def test_a_damaged_manifest_part_is_refused(ray_local, run):

@@ -13,11 +13,12 @@ import torch
 from PIL import Image
 
 from hashnet import CodeStore, Encoder, Manifest, commit
+from hashnet.data.fetch import fetch_images
 from hashnet.data.rows import Rows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
 from hashnet.models import build_model
-from hashnet.pipeline import Gatherer, encode_features, encode_rows, picture_rows
+from hashnet.pipeline import Gatherer, commit_table, encode_features, encode_rows, picture_rows
 from hashnet.plan import Part, Plan, begin
 from hashnet.training.bundle import save_bundle
 from hashnet.work import Source, Work, feature_works, mending_works, picture_works, pieces
@@ -137,7 +138,8 @@ def test_features_are_the_loop_and_bad_rows_are_named(features, tmp_path):
     manifest, encoder, values = features
     plan = begin(str(tmp_path), plan_of(manifest, encoder, 16))
     for work in feature_works(list(plan.ranges()), manifest):
-        encode_features(Source(manifest, "database"), work, encoder, plan, str(tmp_path))
+        for shard, table in encode_features(Source(manifest, "database"), work, encoder, plan.output):
+            commit_table(str(tmp_path), plan, shard, table)
     commit.finish(str(tmp_path), plan)
     store = CodeStore.open(str(tmp_path))
     good = [i for i in range(100) if i not in (3, 50, 60)]
@@ -232,6 +234,31 @@ def test_every_kind_of_bad_input_is_named_and_the_rest_goes_on(pictures, tmp_pat
     codes = encode_rows(encoder, "codes", out)
     assert codes["code"][0].as_py() == encoder.encode(good)[0].tobytes()
     assert codes["code"][6].as_py() == encoder.encode(png(2))[0].tobytes()
+
+
+def test_few_files_are_in_memory_at_once(pictures, monkeypatch):
+    """Whatever the chunk: 100 photographs of 10 MB each would be 1 GB in every worker that decodes."""
+    manifest, encoder, data = pictures
+    fetched = []
+
+    def fetch(table, base_uri):
+        fetched.append(len(table))
+        return fetch_images(table, base_uri)
+
+    monkeypatch.setattr("hashnet.pipeline.fetch_images", fetch)
+    monkeypatch.setattr("hashnet.pipeline.FETCH_ROWS", 8)
+    plan = plan_of(manifest, encoder, 100)
+    (work,) = picture_works(list(plan.ranges()), 100, n_cpus=1)
+    (out,) = picture_rows(Source(manifest, "database"), work, encoder.preprocess, 100)
+    assert fetched == [8, 8, 8, 8, 8, 8, 2]
+    found = dict(zip(out["row_id"].to_pylist(), out["reason"].to_pylist(), strict=True))
+    assert {row_id: reason for row_id, reason in found.items() if reason} == {
+        7: "empty",
+        20: "unknown_format",
+    }
+    good = [i for i in found if found[i] is None]
+    codes = encode_rows(encoder, "codes", out.filter(out["reason"].is_null()))["code"].to_pylist()
+    assert dict(zip(good, codes, strict=True)) == loop_over(encoder, {i: data[i] for i in good})
 
 
 def encode_all(manifest: Manifest, encoder: Encoder) -> dict[int, bytes]:
