@@ -110,4 +110,6 @@ def raise_known(error: BaseException) -> NoReturn:
         seen = inner if isinstance(inner, BaseException) else seen.__cause__
     if seen is None or seen is error:  # never from itself: whoever followed its causes would find no end
         raise error
+    if seen.args and isinstance(seen.args[0], str):  # Ray Data appends how to configure its retries
+        seen.args = (seen.args[0].partition("\nFailed to apply UDF transform")[0], *seen.args[1:])
     raise seen from error

@@ -288,8 +288,9 @@ def test_a_shard_that_cannot_be_written_is_a_clear_error_and_what_is_there_stays
     run = run[0] if kind == "feature_run" else run
     out = run / "codes"
     (out / "codes-00003.parquet").mkdir(parents=True)  # not even root can write here
-    with pytest.raises(StorageError, match=r"cannot write .*codes-00003\.parquet"):
+    with pytest.raises(StorageError, match=r"cannot write .*codes-00003\.parquet") as error:
         encode_database(config(run))
+    assert "UDF" not in str(error.value)
     assert not (out / "_SUCCESS").exists()
     assert not list(out.rglob("*.tmp-*"))
     (out / "codes-00003.parquet").rmdir()
