@@ -12,6 +12,11 @@ BIN := $(VENV_DIR)/bin
 WANTED := $(EXTRA)-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 STAMP := $(VENV_DIR)/.hashnet-$(WANTED)
 
+# ARGS="tests/unit/index -x" runs a part. Without it: what starts no Ray side by side, then the rest one by one.
+PYTEST = $(if $(ARGS),"$(BIN)/python" -m pytest -q $(ARGS),\
+  "$(BIN)/python" -m pytest -q --numprocesses=auto --maxprocesses=4 --dist=loadfile tests/unit tests/contract hashnet && \
+  "$(BIN)/python" -m pytest -q tests/cluster tests/e2e)
+
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export RAY_USAGE_STATS_ENABLED := 0
 
@@ -35,10 +40,10 @@ demo: setup  ## train, encode, index, evaluate, compare, query, report: on embed
 	@"$(BIN)/python" jobs/demo.py run="$(abspath $(or $(RUN),runs/$(if $(IMAGES),pictures,demo)))" $(if $(IMAGES),images="$(IMAGES)") $(if $(OPEN),open=true)
 
 test: setup  ## the tests that every change must pass (under ten minutes on two cores)
-	@"$(BIN)/python" -m pytest -q $(ARGS)
+	@$(PYTEST)
 
 test-all: setup browser lint  ## every test, the slow ones and the browser's too
-	@HASHNET_REQUIRE_BROWSER=1 "$(BIN)/python" -m pytest -q --slow $(ARGS)
+	@export HASHNET_REQUIRE_BROWSER=1; $(subst pytest -q,pytest -q --slow,$(PYTEST))
 
 browser:  ## install Chromium for the browser tests where it is missing (Debian's package)
 	@command -v chromium chromium-browser google-chrome >/dev/null || { apt-get update -q && apt-get install -qy chromium; } \

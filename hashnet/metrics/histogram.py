@@ -12,6 +12,13 @@ from hashnet.metrics.bitslice import ALL, WORDS, U, W, spread
 from hashnet.popcount import compiled, popcount
 
 ONE = np.uint64(1)
+SPARSE = np.uint64(128)  # distances that fewer items than one in this many have are counted item by item
+
+
+@njit(inline="always")
+def lowest(mask):  # type: ignore[no-untyped-def]
+    """The place (0 to 63) of the lowest one bit."""
+    return popcount((mask & (~mask + ONE)) - ONE)
 
 
 @compiled
@@ -126,12 +133,38 @@ def _count_leaf_marked(D, T, row, R, j, base, out, marked, i, h):  # type: ignor
 
 
 @compiled
+def _is_sparse(out, i, h, base):  # type: ignore[no-untyped-def]
+    """Whether fewer than one in SPARSE of the items before this block lie at distances 8h to 8h + 7."""
+    total = 0
+    for d in range(8 * h, 8 * h + 8):
+        total += out[i, d]
+    return U(total) * SPARSE < base * U(64)
+
+
+@compiled
+def _count_one_by_one(D, T, row, R, j, base, both, out, marked, i, h):  # type: ignore[no-untyped-def]
+    """What the other two do, item by item: quicker where there are few."""
+    here = U(row) * W
+    for word in range(WORDS):
+        w = U(word)
+        mask = T[here + w]
+        while mask:
+            bit = lowest(mask)
+            mask &= mask - ONE
+            low = (D[w] >> bit) & ONE | ((D[w + W] >> bit) & ONE) << ONE
+            d = 8 * h + np.int64(low | ((D[w + U(2) * W] >> bit) & ONE) << U(2))
+            out[i, d] += 1
+            if both:
+                marked[i, d] += np.int64((R[j, base + w] >> bit) & ONE)
+
+
+@compiled
 def histogram(D, T, R, j, base, both, out, marked, i):  # type: ignore[no-untyped-def]
     """Adds to out[i] (a multiple of 8 bins) how many items lie at each distance.
 
     With ``both``, adds to marked[i] how many of those marked in R[j], block at ``base``, do. T has three
     rows more than D. This walks the tree of the upper sum bits: a branch without items is left out whole,
-    and real distances fill only a few.
+    and real distances fill only a few; those that were rare in the blocks before are counted singly.
     """
     top = U(len(T)) - W
     for word in range(WORDS):
@@ -155,10 +188,13 @@ def histogram(D, T, R, j, base, both, out, marked, i):  # type: ignore[no-untype
         for row in range(8):
             if not (some >> row) & 1:
                 continue
-            if both:
-                _count_leaf_marked(D, T, row, R, j, base, out, marked, i, 8 * g + row)
+            h = 8 * g + row
+            if _is_sparse(out, i, h, base):
+                _count_one_by_one(D, T, row, R, j, base, both, out, marked, i, h)
+            elif both:
+                _count_leaf_marked(D, T, row, R, j, base, out, marked, i, h)
             else:
-                _count_leaf(D, T, row, out, i, 8 * g + row)
+                _count_leaf(D, T, row, out, i, h)
         g += 1
 
 
@@ -189,12 +225,6 @@ def within(D, radius, T):  # type: ignore[no-untyped-def]
             w = U(word)
             d = D[here + w]
             T[w] = ~((d & ~r) | (~T[w] & ~(d ^ r)))
-
-
-@njit(inline="always")
-def lowest(mask):  # type: ignore[no-untyped-def]
-    """The place (0 to 63) of the lowest one bit."""
-    return popcount((mask & (~mask + ONE)) - ONE)
 
 
 @njit(inline="always")
