@@ -238,19 +238,6 @@ def test_the_loading_state(visit: Visit) -> None:
     page.wait_for_selector("#results[aria-busy=false] .distance")
 
 
-def test_first_results_come_in_well_under_a_second(visit: Visit, picture: tuple[int, Path]) -> None:
-    page = visit.open()
-    times = []
-    for _ in range(3):  # the best of three: other work on the machine is not the page's
-        started = time.perf_counter()
-        page.set_input_files("#file", str(picture[1]))
-        page.wait_for_selector("#results[aria-busy=false] .distance")
-        times.append(time.perf_counter() - started)
-        page.goto(visit.url)
-        page.wait_for_selector(".hit[data-id]")
-    assert min(times) < 0.75
-
-
 def test_a_token_is_asked_for(visit: Visit) -> None:
     def guard(route: Any) -> None:
         if route.request.headers.get("authorization") == "Bearer the-right-one":
