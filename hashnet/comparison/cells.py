@@ -212,7 +212,9 @@ def learn_deep(task: Task) -> tuple[Encode, dict[str, Any]]:
 
 def deep_config(task: Task) -> TrainConfig:
     """The training configuration of a deep cell: the run's, with the cell's own settings."""
-    cell = task.cell
+    cell, settings = task.cell, dict(task.cell.settings)
+    if (scale := settings.pop("alpha_n_bits", None)) is not None:
+        settings["alpha"] = scale / cell.n_bits
     return dataclasses.replace(
         task.config,
         run=cell.uri(task.run),
@@ -222,7 +224,7 @@ def deep_config(task: Task) -> TrainConfig:
         n_bits=cell.n_bits,
         seed=cell.seed,
         validation=task.validation,
-        **cell.settings,
+        **settings,
     )
 
 

@@ -28,7 +28,7 @@ VARIANTS: dict[str, dict[str, Any]] = {  # Table 3 of the paper, and the deep me
 # large ones with pretrained weights, whose layers must move little; large ones from scratch. A small training
 # set is gone through more often: the first stage and the later ones have at least MIN_STEPS steps.
 KINDS: dict[str, dict[str, Any]] = {
-    "features": {"lr": 0.01, "dropout": 0.5, "first_epochs": 60, "stage_epochs": 2},
+    "features": {"lr": 0.01, "dropout": 0.5, "first_epochs": 80, "stage_epochs": 2},
     "small": {"lr": 0.003, "dropout": 0.0, "first_epochs": 30, "stage_epochs": 2},
     "pretrained": {"lr": 0.003, "dropout": 0.5, "head_epochs": 60, "first_epochs": 8, "stage_epochs": 1},
     "scratch": {"lr": 0.01, "dropout": 0.0, "first_epochs": 60, "stage_epochs": 2},
