@@ -3,7 +3,16 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hashnet.comparison.cells import Cell, Features, Task, finished, only_class, report_of, run_cell
+from hashnet.comparison.cells import (
+    Cell,
+    Features,
+    Task,
+    deep_config,
+    finished,
+    only_class,
+    report_of,
+    run_cell,
+)
 from hashnet.data.sources import make_manifest
 from hashnet.errors import LineageMismatch
 from hashnet.metrics import evaluate
@@ -103,3 +112,13 @@ def test_warnings_are_kept_not_shown(toy, tmp_path, recwarn):
 
 def test_only_class():
     assert only_class(np.array([[0, 1, 0], [1, 1, 0], [0, 0, 0]])).tolist() == [1, -1, -1]
+
+
+def test_a_setting_of_alpha_carries_over_to_other_lengths():
+    def alpha(n_bits, settings):
+        task = Task(Cell("main", "hashnet", n_bits, 0, settings), "/r", "m", "0", 10, TrainConfig(run="/r"))
+        return deep_config(task).alpha
+
+    assert (alpha(48, {"alpha_n_bits": 15}), alpha(16, {"alpha_n_bits": 15})) == (15 / 48, 15 / 16)
+    assert alpha(48, {"alpha": 0.5}) == 0.5
+    assert alpha(48, {}) is None
