@@ -19,7 +19,6 @@ QUIET = {  # set before ray is imported; a user's own setting wins
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's own note about CUDA_VISIBLE_DEVICES
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",  # ours say rate and time left
-    "RAY_BACKEND_LOG_LEVEL": "fatal",  # Ray Data's actor pools make the core print an error that is none
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # it prints each progress line twice
     "RAY_DEDUP_LOGS": "1",
