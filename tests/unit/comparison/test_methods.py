@@ -32,8 +32,8 @@ def test_candidates_are_every_combination_and_fit_the_constructors():
     for name in SHALLOW:
         for settings in candidates(name):
             assert REGISTRY[name](16, **settings).params().items() >= settings.items()
-    assert len(candidates("dhn")) == 3 * 2 * 2
-    assert {"lr": 0.01, "alpha_n_bits": 15, "quantisation": 0.3} in candidates("dhn")
+    assert len(candidates("dnnh")) == 2 * 3
+    assert {"lr": 0.02, "margin": 4.0} in candidates("dnnh")
 
 
 def test_networks_have_the_same_budget():
@@ -43,4 +43,4 @@ def test_networks_have_the_same_budget():
 
     assert len({epochs(name) for name in DEEP}) == 1
     assert not any("epochs" in setting for name in DEEP for setting in GRIDS[name])
-    assert {len(candidates(name)) for name in GROUPS["ablation"]} == {6}
+    assert {len(candidates(name)) for name in (*GROUPS["ablation"], "dhn")} == {6}
