@@ -25,6 +25,8 @@ QUIET = {  # set before ray is imported; a user's own setting wins
     # Ray Train asks a dashboard that a local Ray does not start, once a second, and warns about itself.
     "RAY_DEDUP_LOGS_SKIP_REGEX": "Failed to query Ray Train Controller|'PreemptionWatcher' and ID",
     "PYTHONWARNINGS": "ignore::FutureWarning",
+    # Not quiet but patient: a proxy that a busy machine starts in more than 5 s would be killed.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
 }
 
 # Without this Ray turns 127.0.0.1 into the machine's outward address and listens on every interface.

@@ -50,12 +50,21 @@ def python() -> str:
 
 @pytest.fixture(scope="module")
 def ray_local():
-    """A Ray with two CPUs on loopback, for the tests of one module."""
+    """A Ray with two CPUs on loopback; modules share it, and its warm workers, until one needs another."""
     from cluster import session
 
     session.connect(num_cpus=2, object_store_memory=500_000_000)
     import ray
 
+    return ray
+
+
+@pytest.fixture(scope="module")
+def own_ray():
+    """No Ray runs in this process before the module's tests, nor after."""
+    import ray
+
+    ray.shutdown()
     yield ray
     ray.shutdown()
 

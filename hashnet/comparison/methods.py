@@ -36,7 +36,7 @@ ROWS = {  # table → its methods, in order
 }
 
 # Tried on a held-out part of the training rows. All networks are trained for the same number of epochs, and
-# HashNet's variants and DHN have the same trials. alpha * n_bits, unlike alpha, carries over to other lengths.
+# HashNet's variants and DHN have the same trials. alpha * n_bits, unlike alpha, suits other lengths, too.
 _PAIRWISE: dict[str, list[Any]] = {"lr": [0.01, 0.02, 0.03], "alpha_n_bits": [10, 15]}
 GRIDS: dict[str, dict[str, list[Any]]] = {
     **dict.fromkeys((*VARIANTS, "dhn"), _PAIRWISE),

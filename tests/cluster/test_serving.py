@@ -47,7 +47,7 @@ def server(ray_served: Any, config: ServeConfig) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def ray_served() -> Iterator[Any]:
+def ray_served(own_ray: Any) -> Iterator[Any]:
     """A Ray whose Serve proxies speak as our server does: the setting is read when Ray starts."""
     from cluster import session
     from cluster.serving import proxy
@@ -55,10 +55,7 @@ def ray_served() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(proxy.CALLBACK, proxy.PATH)
         session.connect(num_cpus=2, object_store_memory=300_000_000)
-        import ray
-
-        yield ray
-        ray.shutdown()
+        yield own_ray
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from hashnet.training.run import prepare
 from hashnet.training.worker import train_run
 
 # Long enough for a kill in the middle: 4 stages of fixed length, 300 rows in batches of 100.
-SHAPE = {"n_bits": 16, "hidden": 64, "batch_size": 100, "first_epochs": 200, "stages": 4, "stage_epochs": 60}
-STEPS = (200 + 3 * 60) * 3
+SHAPE = {"n_bits": 16, "hidden": 64, "batch_size": 100, "first_epochs": 60, "stages": 4, "stage_epochs": 20}
+STEPS = (60 + 3 * 20) * 3
 
 
 @pytest.fixture(scope="module")
@@ -79,23 +79,14 @@ def _wait_for_step(run: str, step: int, alive) -> None:
         time.sleep(0.02)
 
 
-def test_two_workers_train_what_one_process_does(ray_local, tmp_path, manifest, undisturbed):
-    config = _config(tmp_path / "run", manifest)
-    result = train(config)
-    assert result["steps"] == STEPS
-    assert load_bundle(result["model"])[1].sha256 == result["sha256"]
-    _same_training(config.run, undisturbed)
-    assert train(config) == {**result, "already_finished": True}
-    with pytest.raises(LineageMismatch, match="variant was hashnet, now hashnet-w"):
-        train(dataclasses.replace(config, variant="hashnet-w"))
-
-
-def test_a_killed_worker_is_replaced(ray_local, tmp_path, manifest, undisturbed):
+def test_two_workers_train_what_one_process_does_and_a_killed_one_is_replaced(
+    ray_local, tmp_path, manifest, undisturbed
+):
     config = _config(tmp_path / "run", manifest)
     outcome: dict = {}
     thread = threading.Thread(target=lambda: outcome.update(train(config)))
     thread.start()
-    _wait_for_step(config.run, 690, thread.is_alive)  # the second stage begins at 600
+    _wait_for_step(config.run, 210, thread.is_alive)  # the second stage begins at 180
     workers = [
         p for p in psutil.Process().children(recursive=True) if "RayTrainWorker" in " ".join(p.cmdline())
     ]
@@ -103,7 +94,11 @@ def test_a_killed_worker_is_replaced(ray_local, tmp_path, manifest, undisturbed)
     workers[1].send_signal(signal.SIGKILL)
     thread.join(timeout=120)
     assert outcome["steps"] == STEPS
+    assert load_bundle(outcome["model"])[1].sha256 == outcome["sha256"]
     _same_training(config.run, undisturbed)
+    assert train(config) == {**outcome, "already_finished": True}
+    with pytest.raises(LineageMismatch, match="variant was hashnet, now hashnet-w"):
+        train(dataclasses.replace(config, variant="hashnet-w"))
 
 
 def test_a_killed_driver_goes_on_with_another_number_of_workers(
@@ -120,7 +115,7 @@ def test_a_killed_driver_goes_on_with_another_number_of_workers(
         start_new_session=True,
     )
     try:
-        _wait_for_step(config.run, 690, lambda: driver.poll() is None)
+        _wait_for_step(config.run, 210, lambda: driver.poll() is None)
         driver.kill()
         driver.wait(timeout=30)
     finally:
