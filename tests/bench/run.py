@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,10 @@ COMMANDS = {  # benchmark → what it is started with, in the order of the table
     "baselines": [[]],
     "serving": [[]],
     "manifest": [[]],
+}
+PEERS = {  # what a row's ``ratio`` is to, where its case does not say it
+    "index": ", IndexBinaryFlat",
+    "training": ", plain torch loop",
 }
 
 
@@ -90,28 +95,35 @@ def _write(rows: list[dict[str, Any]]) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown: one line a row, ratios first."""
+    """Markdown: one line a row that is shown, ratios first."""
     lines = [
-        f"Measured on {_machine()} with `make bench`.",
+        f"Measured on {_machine()} with `make bench`. A ratio is our rate over the peer's in the same run. Codes "
+        "of other lengths than 64 bits and the peers' own rows are left out; `.bench/rows.jsonl` has them all.",
         "",
-        "| ratio | benchmark | case | figures |",
+        "| ratio | benchmark, peer | case | figures |",
         "|---|---|---|---|",
     ]
-    for row in rows:
-        ratios = {
-            name: value for name, value in row.items() if name.startswith("ratio") and value is not None
-        }
+    for row in filter(_shown, rows):
+        ratios = _ratios(row)
         rest = {
             n: v for n, v in row.items() if n not in ratios and n not in ("bench", "case") and v is not None
         }
-        shown = "<br>".join(
-            f"{_number(value)}{_to(name)}"
-            for name, value in ratios.items()
-            if isinstance(value, (int, float))
-        )
+        shown = "<br>".join(f"{_number(value)}{_to(name)}" for name, value in ratios.items())
         figures = ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in rest.items())
-        lines.append(f"| {shown or '–'} | {row['bench']} | {row.get('case', '')} | {figures} |")
+        where = row["bench"] + (PEERS.get(row["bench"], "") if "ratio" in ratios else "")
+        lines.append(f"| {shown or '–'} | {where} | {row.get('case', '')} | {figures} |")
     return "\n".join(lines)
+
+
+def _ratios(row: dict[str, Any]) -> dict[str, float]:
+    numbers = {name: value for name, value in row.items() if isinstance(value, (int, float))}
+    return {name: value for name, value in numbers.items() if name.startswith("ratio")}
+
+
+def _shown(row: dict[str, Any]) -> bool:
+    """Rows with a ratio or a peak of memory, and of the many code lengths one."""
+    other_length = re.match(r"exact (?!64 bits)", row.get("case", ""))
+    return not other_length and bool(_ratios(row) or any(name.startswith("peak") for name in row))
 
 
 def _to(name: str) -> str:
