@@ -98,7 +98,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Markdown: one line a row that is shown, ratios first."""
     lines = [
         f"Measured on {_machine()} with `make bench`. A ratio is our rate over the peer's in the same run.",
-        "Codes of other lengths than 64 bits and the peers' own rows are left out; `.bench/rows.jsonl` has all.",
+        "Other code lengths than 64 bits and the peers' own rows are left out; `.bench/rows.jsonl` has them.",
         "",
         "| ratio | benchmark, peer | case | figures |",
         "|---|---|---|---|",
