@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from hashnet.losses.pairwise import Similarity, check_pairs
+from hashnet.popcount import compiled
 
 
 class DNNHLoss:
@@ -47,19 +49,43 @@ def squared_distances(codes: torch.Tensor) -> torch.Tensor:
 def triplet_hinge(
     distance: torch.Tensor, positive: torch.Tensor, negative: torch.Tensor, margin: float
 ) -> torch.Tensor:
-    """Mean of max(0, margin + d_ap - d_an) over all triplets, in O(n^2 log n) time and O(n^2) memory.
+    """Mean of max(0, margin + d_ap - d_an) over all triplets, in O(n^2) memory.
 
-    With the negatives of an anchor sorted, those that violate the margin of a positive come first: their
-    number and the sum of their distances give its part of the loss.
+    The loss is linear in the distances once it is known which triplets violate the margin: a pair counts
+    as often as it stands in one of them.
     """
-    far = torch.where(negative, distance, torch.inf)
-    order = far.argsort(dim=1)
-    sorted_far = far.gather(1, order)
-    # running sums with a leading 0: the inf behind the last negative never gets in
-    sums = torch.where(torch.isinf(sorted_far), 0.0, sorted_far).cumsum(dim=1)
-    sums = torch.cat([torch.zeros_like(sums[:, :1]), sums], dim=1)
-    reach = margin + distance  # (n, n): negatives nearer than this violate
-    violating = torch.searchsorted(sorted_far.detach(), reach.detach().contiguous())
-    parts = (violating * reach - sums.gather(1, violating)) * positive
-    n_triplets = (positive.sum(dim=1) * negative.sum(dim=1)).sum()
-    return parts.sum() / n_triplets.clamp(min=1)
+    pull, push = (
+        torch.from_numpy(counts).to(distance)
+        for counts in violations(*(t.detach().cpu().numpy() for t in (distance, positive, negative)), margin)
+    )
+    n_triplets = (positive.sum(dim=1) * negative.sum(dim=1)).sum().clamp(min=1)
+    return ((pull * (margin + distance)).sum() - (push * distance).sum()) / n_triplets
+
+
+@compiled
+def violations(distance, positive, negative, margin):  # type: ignore[no-untyped-def]
+    """How many triplets with d_an < margin + d_ap each (a, p) and each (a, n) stand in, int32 (n, n) both."""
+    n = len(distance)
+    pull, push = np.zeros((n, n), dtype=np.int32), np.zeros((n, n), dtype=np.int32)
+    far, place, met = (
+        np.empty(n, dtype=distance.dtype),
+        np.empty(n, dtype=np.int64),
+        np.empty(n, dtype=np.int32),
+    )
+    for a in range(n):
+        m = 0
+        for j in range(n):
+            if negative[a, j]:
+                far[m], place[m], met[m] = distance[a, j], j, 0
+                m += 1
+        for j in range(n):
+            if positive[a, j]:
+                reach, count = distance.dtype.type(margin + distance[a, j]), np.int32(0)
+                for e in range(m):  # LLVM makes this one loop over vectors
+                    nearer = np.int32(far[e] < reach)
+                    met[e] += nearer
+                    count += nearer
+                pull[a, j] = count
+        for e in range(m):
+            push[a, place[e]] = met[e]
+    return pull, push
