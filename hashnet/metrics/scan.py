@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hashnet.metrics.bitslice import ITEMS, ONES, WORDS, U, distances, sum_planes
+from hashnet.metrics.bitslice import ITEMS, ONES, WORDS, U, distances, shift_of, sum_planes
 from hashnet.metrics.histogram import ONE, distance_at, histogram, lowest, within
 from hashnet.metrics.ties import HASH_BITS
 from hashnet.popcount import compiled, popcount
@@ -47,7 +47,8 @@ def scan(
 ):  # type: ignore[no-untyped-def]
     """Fills the counts and keys of queries ``first`` to ``last - 1``, which share cached blocks.
 
-    counts int64 (2, q, bins): all and relevant items. keys uint64 (q, min(k, n)). ``plan``
+    counts int64 (2, q, bins): all and relevant items, at distances that ``shift_of`` shifted up, as they
+    are everywhere here but in the keys. keys uint64 (q, min(k, n)). ``plan``
     comes from ``plan_queries``. P: the planes of the blocks, one after another.
     ``dense[dense_of[c]]`` is the mask of class c's items; where dense_of[c] < 0,
     ``lists[list_start[c]:list_start[c + 1]]`` are its places. What is
@@ -62,7 +63,9 @@ def scan(
     D, S = scratch[: n_sum * WORDS], scratch[n_sum * WORDS : 2 * n_sum * WORDS]
     T, C = scratch[2 * n_sum * WORDS : (3 * n_sum + 3) * WORDS], scratch[(3 * n_sum + 3) * WORDS :]
     n_kept = np.zeros(last - first, dtype=np.int64)
-    guess = np.full(last - first, n_bits, dtype=np.int64)
+    shift = shift_of(n_bits)
+    farthest = n_bits + shift
+    guess = np.full(last - first, farthest, dtype=np.int64)
     few = np.zeros(last - first, dtype=np.bool_)
     for j in range(last - first):
         marked = _mark(R, j, query_start, query_classes, first + j, dense_of, dense, list_start, lists)
@@ -73,22 +76,22 @@ def scan(
         wanted = k if seen == n else min(k, np.int64(share + 4 * np.sqrt(share) + 8))
         for j in range(last - first):
             i = first + j
-            before = _reach(counts, i, k, n_bits)
+            before = _reach(counts, i, k, farthest)
             distances(P, at, zeros, plan, i, S, C, D)
             _count(D, T, R, j, block, few[j], counts, i)
             if seen == n:
-                counts[0, i, plan[i, ONES]] -= n_blocks * ITEMS - n  # the padding is code 0
-            now = _reach(counts, i, wanted, n_bits)
+                counts[0, i, plan[i, ONES] + shift] -= n_blocks * ITEMS - n  # the padding is code 0
+            now = _reach(counts, i, wanted, farthest)
             guess[j] = min(guess[j], now)
             if n_kept[j] + ITEMS > kept.shape[1]:
                 n_kept[j] = _drop(kept, j, n_kept[j], before)
             n_kept[j] = _keep(D, T, R, j, block, n, min(now, before - 1), ITEMS, kept, n_kept[j])
     for j in range(last - first):
         i = first + j
-        reach = min(_reach(counts, i, k, n_bits), n_bits)
+        reach = min(_reach(counts, i, k, farthest), farthest)
         if guess[j] < reach:
             n_kept[j] = _scan_again(P, stride, zeros, plan, i, S, C, D, T, R, j, n, reach, k, counts, kept)
-        _place(kept, j, n_kept[j], counts, i, hashes, keys)
+        _place(kept, j, n_kept[j], counts, i, hashes, U(shift), keys)
 
 
 @compiled
@@ -140,14 +143,14 @@ def _count(D, T, R, j, block, few, counts, i):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _reach(counts, i, wanted, n_bits):  # type: ignore[no-untyped-def]
-    """The smallest distance within which ``wanted`` items lie; n_bits + 1 when there are fewer."""
+def _reach(counts, i, wanted, farthest):  # type: ignore[no-untyped-def]
+    """The smallest distance within which ``wanted`` items lie; farthest + 1 when there are fewer."""
     total = 0
-    for d in range(n_bits + 1):
+    for d in range(farthest + 1):
         total += counts[0, i, d]
         if total >= wanted:
             return d
-    return n_bits + 1
+    return farthest + 1
 
 
 @compiled
@@ -187,7 +190,7 @@ def _drop(kept, j, length, radius):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _place(kept, j, length, counts, i, hashes, keys):  # type: ignore[no-untyped-def]
+def _place(kept, j, length, counts, i, hashes, shift, keys):  # type: ignore[no-untyped-def]
     """Counting sort of the entries, which come by hash, into the ascending keys of query i."""
     slot = np.zeros(counts.shape[2] + 1, dtype=np.int64)
     for d in range(counts.shape[2]):
@@ -197,5 +200,6 @@ def _place(kept, j, length, counts, i, hashes, keys):  # type: ignore[no-untyped
         at = slot[distance]
         if at < keys.shape[1]:
             place = (kept[j, e] ^ (distance << _DISTANCE_AT)) >> _HASH_AT
-            keys[i, at] = (distance << _DISTANCE_AT) | (hashes[place] << _HASH_AT) | (kept[j, e] & ONE)
+            found = (distance - shift) << _DISTANCE_AT
+            keys[i, at] = found | (hashes[place] << _HASH_AT) | (kept[j, e] & ONE)
             slot[distance] = at + 1

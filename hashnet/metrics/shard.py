@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hashnet.codes import as_words, check_codes
-from hashnet.metrics.bitslice import ITEMS, WORDS, aligned, block_planes, plan_queries, sum_planes
+from hashnet.metrics.bitslice import ITEMS, WORDS, aligned, block_planes, plan_queries, shift_of, sum_planes
 from hashnet.metrics.relevance import ClassItems, LabelSets, class_items
 from hashnet.metrics.scan import scan, scratch_planes
 from hashnet.metrics.ties import tie_hash
@@ -109,7 +109,8 @@ class Shard:
         else:
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(work, (starts[place::threads] for place in range(threads))))
-        return Partial(counts[:, :, : self.n_bits + 1].copy(), keys)
+        shift = shift_of(self.n_bits)
+        return Partial(counts[:, :, shift : shift + self.n_bits + 1].copy(), keys)
 
 
 def default_threads() -> int:
