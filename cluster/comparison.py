@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster import placement, session
+from cluster.causes import ours
 from cluster.compare_data import settle_manifest, shallow_features, zero_shot_manifest
 from cluster.planning import Need
 from hashnet import config as configs
@@ -188,10 +189,10 @@ class _Part:
             try:
                 yield cell, ray.get(ready[0])
             except ray.exceptions.RayTaskError as error:
-                cause = getattr(error, "cause", None)
-                if not isinstance(cause, HashnetError):
+                known = ours(error)
+                if known is None:
                     raise
-                yield cell, cause
+                yield cell, known
 
     def _train_on_many(self, task: Task) -> None:
         """Data-parallel training from here (num_workers > 1); the task finds the model and measures it."""

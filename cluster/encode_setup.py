@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from cluster import placement
+from cluster.causes import raise_ours
 from cluster.encode_stages import ACTOR_CPUS, DECODE_CPUS, on_one_thread
 from cluster.planning import Need
 from hashnet.data import Manifest
-from hashnet.errors import HashnetError
 from hashnet.plan import BIT_ORDER
 from hashnet.training.bundle import BundleInfo, load_bundle
 
@@ -49,7 +49,7 @@ def settle_engine(engine: str, model_uri: str, modality: str, gpus: float) -> st
     try:
         name, why = ray.get(ask.remote(engine, model_uri, modality))
     except ray.exceptions.RayTaskError as error:
-        raise_known(error)
+        raise_ours(error)
     log.info("engine: %s (%s)", name, why)
     return name
 
@@ -97,19 +97,4 @@ def verify_parts(manifest: Manifest, names: set[str]) -> None:
     try:
         ray.get([check.remote(replace(manifest, parts=(part,))) for part in parts])
     except ray.exceptions.RayTaskError as error:
-        raise_known(error)
-
-
-def raise_known(error: BaseException) -> NoReturn:
-    """Raises the HashnetError inside what Ray made of it, or the error itself."""
-    seen: BaseException | None = error
-    while seen is not None:
-        inner = getattr(seen, "cause", None)
-        if isinstance(seen, HashnetError) and not isinstance(inner, BaseException):
-            break
-        seen = inner if isinstance(inner, BaseException) else seen.__cause__
-    if seen is None or seen is error:  # never from itself: whoever followed its causes would find no end
-        raise error
-    if seen.args and isinstance(seen.args[0], str):  # Ray Data appends how to configure its retries
-        seen.args = (seen.args[0].partition("\nFailed to apply UDF transform")[0], *seen.args[1:])
-    raise seen from error
+        raise_ours(error)

@@ -19,6 +19,7 @@ from cluster import encode_setup as setup
 from cluster import encode_stages as stages
 from cluster import encode_summary as summary
 from cluster import logs, metrics, session
+from cluster.causes import raise_ours
 from hashnet import commit, storage
 from hashnet import plan as plans
 from hashnet.commit import ShardRecord
@@ -234,7 +235,7 @@ class _Job:
                     progress.update(n, bad=bad, device=device)
                     self._count(n, reasons, progress.rate)
             except Exception as error:
-                setup.raise_known(error)
+                raise_ours(error)
 
     def _count(self, n: int, reasons: dict[str, int], rate: float) -> None:
         about = {"run": self.run, "stage": "encode"}

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from cluster import session
+from cluster.causes import ours
 from hashnet import config, storage
 from hashnet.errors import ConfigError, HashnetError
 
@@ -95,14 +96,9 @@ def _help(cls: type) -> str:
 
 def _explain(error: BaseException) -> tuple[str, int]:
     """A message and an exit code for an error that came through Ray or was not expected."""
-    found, waiting = [], [error]
-    while waiting:  # Ray wraps what a worker raised, in `cause` or __cause__, and sometimes in a ring
-        seen = waiting.pop()
-        if isinstance(seen, HashnetError):
-            return f"error: {_plain(seen)}", seen.exit_code
-        found.append(seen)
-        inner = (seen.__cause__, getattr(seen, "cause", None))
-        waiting += [e for e in inner if isinstance(e, BaseException) and e not in found]
+    known = ours(error)
+    if known is not None:
+        return f"error: {_plain(known)}", known.exit_code
     return f"{''.join(traceback.format_exception(error))}\nfailed: {type(error).__name__}", 1
 
 

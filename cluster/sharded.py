@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from cluster import placement, session
+from cluster.causes import raise_ours
 from cluster.planning import Need
-from hashnet.errors import ClusterError, HashnetError, IndexMismatch, LineageMismatch, UnknownId
+from hashnet.errors import ClusterError, IndexMismatch, LineageMismatch, UnknownId
 from hashnet.index import BinaryIndex
 from hashnet.index.build import build_state, lineage_of, read_parts
 from hashnet.index.checks import check_ids, check_k, check_whole, check_width
@@ -246,9 +247,7 @@ class ShardedIndex:
             except exceptions.RayActorError as error:
                 missing[number] = str(error).strip().splitlines()[-1]
             except exceptions.RayTaskError as error:
-                if isinstance(error.cause, HashnetError):
-                    raise error.cause from None
-                raise
+                raise_ours(error)
         return answers, missing
 
     def _own(self, ids: Any, queries: np.ndarray) -> np.ndarray | None:

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from cluster import encode_setup
+from cluster.causes import raise_ours
 from cluster.encoding import EncodeConfig, encode_database
 from hashnet import CodeStore, Encoder, Manifest
 from hashnet.data.rows import Rows
@@ -309,12 +310,12 @@ def test_an_error_that_is_not_ours_keeps_its_causes_apart():
     """It was raised from itself once, and the job that looked for the cause never ended."""
     ours, strange = StorageError("full"), RuntimeError("actor died")
     with pytest.raises(RuntimeError) as error:
-        encode_setup.raise_known(strange)
+        raise_ours(strange)
     assert error.value.__cause__ is None
     outer = RuntimeError("in a task")
     outer.__cause__ = ours
     with pytest.raises(StorageError, match="full"):
-        encode_setup.raise_known(outer)
+        raise_ours(outer)
 
 
 def test_auto_takes_eager_where_compiling_fails(run, monkeypatch):
