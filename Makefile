@@ -12,10 +12,9 @@ BIN := $(VENV_DIR)/bin
 WANTED := $(EXTRA)-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 STAMP := $(VENV_DIR)/.hashnet-$(WANTED)
 
-# ARGS="tests/unit/index -x" runs a part. Without it: what starts no Ray side by side, then the rest one by one.
-PYTEST = $(if $(ARGS),"$(BIN)/python" -m pytest -q $(ARGS),\
-  "$(BIN)/python" -m pytest -q --numprocesses=auto --maxprocesses=4 --dist=loadfile tests/unit tests/contract hashnet && \
-  "$(BIN)/python" -m pytest -q tests/cluster tests/e2e)
+# ARGS="tests/unit/index -x" runs a part. Without it, files side by side, those that start a Ray first.
+PYTEST = "$(BIN)/python" -m pytest -q $(or $(ARGS),--numprocesses=logical --maxprocesses=4 --dist=loadfile \
+  tests/e2e tests/cluster tests/contract tests/unit hashnet)
 
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export RAY_USAGE_STATS_ENABLED := 0
