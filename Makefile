@@ -13,7 +13,7 @@ WANTED := $(EXTRA)-$(shell cat pyproject.toml constraints.txt | sha256sum | cut 
 STAMP := $(VENV_DIR)/.hashnet-$(WANTED)
 
 # ARGS="tests/unit/index -x" runs a part. Without it, files side by side, those that start a Ray first.
-PYTEST = "$(BIN)/python" -m pytest -q $(or $(ARGS),--numprocesses=logical --maxprocesses=4 --dist=loadfile \
+PYTEST = "$(BIN)/python" -m pytest -q $(or $(ARGS),--numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder \
   tests/e2e tests/cluster tests/contract tests/unit hashnet)
 
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))

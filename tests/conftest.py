@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,16 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     missing = [reason for reason in skipped if "no browser found" in reason]
     if missing:
         terminalreporter.write_line(f"{len(missing)} browser tests: {missing[0].removeprefix('Skipped: ')}")
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """Whatever a test makes our loggers leave out, the next one hears again."""
+    ours = [logging.getLogger(name) for name in ("hashnet", "cluster")]
+    before = [logger.level for logger in ours]
+    yield
+    for logger, level in zip(ours, before, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
