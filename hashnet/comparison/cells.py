@@ -27,7 +27,7 @@ from hashnet.comparison.methods import DEEP
 from hashnet.data import Manifest
 from hashnet.errors import LineageMismatch
 from hashnet.metrics import EvalReport, evaluate
-from hashnet.training.config import TrainConfig
+from hashnet.training.config import VARIANTS, TrainConfig
 from hashnet.training.data import held_out
 
 KIND, FORMAT_VERSION, FILE, CODES = "comparison_cell", 1, "cell.json", "codes.npz"
@@ -215,6 +215,9 @@ def deep_config(task: Task) -> TrainConfig:
     cell, settings = task.cell, dict(task.cell.settings)
     if (scale := settings.pop("alpha_n_bits", None)) is not None:
         settings["alpha"] = scale / cell.n_bits
+    first, later = task.config.first_epochs, task.config.stage_epochs
+    if VARIANTS[cell.method]["schedule"] != "staged" and first is not None and later is not None:
+        settings["first_epochs"] = first + (task.config.stages - 1) * later  # as many as the staged ones have
     return dataclasses.replace(
         task.config,
         run=cell.uri(task.run),

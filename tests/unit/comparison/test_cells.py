@@ -13,6 +13,7 @@ from hashnet.comparison.cells import (
     report_of,
     run_cell,
 )
+from hashnet.comparison.methods import DEEP
 from hashnet.data.sources import make_manifest
 from hashnet.errors import LineageMismatch
 from hashnet.metrics import evaluate
@@ -122,3 +123,12 @@ def test_a_setting_of_alpha_carries_over_to_other_lengths():
     assert (alpha(48, {"alpha_n_bits": 15}), alpha(16, {"alpha_n_bits": 15})) == (15 / 48, 15 / 16)
     assert alpha(48, {"alpha": 0.5}) == 0.5
     assert alpha(48, {}) is None
+
+
+@pytest.mark.parametrize("given", [{}, {"first_epochs": 20, "stage_epochs": 2}])
+def test_all_networks_of_a_comparison_are_trained_for_the_same_number_of_epochs(given):
+    def epochs(method):
+        task = Task(Cell("main", method, 16, 0), "/r", "m", "0", 10, TrainConfig(run="/r", **given))
+        return sum(stage.epochs for stage in deep_config(task).resolved("features", 10_000).make_stages())
+
+    assert len({epochs(method) for method in DEEP}) == 1
