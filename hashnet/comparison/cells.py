@@ -217,7 +217,8 @@ def deep_config(task: Task) -> TrainConfig:
         settings["alpha"] = scale / cell.n_bits
     first, later = task.config.first_epochs, task.config.stage_epochs
     if VARIANTS[cell.method]["schedule"] != "staged" and first is not None and later is not None:
-        settings["first_epochs"] = first + (task.config.stages - 1) * later  # as many as the staged ones have
+        as_staged = first + (task.config.stages - 1) * later  # as many in all as the staged ones have
+        settings.setdefault("first_epochs", as_staged)
     return dataclasses.replace(
         task.config,
         run=cell.uri(task.run),

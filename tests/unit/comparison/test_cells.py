@@ -132,3 +132,9 @@ def test_all_networks_of_a_comparison_are_trained_for_the_same_number_of_epochs(
         return sum(stage.epochs for stage in deep_config(task).resolved("features", 10_000).make_stages())
 
     assert len({epochs(method) for method in DEEP}) == 1
+
+
+def test_epochs_among_a_cell_s_own_settings_are_kept():
+    config = TrainConfig(run="/r", first_epochs=20, stage_epochs=2)
+    task = Task(Cell("main", "dhn", 16, 0, {"first_epochs": 5}), "/r", "m", "0", 10, config)
+    assert deep_config(task).first_epochs == 5
