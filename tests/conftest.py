@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +38,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def log_level() -> Iterator[None]:
-    """Whatever a test makes our loggers leave out, the next one hears again."""
-    ours = [logging.getLogger(name) for name in ("hashnet", "cluster")]
-    before = [logger.level for logger in ours]
-    yield
-    for logger, level in zip(ours, before, strict=True):
-        logger.setLevel(level)
+def loggers_as_new() -> None:
+    """Whatever a test, or a fixture of a module, made our loggers leave out, the next test hears again."""
+    for name in ("hashnet", "cluster"):
+        ours = logging.getLogger(name)
+        ours.handlers, ours.propagate, ours.disabled = [], True, False
+        ours.setLevel(logging.NOTSET)
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
