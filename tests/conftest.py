@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,14 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def loggers_as_new() -> None:
-    """Whatever a test, or a fixture of a module, made our loggers leave out, the next test hears again."""
-    for name in ("hashnet", "cluster"):
-        ours = logging.getLogger(name)
-        ours.handlers, ours.propagate, ours.disabled = [], True, False
-        ours.setLevel(logging.NOTSET)
+    """Whatever a test, or a fixture of a module, made loggers leave out, the next test hears again."""
     logging.disable(logging.NOTSET)
+    logging.getLogger().setLevel(logging.WARNING)
+    for name in list(logging.root.manager.loggerDict):
+        if name.split(".")[0] in ("hashnet", "cluster"):
+            ours = logging.getLogger(name)
+            ours.handlers, ours.propagate, ours.disabled = [], True, False
+            ours.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
@@ -61,12 +64,22 @@ def python() -> str:
 
 @pytest.fixture(scope="module")
 def ray_local():
-    """A Ray with two CPUs on loopback; modules share it, and its warm workers, until one needs another."""
-    from cluster import session
-
-    session.connect(num_cpus=2, object_store_memory=500_000_000)
+    """A Ray with two free CPUs on loopback; modules share it, and its warm workers, until one needs another."""
     import ray
 
+    from cluster import session
+
+    def connect() -> None:
+        session.connect(num_cpus=2, object_store_memory=500_000_000)
+
+    connect()
+    deadline = time.monotonic() + 10  # what the module before left behind goes, or Ray does
+    while ray.available_resources().get("CPU") != 2:
+        if time.monotonic() > deadline:
+            ray.shutdown()
+            connect()
+            break
+        time.sleep(0.1)
     return ray
 
 
