@@ -64,7 +64,7 @@ def python() -> str:
 
 @pytest.fixture(scope="module")
 def ray_local():
-    """A Ray with two free CPUs on loopback; modules share it, and its warm workers, until one needs another."""
+    """A Ray with two free CPUs on loopback; modules share it and its warm workers."""
     import ray
 
     from cluster import session

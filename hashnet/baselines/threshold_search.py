@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
+
+from hashnet.popcount import compiled
 
 
 class Pairs(NamedTuple):
@@ -63,7 +64,7 @@ def descend(
     return history
 
 
-@numba.njit(cache=True)
+@compiled
 def reconstruction_error(bits: np.ndarray, first: np.ndarray, row: np.ndarray, distance: np.ndarray) -> float:
     """sum over pairs of (d_ij - different bits / n_bits)^2, each pair once."""
     n_bits, n = bits.shape
@@ -79,7 +80,7 @@ def reconstruction_error(bits: np.ndarray, first: np.ndarray, row: np.ndarray, d
     return total
 
 
-@numba.njit(cache=True)
+@compiled
 def pair_gains(
     bits: np.ndarray, skip: int, first: np.ndarray, row: np.ndarray, distance: np.ndarray
 ) -> np.ndarray:
@@ -98,7 +99,7 @@ def pair_gains(
     return gains
 
 
-@numba.njit(cache=True)
+@compiled
 def cut_cost(bit: np.ndarray, first: np.ndarray, row: np.ndarray, gains: np.ndarray) -> float:
     """sum of a_ij over pairs whose bits differ, each pair once."""
     total = 0.0
@@ -109,7 +110,7 @@ def cut_cost(bit: np.ndarray, first: np.ndarray, row: np.ndarray, gains: np.ndar
     return total
 
 
-@numba.njit(cache=True)
+@compiled
 def improve_weight(
     w: float,
     k: np.ndarray,

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 
 from hashnet.labels import as_multi_hot, pack_labels
 from hashnet.models.heads import relax
+from hashnet.popcount import compiled
 
 MAX_SWEEPS, STOP_BELOW = 20, 1e-3  # stop when a sweep over all entries gains less than a thousandth
 
@@ -58,7 +58,7 @@ def similarity_codes(labels: Any, n_bits: int, seed: int = 0) -> tuple[np.ndarra
     return np.where(H >= 0, 1, -1).astype(np.int8), history
 
 
-@numba.njit(cache=True)
+@compiled
 def pull(words: np.ndarray, H: np.ndarray, i: int, everything: np.ndarray) -> np.ndarray:
     """b = sum over j != i of S_ij H_j, (K,); ``everything`` is the sum of all rows of H."""
     similar = np.zeros(H.shape[1])
@@ -71,7 +71,7 @@ def pull(words: np.ndarray, H: np.ndarray, i: int, everything: np.ndarray) -> np
     return 2 * similar - (everything - H[i])
 
 
-@numba.njit(cache=True)
+@compiled
 def objective(words: np.ndarray, H: np.ndarray) -> float:
     """|S - H H^T / K|_F^2 with S_ii = 1."""
     n, K = H.shape
@@ -84,7 +84,7 @@ def objective(words: np.ndarray, H: np.ndarray) -> float:
     return total
 
 
-@numba.njit(cache=True)
+@compiled
 def newton_sweep(words: np.ndarray, H: np.ndarray, G: np.ndarray, order: np.ndarray) -> float:
     """The gain of one Newton step for every entry, rows in ``order``; H and G = H^T H change in place."""
     K = H.shape[1]

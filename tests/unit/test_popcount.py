@@ -1,10 +1,14 @@
 """Compiled kernels: the population count itself, and a checkout where nothing may be written."""
 
-import numba
+import os
+import shutil
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
-from hashnet.popcount import compiled, popcount
+from hashnet.popcount import KernelCache, compiled, popcount
 
 
 @compiled
@@ -22,13 +26,38 @@ def test_popcount(dtype):
     assert out.tolist() == [int(word).bit_count() for word in words]
 
 
+def twice(x):
+    return 2 * x
+
+
 def test_without_a_place_for_the_cache_it_still_compiles(monkeypatch):
-    """A read-only checkout and no home folder: numba knows no folder to keep what it compiled."""
-    monkeypatch.setattr(numba.core.caching.CacheImpl, "_locator_classes", [])
+    """No home folder that can be written: numba knows no folder to keep what it compiled."""
+    monkeypatch.setattr(KernelCache, "ensure_cache_path", _refuse)
+    kernel = compiled(twice)
+    assert kernel(21) == 42
+    assert kernel.stats.cache_path is None
 
-    def twice(x):
-        return 2 * x
 
-    with pytest.raises(RuntimeError, match="no locator"):
-        numba.njit(twice, cache=True)
-    assert compiled(twice)(21) == 42
+def _refuse(self):
+    raise PermissionError
+
+
+def test_copies_of_the_package_share_what_one_compiled(repo, tmp_path):
+    """As the copies do that Ray unpacks for each job; a changed file, whichever it is, shares nothing."""
+    ask = """
+from hashnet.index.merge import merge_sorted as kernel
+from hashnet.popcount import _sources
+print(_sources(), kernel.stats.cache_path)
+"""
+
+    def told(folder):
+        env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        return subprocess.check_output([sys.executable, "-c", ask], env=env, cwd=folder, text=True)
+
+    for name in ("a", "b"):
+        shutil.copytree(repo / "hashnet", tmp_path / name / "hashnet")
+    first = told(tmp_path / "a")
+    assert told(tmp_path / "b") == first
+    with (tmp_path / "b" / "hashnet" / "codes.py").open("a") as file:
+        file.write("# changed\n")
+    assert told(tmp_path / "b") != first
