@@ -16,6 +16,7 @@ from torch import distributed
 
 from hashnet.losses import Loss
 from hashnet.models import HashModel, build_model
+from hashnet.progress import Progress
 from hashnet.training.config import KINDS, TrainConfig
 from hashnet.training.gather import world
 from hashnet.training.loop import fit
@@ -78,6 +79,8 @@ def backbone_features(model: HashModel, source: Source, device: str | torch.devi
     rows = np.arange(rank * per_worker, (rank + 1) * per_worker)
     model.to(device).eval()
     features = torch.zeros(per_worker, model.spec.n_features + 1)  # the last column says whether it is usable
+    # one worker speaks, for all: they advance together
+    progress = Progress(len(source), "pictures", "features of the frozen backbone") if rank == 0 else None
     for start in range(0, per_worker, BATCH):
         chosen = rows[start : start + BATCH]
         chosen = chosen[chosen < len(source)]
@@ -86,6 +89,10 @@ def backbone_features(model: HashModel, source: Source, device: str | torch.devi
             place = slice(start, start + len(chosen))
             features[place, :-1] = model.raw_features(inputs.to(device)).float().cpu()
             features[place, -1] = torch.from_numpy(usable).float()
+            if progress:
+                progress.update(min(n_workers * len(chosen), len(source) - progress.done))
+    if progress:
+        progress.close()
     if n_workers > 1:
         on = features.to(device) if distributed.get_backend() == "nccl" else features
         parts = [torch.empty_like(on) for _ in range(n_workers)]
