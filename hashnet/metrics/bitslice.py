@@ -8,7 +8,8 @@ query, the distance is
     d = |q| + |p| - 2 |p & q|     adding up the planes where the query has a one, or
     d = |q| - |p| + 2 |p & ~q|    adding up those where it has a zero,
 
-so at most half of the planes are read. |p| is stored as planes, too.
+so at most half of the planes are read. |p| is stored as planes, too. Whether a distance is even or odd
+depends on |p| and |q| alone: the items of a block are either all even or all odd, and so are their distances.
 
 A block is a row of planes, WORDS words each: the bits, one plane of zeros, and |p|. Arrays are passed
 whole, with the place to start at: a numba slice costs an atomic reference count.
@@ -41,15 +42,6 @@ def aligned(n: int) -> np.ndarray:
 def sum_planes(n_bits: int) -> int:
     """Planes of a distance: 7 hold up to 127, which spares short codes a case of their own."""
     return max(7, n_bits.bit_length())
-
-
-@njit(inline="always")
-def shift_of(n_bits):  # type: ignore[no-untyped-def]
-    """What is added to every distance, 0 or 4: their middle, n_bits / 2, shall not lie between two eights.
-
-    Distances are counted eight by eight, and nearly all of them then fill three eights, not four.
-    """
-    return 4 if n_bits % 16 == 0 else 0
 
 
 def block_planes(n_bits: int) -> int:
@@ -147,14 +139,13 @@ def _add_carries(C, start, first, S):  # type: ignore[no-untyped-def]
 def distances(P, at, zeros, plan, i, S, C, D):  # type: ignore[no-untyped-def]
     """The distances of the block at P[at] to query i as sum planes in D: plane b has weight 2**b.
 
-    They are shifted up by ``shift_of``. S and C (four planes) are scratch; ``zeros`` is where the block's
-    plane of zeros starts, after which the planes of |p| follow.
+    S and C (four planes) are scratch; ``zeros`` is where the block's plane of zeros starts, after which the
+    planes of |p| follow.
     """
     n_groups, flipped, ones = plan[i, GROUPS], plan[i, FLIPPED], plan[i, ONES]
     n_sum = len(D) // WORDS
-    # |q| and the shift go into the sums from the start, as half of them: they are taken twice
-    half = shift_of(zeros // WORDS) // 2
-    start = ones // 2 + half if flipped else -((ones + 1) // 2) - half
+    # |q| goes into the sums from the start, as half of it: they are taken twice
+    start = ones // 2 if flipped else -((ones + 1) // 2)
     for quad in range(0, n_groups, 4):
         for g in range(quad, min(quad + 4, n_groups)):
             _add_group(P, at, plan, i, g, start, S, C)

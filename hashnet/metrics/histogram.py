@@ -23,8 +23,8 @@ def lowest(mask):  # type: ignore[no-untyped-def]
 
 @compiled
 def _split(T, level, D, flip):  # type: ignore[no-untyped-def]
-    """Row 8 + level of T = the items of the row above with bit 6 + level set (clear: flip = ALL)."""
-    child, parent, plane = U(8 + level) * W, U(9 + level) * W, U(6 + level) * W
+    """Row 8 + level of T = the items of the row above with bit 7 + level set (clear: flip = ALL)."""
+    child, parent, plane = U(8 + level) * W, U(9 + level) * W, U(7 + level) * W
     some = U(0)
     for word in range(WORDS):
         w = U(word)
@@ -36,12 +36,12 @@ def _split(T, level, D, flip):  # type: ignore[no-untyped-def]
 
 @compiled
 def _split_in_eight(T, D):  # type: ignore[no-untyped-def]
-    """Rows 0 to 7 of T = the items of row 8 by their bits 3 to 5; bit r of the result: row r has any."""
+    """Rows 0 to 7 of T = the items of row 8 by their bits 4 to 6; bit r of the result: row r has any."""
     a0, a1, a2, a3, a4, a5, a6, a7 = U(0), U(0), U(0), U(0), U(0), U(0), U(0), U(0)
     for word in range(WORDS):
         w = U(word)
-        v, low, mid = T[w + U(8) * W], D[w + U(3) * W], D[w + U(4) * W]
-        upper = v & D[w + U(5) * W]
+        v, low, mid = T[w + U(8) * W], D[w + U(4) * W], D[w + U(5) * W]
+        upper = v & D[w + U(6) * W]
         lower = v ^ upper
         v3 = lower & mid
         v1 = lower ^ v3
@@ -64,21 +64,21 @@ def _split_in_eight(T, D):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def _book(out, i, h, n, na, nb, nc, nab, nac, nbc, nabc):  # type: ignore[no-untyped-def]
-    """Adds to out[i, 8h .. 8h+7] the items with each value of bits a, b, c, from the sizes of subsets."""
-    out[i, 8 * h + 7] += np.int64(nabc)
-    out[i, 8 * h + 6] += np.int64(nbc - nabc)
-    out[i, 8 * h + 5] += np.int64(nac - nabc)
-    out[i, 8 * h + 4] += np.int64(nc - nac - nbc + nabc)
-    out[i, 8 * h + 3] += np.int64(nab - nabc)
-    out[i, 8 * h + 2] += np.int64(nb - nab - nbc + nabc)
-    out[i, 8 * h + 1] += np.int64(na - nab - nac + nabc)
-    out[i, 8 * h] += np.int64(n - na - nb - nc + nab + nac + nbc - nabc)
+def _book(out, i, d, n, na, nb, nc, nab, nac, nbc, nabc):  # type: ignore[no-untyped-def]
+    """Adds to out[i, d], out[i, d + 2] … the items by their bits a, b, c, from the sizes of subsets."""
+    out[i, d + 14] += np.int64(nabc)
+    out[i, d + 12] += np.int64(nbc - nabc)
+    out[i, d + 10] += np.int64(nac - nabc)
+    out[i, d + 8] += np.int64(nc - nac - nbc + nabc)
+    out[i, d + 6] += np.int64(nab - nabc)
+    out[i, d + 4] += np.int64(nb - nab - nbc + nabc)
+    out[i, d + 2] += np.int64(na - nab - nac + nabc)
+    out[i, d] += np.int64(n - na - nb - nc + nab + nac + nbc - nabc)
 
 
 @compiled
-def _count_leaf(D, T, row, out, i, h):  # type: ignore[no-untyped-def]
-    """Counts the items of one row of T by their three lowest bits.
+def _count_leaf(D, T, row, out, i, d):  # type: ignore[no-untyped-def]
+    """Counts the items of one row of T by their bits 1 to 3; bit 0 is that of ``d``, their least distance.
 
     The sizes of subsets (all, with bit a, with a and b, …) need half the ANDs of the eight values.
     """
@@ -87,7 +87,7 @@ def _count_leaf(D, T, row, out, i, h):  # type: ignore[no-untyped-def]
     for word in range(WORDS):
         w = U(word)
         v = T[here + w]
-        a, b, c = v & D[w], v & D[w + W], v & D[w + U(2) * W]
+        a, b, c = v & D[w + W], v & D[w + U(2) * W], v & D[w + U(3) * W]
         ab = a & b
         n += popcount(v)
         na += popcount(a)
@@ -97,11 +97,11 @@ def _count_leaf(D, T, row, out, i, h):  # type: ignore[no-untyped-def]
         nac += popcount(a & c)
         nbc += popcount(b & c)
         nabc += popcount(ab & c)
-    _book(out, i, h, n, na, nb, nc, nab, nac, nbc, nabc)
+    _book(out, i, d, n, na, nb, nc, nab, nac, nbc, nabc)
 
 
 @compiled
-def _count_leaf_marked(D, T, row, R, j, base, out, marked, i, h):  # type: ignore[no-untyped-def]
+def _count_leaf_marked(D, T, row, R, j, base, out, marked, i, d):  # type: ignore[no-untyped-def]
     """The same, and in ``marked`` the same of the items marked in R[j], block at ``base``."""
     n, na, nb, nc, nab, nac, nbc, nabc = U(0), U(0), U(0), U(0), U(0), U(0), U(0), U(0)
     m, ma, mb, mc, mab, mac, mbc, mabc = U(0), U(0), U(0), U(0), U(0), U(0), U(0), U(0)
@@ -109,7 +109,7 @@ def _count_leaf_marked(D, T, row, R, j, base, out, marked, i, h):  # type: ignor
     for word in range(WORDS):
         w = U(word)
         v, r = T[here + w], R[j, base + w]
-        a, b, c = v & D[w], v & D[w + W], v & D[w + U(2) * W]
+        a, b, c = v & D[w + W], v & D[w + U(2) * W], v & D[w + U(3) * W]
         ab, ac, bc = a & b, a & c, b & c
         abc = ab & c
         n += popcount(v)
@@ -128,21 +128,21 @@ def _count_leaf_marked(D, T, row, R, j, base, out, marked, i, h):  # type: ignor
         mac += popcount(ac & r)
         mbc += popcount(bc & r)
         mabc += popcount(abc & r)
-    _book(out, i, h, n, na, nb, nc, nab, nac, nbc, nabc)
-    _book(marked, i, h, m, ma, mb, mc, mab, mac, mbc, mabc)
+    _book(out, i, d, n, na, nb, nc, nab, nac, nbc, nabc)
+    _book(marked, i, d, m, ma, mb, mc, mab, mac, mbc, mabc)
 
 
 @compiled
 def _is_sparse(out, i, h, base):  # type: ignore[no-untyped-def]
-    """Whether fewer than one in SPARSE of the items before this block lie at distances 8h to 8h + 7."""
+    """Whether fewer than one in SPARSE of the items before this block lie at distances 16h to 16h + 15."""
     total = 0
-    for d in range(8 * h, 8 * h + 8):
+    for d in range(16 * h, 16 * h + 16):
         total += out[i, d]
     return U(total) * SPARSE < base * U(64)
 
 
 @compiled
-def _count_one_by_one(D, T, row, R, j, base, both, out, marked, i, h):  # type: ignore[no-untyped-def]
+def _count_one_by_one(D, T, row, R, j, base, both, out, marked, i, first):  # type: ignore[no-untyped-def]
     """What the other two do, item by item: quicker where there are few."""
     here = U(row) * W
     for word in range(WORDS):
@@ -151,27 +151,30 @@ def _count_one_by_one(D, T, row, R, j, base, both, out, marked, i, h):  # type: 
         while mask:
             bit = lowest(mask)
             mask &= mask - ONE
-            low = (D[w] >> bit) & ONE | ((D[w + W] >> bit) & ONE) << ONE
-            d = 8 * h + np.int64(low | ((D[w + U(2) * W] >> bit) & ONE) << U(2))
+            low = (D[w + W] >> bit) & ONE | ((D[w + U(2) * W] >> bit) & ONE) << ONE
+            d = first + 2 * np.int64(low | ((D[w + U(3) * W] >> bit) & ONE) << U(2))
             out[i, d] += 1
             if both:
                 marked[i, d] += np.int64((R[j, base + w] >> bit) & ONE)
 
 
 @compiled
-def histogram(D, T, R, j, base, both, out, marked, i):  # type: ignore[no-untyped-def]
-    """Adds to out[i] (a multiple of 8 bins) how many items lie at each distance.
+def histogram(D, odd, valid, T, R, j, base, both, out, marked, i):  # type: ignore[no-untyped-def]
+    """Adds to out[i] how many of the block's first ``valid`` items lie at each distance.
 
-    With ``both``, adds to marked[i] how many of those marked in R[j], block at ``base``, do. T has three
-    rows more than D. This walks the tree of the upper sum bits: a branch without items is left out whole,
-    and real distances fill only a few; those that were rare in the blocks before are counted singly.
+    Their distances are all odd, or all even. With ``both``, adds to marked[i] how many of those marked in
+    R[j], block at ``base``, do. out has n_bits + 16 bins, T two rows more than D. This walks the tree of the
+    upper sum bits: a branch without items is left out whole, and real distances fill only a few; those that
+    were rare in the blocks before are counted singly.
     """
     top = U(len(T)) - W
     for word in range(WORDS):
-        T[top + U(word)] = ALL
-    levels = len(D) // WORDS - 6
-    g = 0  # distances 64 g to 64 g + 63
-    while g * 64 < out.shape[1]:
+        T[top + U(word)] = ALL if 64 * word + 64 <= valid else U(0)
+    if valid < WORDS * 64:
+        T[top + U(valid >> 6)] = (ONE << U(valid & 63)) - ONE
+    levels = len(D) // WORDS - 7
+    g = 0  # distances 128 g to 128 g + 127
+    while g * 128 < out.shape[1]:
         level = levels - 1
         if g:  # the rows above the lowest one bit of g are those of the branch before
             level = 0
@@ -189,12 +192,13 @@ def histogram(D, T, R, j, base, both, out, marked, i):  # type: ignore[no-untype
             if not (some >> row) & 1:
                 continue
             h = 8 * g + row
+            d = 16 * h + odd
             if _is_sparse(out, i, h, base):
-                _count_one_by_one(D, T, row, R, j, base, both, out, marked, i, h)
+                _count_one_by_one(D, T, row, R, j, base, both, out, marked, i, d)
             elif both:
-                _count_leaf_marked(D, T, row, R, j, base, out, marked, i, h)
+                _count_leaf_marked(D, T, row, R, j, base, out, marked, i, d)
             else:
-                _count_leaf(D, T, row, out, i, h)
+                _count_leaf(D, T, row, out, i, d)
         g += 1
 
 

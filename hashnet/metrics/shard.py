@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hashnet.codes import as_words, check_codes
-from hashnet.metrics.bitslice import ITEMS, WORDS, aligned, block_planes, plan_queries, shift_of, sum_planes
+from hashnet.metrics.bitslice import ITEMS, WORDS, aligned, block_planes, plan_queries, sum_planes
 from hashnet.metrics.relevance import ClassItems, LabelSets, class_items
 from hashnet.metrics.scan import scan, scratch_planes
 from hashnet.metrics.ties import tie_hash
@@ -41,12 +41,13 @@ class Partial:
 
 @dataclass(frozen=True)
 class Shard:
-    """Database items in the order of their tie hash, as bit planes."""
+    """Database items as bit planes: those of even codes in the order of their tie hash, then of odd ones."""
 
     n: int
+    n_even: int
     n_bits: int
     planes: np.ndarray  # uint64, blocks of (planes, WORDS)
-    hashes: np.ndarray  # uint64 (n,), ascending
+    hashes: np.ndarray  # uint64, one a place; a block's places that hold no item have 0
     items: ClassItems
 
     @classmethod
@@ -56,12 +57,22 @@ class Shard:
         """The shard of packed codes (n, n_bits // 8); row ids default to 0 … n - 1."""
         codes = check_codes(codes)
         hashes = tie_hash(np.arange(len(codes)) if row_ids is None else row_ids, seed)
-        order = np.argsort(hashes, kind="stable")
+        odd = np.bitwise_count(as_words(codes)).sum(axis=1) & 1
+        n_even = len(codes) - int(odd.sum())
+        order = np.lexsort((hashes, odd))  # by parity, then by hash
+        even_places = -(-n_even // ITEMS) * ITEMS
+        n_places = even_places + -(-(len(codes) - n_even) // ITEMS) * ITEMS
+        at = np.arange(len(codes))
+        at[n_even:] += even_places - n_even  # a block is even or odd
         places = np.empty(len(codes), dtype=np.int64)
-        places[order] = np.arange(len(codes))
-        planes = bit_planes(codes, order)
-        items = class_items(labels, places, -(-len(codes) // ITEMS) * WORDS)
-        return cls(len(codes), codes.shape[1] * 8, planes, hashes[order], items)
+        places[order] = at
+        row_at = np.full(n_places, -1)
+        row_at[at] = order
+        planes = bit_planes(codes, row_at)
+        hash_at = np.zeros(n_places, dtype=np.uint64)
+        hash_at[places] = hashes
+        items = class_items(labels, places, n_places // 64)
+        return cls(len(codes), n_even, codes.shape[1] * 8, planes, hash_at, items)
 
     def partial(
         self, query_codes: np.ndarray, query_labels: LabelSets, k: int, threads: int | None = None
@@ -71,7 +82,7 @@ class Shard:
         bits = np.unpackbits(check_codes(query_codes, self.n_bits), axis=1)
         plan = plan_queries(bits)
         items = self.items
-        counts = np.zeros((2, len(bits), self.n_bits + 8), dtype=np.int64)
+        counts = np.zeros((2, len(bits), self.n_bits + 16), dtype=np.int64)
         keys = np.zeros((len(bits), k), dtype=np.uint64)
 
         together = max(1, min(QUERIES, SCRATCH // (k + 2 * ITEMS + self.n // 64)))
@@ -79,7 +90,7 @@ class Shard:
 
         def work(mine: Sequence[int]) -> None:
             planes = aligned(scratch_planes(self.n_bits) * WORDS)
-            marks = np.zeros((together, -(-self.n // ITEMS) * WORDS), dtype=np.uint64)
+            marks = np.zeros((together, len(self.hashes) // 64), dtype=np.uint64)
             kept = np.zeros((together, k + 2 * ITEMS), dtype=np.uint64)
             for first in mine:
                 scan(
@@ -90,6 +101,7 @@ class Shard:
                     query_labels.classes,
                     self.planes,
                     self.n,
+                    self.n_even,
                     items.dense_of,
                     items.dense,
                     items.list_start,
@@ -109,8 +121,7 @@ class Shard:
         else:
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(work, (starts[place::threads] for place in range(threads))))
-        shift = shift_of(self.n_bits)
-        return Partial(counts[:, :, shift : shift + self.n_bits + 1].copy(), keys)
+        return Partial(counts[:, :, : self.n_bits + 1].copy(), keys)
 
 
 def default_threads() -> int:
@@ -133,10 +144,11 @@ def merge(partials: Sequence[Partial], k: int) -> Partial:
 def bit_planes(codes: np.ndarray, order: np.ndarray) -> np.ndarray:
     """codes[order] as the blocks of planes that ``hashnet.metrics.bitslice`` tells of, uint64, flat.
 
-    Plane b is bit b in the order of numpy's unpackbits; bit i of word w is item 64 w + i.
+    ``order`` fills whole blocks, with -1 where there is no item. Plane b is bit b in the
+    order of numpy's unpackbits; bit i of word w is item 64 w + i.
     """
     n_bits = codes.shape[1] * 8
-    planes = aligned(-(-len(codes) // ITEMS) * block_planes(n_bits) * WORDS)
+    planes = aligned(len(order) // ITEMS * block_planes(n_bits) * WORDS)
     _fill(as_words(codes), order, n_bits, sum_planes(n_bits), planes)
     return planes
 
@@ -146,13 +158,13 @@ def _fill(words, order, n_bits, n_sum, planes):  # type: ignore[no-untyped-def]
     n, stride = len(order), (n_bits + 1 + n_sum) * WORDS
     square = np.zeros(64, dtype=np.uint64)
     ones = np.zeros(64, dtype=np.uint64)
-    for group in range((n + 63) // 64):  # 64 items fill one word of every plane
+    for group in range(n // 64):  # 64 items fill one word of every plane
         base = group // WORDS * stride + group % WORDS
         ones[:] = 0
         for part in range(words.shape[1]):
             for i in range(64):
-                item = group * 64 + i
-                square[i] = words[order[item], part] if item < n else np.uint64(0)
+                row = order[group * 64 + i]
+                square[i] = words[row, part] if row >= 0 else np.uint64(0)
                 ones[i] += popcount(square[i])
             _transpose_square(square)
             # the word is little-endian, and codes are packed with the most significant bit first

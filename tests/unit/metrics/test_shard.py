@@ -44,9 +44,15 @@ def random_case(n_bits, n, classes, q=6, seed=0):
 
 
 @pytest.mark.parametrize("n", [1, 63, 64, 65, ITEMS - 1, ITEMS, ITEMS + 1, 2 * ITEMS + 100])
-@pytest.mark.parametrize(("n_bits", "classes"), [(16, 3), (64, 200), (128, 3), (200, 200)])
-def test_blocks_and_widths(n, n_bits, classes):
+@pytest.mark.parametrize(
+    ("n_bits", "classes", "parity"),
+    [(16, 3, None), (64, 200, None), (64, 3, 0), (64, 3, 1), (128, 3, None), (200, 200, None), (200, 3, 1)],
+)
+def test_blocks_and_widths(n, n_bits, classes, parity):
     case = random_case(n_bits, n, classes)
+    if parity is not None:  # every code has an even, or an odd, number of ones
+        wrong = np.bitwise_count(case[2]).sum(axis=1) % 2 != parity
+        case[2][wrong, -1] ^= 1
     queries, database = check_labels(case[1], case[3])
     for k in (1, 50, n):
         partial = Shard.build(case[2], database, case[4]).partial(case[0], queries, k)
@@ -114,7 +120,7 @@ def test_many_ties_do_not_overflow_what_is_kept():
     order = np.argsort(tie_hash(np.arange(n)))
     for block in range(12):
         ones = np.zeros(64, dtype=np.uint8)
-        ones[: 60 - 5 * block] = 1
+        ones[: 60 - 4 * block] = 1  # even: they stay in one part
         codes[order[block * ITEMS : (block + 1) * ITEMS]] = np.packbits(ones)
     labels = (np.arange(n) % 2).astype(np.int64)
     queries, database = check_labels([1], labels)
