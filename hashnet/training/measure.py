@@ -28,10 +28,13 @@ def logits_of(
     rows = np.arange(len(source)) if rows is None else rows
     model.to(device).eval()
     logits, usable = [], []
+    progress = Progress(len(rows), "rows", "measuring the model")
     for start in range(0, len(rows), BATCH):
         inputs, good = source.batch(rows[start : start + BATCH], epoch=0)
         logits.append(model(inputs.to(device)).float().cpu())
         usable.append(good)
+        progress.update(len(good))
+    progress.close()
     if not logits:
         return torch.zeros(0, model.n_bits), np.zeros(0, dtype=bool)
     return torch.cat(logits), np.concatenate(usable)

@@ -35,7 +35,7 @@ from hashnet.training.run import CHECKPOINTS, MANIFEST, MODEL
 from hashnet.training.standardise import standardise
 
 logger = logging.getLogger(__name__)
-WARN_AFTER_EPOCHS = 3
+WARN_AFTER_EPOCHS, WARN_AFTER_STEPS = 3, 60  # sooner, a network that starts from nothing is slow, not stuck
 Callback = Callable[[Record], None]
 
 
@@ -139,9 +139,12 @@ class _Watch:
         self.config, self.model, self.learner = config, model, learner
         self.manifest, self.device = manifest, device
         self.on_epoch, self.on_stage = on_epoch, on_stage
+        self.looked = False  # at the loss, for a sentence when nothing is learnt
 
     def epoch(self, record: Record) -> None:
-        if record["epoch"] == WARN_AFTER_EPOCHS and world()[0] == 0 and self.config.cross_entropy:
+        due = record["epoch"] >= WARN_AFTER_EPOCHS and record["step"] >= WARN_AFTER_STEPS
+        if due and not self.looked and world()[0] == 0 and self.config.cross_entropy:
+            self.looked = True
             text = explain_loss(record["J"], record["step"])
             if text:
                 logger.warning("%s", text)

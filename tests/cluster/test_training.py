@@ -101,6 +101,7 @@ def test_two_workers_train_what_one_process_does_and_a_killed_one_is_replaced(
         train(dataclasses.replace(config, variant="hashnet-w"))
 
 
+@pytest.mark.slow
 def test_a_killed_driver_goes_on_with_another_number_of_workers(
     ray_local, repo, tmp_path, manifest, undisturbed
 ):

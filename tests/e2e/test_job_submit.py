@@ -9,6 +9,7 @@ import tempfile
 import pytest
 
 from cluster.local import LocalCluster
+from hashnet.training import bundle_info
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -40,23 +41,38 @@ def last_line(done):
     return [line for line in done.stdout.splitlines() if line and " -- " not in line[:60]][-1]
 
 
+TRAIN = [
+    *("--config", "jobs/configs/digits.yaml", "n_bits=16", "num_workers=2", "cpus_per_worker=1"),
+    *("stages=2", "first_epochs=2", "stage_epochs=1", "measure_rows=0"),
+]
+
+
+def submit(cluster, clone, job, run, settings):
+    """The result that a job prints, which ended well on all three nodes."""
+    done = cluster.submit(["python", f"jobs/{job}.py", f"run={run}", *settings], working_dir=str(clone))
+    assert done.returncode == 0, done.stdout
+    result = json.loads(last_line(done))
+    if job != "build_index":  # so small a one is built by the driver alone
+        assert (result["cluster"]["nodes"], result["cluster"]["lost"]) == (3, 0)
+    return result
+
+
+def test_training_on_two_nodes(cluster, clone, tmp_path):
+    run = str(tmp_path / "run")
+    submit(cluster, clone, "train", run, TRAIN)
+    assert bundle_info(f"{run}/model").summary["n_workers"] == 2
+
+
+@pytest.mark.slow
 def test_the_four_jobs_one_after_another(cluster, clone, tmp_path):
     run = str(tmp_path / "run")
-    train = ["--config", "jobs/configs/digits.yaml", "n_bits=16", "num_workers=2", "cpus_per_worker=1"]
     jobs = {
-        "train": [*train, "stages=2", "first_epochs=2", "stage_epochs=1", "measure_rows=0"],
+        "train": TRAIN,
         "encode_db": ["engine=cpu-eager"],
         "build_index": ["kind=flat"],
         "evaluate": ["k=100"],
     }
-    results = {}
-    for name, settings in jobs.items():
-        command = ["python", f"jobs/{name}.py", f"run={run}", *settings]
-        done = cluster.submit(command, working_dir=str(clone))
-        assert done.returncode == 0, done.stdout
-        results[name] = json.loads(last_line(done))
-        if name != "build_index":  # so small a one is built by the driver alone
-            assert (results[name]["cluster"]["nodes"], results[name]["cluster"]["lost"]) == (3, 0)
+    results = {name: submit(cluster, clone, name, run, settings) for name, settings in jobs.items()}
     assert results["encode_db"]["rows"] == 1600
     assert results["encode_db"]["n_bits"] == 16
     assert 0 < results["evaluate"]["map"] <= 1
