@@ -11,6 +11,7 @@ import torch
 from hashnet.codes import bit_balance, distinct, pack_signs
 from hashnet.losses import Loss
 from hashnet.models import HashModel, relax
+from hashnet.progress import Progress
 from hashnet.training.collapse import DEAD
 from hashnet.training.history import bit_entropy
 from hashnet.training.sources import Source
