@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hashnet.models import HashModel
@@ -24,12 +24,10 @@ def distribute(model: HashModel, settings: FitSettings, device: torch.device) ->
     on_gpu = device.type == "cuda"
     if moving and on_gpu:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # there is none for CPUs
-    for buffer in model.buffers():  # worker 0 alone has looked at the features' mean and deviation
-        distributed.broadcast(buffer, 0)
     return DistributedDataParallel(
         model,
         device_ids=[device] if on_gpu else None,
-        broadcast_buffers=moving,
+        forward_sync_buffers=moving,  # at the start they are in any case
         gradient_as_bucket_view=True,
     )
 
