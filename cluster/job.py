@@ -23,6 +23,12 @@ from hashnet import config, storage
 from hashnet.errors import ConfigError, HashnetError
 
 C = TypeVar("C")
+OUT_OF_MEMORY = "node running low on memory"  # as Ray says it
+LESS_MEMORY = (
+    "Ray ended a worker because its node ran low on memory (the lines above say what used how much); run the "
+    "same command again with less at a time (train: a smaller batch_size; others: fewer cpus), beside less "
+    "other work, or on nodes with more memory"
+)
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's job supervisor sets it, under this very name
 
 
@@ -99,7 +105,10 @@ def _explain(error: BaseException) -> tuple[str, int]:
     known = ours(error)
     if known is not None:
         return f"error: {_plain(known)}", known.exit_code
-    return f"{''.join(traceback.format_exception(error))}\nfailed: {type(error).__name__}", 1
+    whole = "".join(traceback.format_exception(error))
+    if OUT_OF_MEMORY in whole:
+        return f"error: {LESS_MEMORY}", 1
+    return f"{whole}\nfailed: {type(error).__name__}", 1
 
 
 def _plain(error: HashnetError) -> str:

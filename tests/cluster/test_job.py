@@ -61,6 +61,14 @@ def test_an_error_wrapped_by_ray_is_unwrapped(capsys):
     assert (code, err) == (2, "error: row 3\n")
 
 
+def test_a_node_without_memory_is_said_in_a_sentence(capsys):
+    said = "4 worker(s) were killed due to the node running low on memory. Memory on the node was 22.40GB"
+    code, _, err = end_of(raising(RuntimeError(said)), ["run=/r"], capsys)
+    assert code == 1
+    assert "a smaller batch_size" in err
+    assert "Traceback" not in err
+
+
 def test_errors_that_are_each_other_s_cause_come_to_an_end(capsys):
     outer, inner = RuntimeError("an actor died"), ValueError("in its constructor")
     outer.cause, inner.__cause__ = inner, outer
