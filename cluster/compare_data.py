@@ -119,8 +119,8 @@ def _encoded(
     """Features of the untrained backbone by the encoding stage; what is done is not done again."""
     import torch
 
-    from hashnet.training import save_bundle
     from hashnet.training.assemble import make_model
+    from hashnet.training.bundle import save_bundle
 
     model = storage.join(folder, "model")
     if not storage.exists(storage.join(model, "model.json")):

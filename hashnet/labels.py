@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hashnet.errors import CodeError, DataError
+from hashnet.errors import CodeError, DataError, TrainingError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_CLASSES = 1_000_000  # a larger class id is a mistake, and its multi-hot row a gigabyte
+PAIR_WEIGHTS = ("global", "batch", "none")  # which pairs a pairwise loss takes its weights from
 PATTERN_BLOCK = 2048  # rows of the pattern x pattern product held at once: 2048 x 30,000 floats
 
 
@@ -166,3 +167,14 @@ def from_lists(lists: pa.Array | pa.ChunkedArray, n_classes: int) -> np.ndarray:
     multi_hot = np.zeros((len(lists), n_classes), dtype=np.uint8)
     multi_hot[np.repeat(np.arange(len(lists)), lengths), classes] = 1
     return multi_hot
+
+
+def check_pairs(counts: PairCounts) -> PairCounts:
+    """Returns ``counts``; TrainingError when there are no similar or no dissimilar pairs."""
+    if counts.n_similar == 0 or counts.n_dissimilar == 0:
+        kind = "similar" if counts.n_similar == 0 else "dissimilar"
+        raise TrainingError(
+            f"the training set has {counts.n_pairs:,} pairs and none is {kind}: there is nothing to tell "
+            "apart; check the labels or the pairs table"
+        )
+    return counts

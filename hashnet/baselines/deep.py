@@ -18,7 +18,11 @@ from hashnet.baselines.base import Baseline
 from hashnet.errors import DataError
 from hashnet.losses import Loss
 from hashnet.models import HashModel, build_model
-from hashnet.training import FitSettings, fit, load_bundle, plain, save_bundle, standardise
+from hashnet.training.bundle import load_bundle, save_bundle
+from hashnet.training.loop import fit
+from hashnet.training.schedule import plain
+from hashnet.training.settings import FitSettings
+from hashnet.training.standardise import standardise
 
 BLOCK = (
     256  # rows encoded at once; the last block is padded: one shape, so a row's code never depends on others

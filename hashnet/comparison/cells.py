@@ -172,7 +172,7 @@ def learn_deep(task: Task) -> tuple[Encode, dict[str, Any]]:
     """Trains a variant of HashNet or a deep baseline here; an interrupted cell goes on where it was."""
     import torch
 
-    from hashnet.training import load_bundle
+    from hashnet.training.bundle import load_bundle
     from hashnet.training.data import open_rows
     from hashnet.training.measure import logits_of
     from hashnet.training.run import (

@@ -96,7 +96,7 @@ def _row(pair: dict[str, Entry], draw_one: Callable[[Entry, Axes], object]) -> F
 
 
 def _losses(entry: Entry, ax: Axes) -> None:
-    from hashnet.training import read_history
+    from hashnet.training.history import read_history
 
     figures.losses(read_history(storage.join(entry.records[0]["folder"], "model")), ax)
 

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import torch
 
-from hashnet.losses.pairwise import Similarity, check_pairs
+from hashnet.labels import check_pairs
+from hashnet.losses.pairwise import Similarity
 from hashnet.popcount import compiled
 
 

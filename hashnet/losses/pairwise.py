@@ -19,11 +19,9 @@ import torch
 from torch.nn import functional
 
 from hashnet.errors import TrainingError
-from hashnet.labels import PairCounts
+from hashnet.labels import PAIR_WEIGHTS, PairCounts, check_pairs
 from hashnet.losses.similarity import Pairs
 from hashnet.models.heads import relax
-
-WEIGHTS = ("global", "batch", "none")
 
 
 class Similarity(Protocol):
@@ -46,17 +44,6 @@ def class_weights(counts: PairCounts, continuous: bool = False) -> tuple[float, 
     return counts.n_pairs / similar, counts.n_pairs / counts.n_dissimilar
 
 
-def check_pairs(counts: PairCounts) -> PairCounts:
-    """Returns ``counts``; TrainingError when there are no similar or no dissimilar pairs."""
-    if counts.n_similar == 0 or counts.n_dissimilar == 0:
-        kind = "similar" if counts.n_similar == 0 else "dissimilar"
-        raise TrainingError(
-            f"the training set has {counts.n_pairs:,} pairs and none is {kind}: there is nothing to tell "
-            "apart; check the labels or the pairs table"
-        )
-    return counts
-
-
 class PairwiseLoss:
     """Callable: the loss of a batch, as ``sum(w l) / sum(w)``.
 
@@ -73,8 +60,8 @@ class PairwiseLoss:
         weights: str = "global",
         continuous: bool = False,
     ) -> None:
-        if weights not in WEIGHTS:
-            raise TrainingError(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}")
+        if weights not in PAIR_WEIGHTS:
+            raise TrainingError(f"weights must be one of {', '.join(PAIR_WEIGHTS)}, got {weights!r}")
         counts = check_pairs(similarity.counts)
         self.similarity, self.weights, self.continuous = similarity, weights, continuous
         self.alpha = 10 / n_bits if alpha is None else alpha

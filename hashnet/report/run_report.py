@@ -215,7 +215,7 @@ def model_summary(model: str) -> dict[str, Any]:
 
 
 def _read_history(model: str) -> Any:
-    from hashnet.training import read_history
+    from hashnet.training.history import read_history
 
     return read_history(model)
 

@@ -5,7 +5,7 @@
                         and the sha256 of the weights; written last, so that it makes the bundle count
 
 ``sha256`` of a bundle covers weights, architecture and preprocessing: what decides which code an
-input gets. Class names and the summary do not.
+input gets. Class names and the summary do not. What a bundle says can be read without torch.
 """
 
 from __future__ import annotations
@@ -13,17 +13,14 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
+from typing import TYPE_CHECKING, Any
 
 from hashnet import storage
 from hashnet.data.images import PREPROCESS_VERSION, Preprocess
 from hashnet.errors import FormatError
-from hashnet.models import HashModel, build_model
-from hashnet.models.weights import fit_weights
+
+if TYPE_CHECKING:
+    from hashnet.models import HashModel
 
 KIND, FORMAT_VERSION = "model", 1
 WEIGHTS, ABOUT = "model.safetensors", "model.json"
@@ -53,8 +50,10 @@ def save_bundle(
     config: dict[str, Any] | None = None,
 ) -> str:
     """Writes the bundle into the folder ``uri`` and returns its sha256."""
+    from safetensors.torch import save
+
     state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
-    weights = save_tensors(state)
+    weights = save(state)
     preprocess = model.spec.preprocess
     identity = {
         "arguments": model.arguments,
@@ -86,6 +85,12 @@ def bundle_info(uri: str) -> BundleInfo:
 
 def load_bundle(uri: str) -> tuple[HashModel, BundleInfo]:
     """The model in eval mode, on the CPU, and what the bundle says; damaged weights are refused."""
+    import torch
+    from safetensors.torch import load
+
+    from hashnet.models import build_model
+    from hashnet.models.weights import fit_weights
+
     about = _read_about(uri)
     weights = storage.read_bytes(storage.join(uri, WEIGHTS))
     found = hashlib.sha256(weights).hexdigest()
@@ -102,7 +107,7 @@ def load_bundle(uri: str) -> tuple[HashModel, BundleInfo]:
         )
     with torch.random.fork_rng(devices=[]):  # building draws random weights; nobody else should notice
         model = build_model(**about["arguments"])
-    fit_weights(model, load_tensors(weights), uri)
+    fit_weights(model, load(weights), uri)
     return model.eval(), info
 
 

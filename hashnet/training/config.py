@@ -9,10 +9,9 @@ from typing import Any
 from hashnet.codes import check_n_bits
 from hashnet.config import REQUIRED, key
 from hashnet.errors import ConfigError, ModelError
-from hashnet.losses.pairwise import WEIGHTS
-from hashnet.models import check_backbone
-from hashnet.training.optimiser import FitSettings
+from hashnet.labels import PAIR_WEIGHTS
 from hashnet.training.schedule import ANNEALING, SCHEDULES, Stage, plain, smooth, staged
+from hashnet.training.settings import FitSettings
 
 VARIANTS: dict[str, dict[str, Any]] = {  # Table 3 of the paper, and the deep methods it compares with
     "hashnet": {"class_weights": "global", "continuous": False, "schedule": "staged"},
@@ -43,6 +42,8 @@ HOW = (
 
 
 def _known_backbone(name: str) -> None:
+    from hashnet.models import check_backbone  # and torch with it: seconds that `--help` does without
+
     try:
         check_backbone(name)
     except ModelError as error:  # one of several mistakes of a configuration, all reported together
@@ -84,7 +85,7 @@ class TrainConfig:
 
     variant: str = key("hashnet", "sets class_weights, continuous and schedule", choices=tuple(VARIANTS))
     class_weights: str | None = key(
-        None, "pair weights of the whole training set, of the batch, or none", choices=WEIGHTS
+        None, "pair weights of the whole training set, of the batch, or none", choices=PAIR_WEIGHTS
     )
     continuous: bool | None = key(None, "weigh similar pairs by the Jaccard similarity of their labels")
     alpha: float | None = key(None, "scale of the sigmoid; none: 10 / n_bits", low=1e-9)

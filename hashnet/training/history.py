@@ -16,11 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from hashnet import storage
-from hashnet.codes import bit_balance, distinct, pack_signs
-from hashnet.models.heads import relax
 
 KIND, FORMAT_VERSION, FILE = "history", 1, "history.json"
 COLUMNS = (
@@ -72,22 +69,3 @@ def read_history(uri: str) -> History:
     """The history kept in a model bundle or a checkpoint."""
     path = storage.join(uri, FILE)
     return History.from_dict(storage.read_json(path), path)
-
-
-def look_at(logits: torch.Tensor, beta: float) -> dict[str, float]:
-    """quantisation, distinct, balance and entropy of a batch of logits (n, n_bits)."""
-    logits = logits.detach()
-    codes = pack_signs(logits)
-    ones = bit_balance(codes)
-    return {
-        "quantisation": float((1 - relax(logits, beta).abs()).mean()),
-        "distinct": distinct(codes),
-        "balance": float(np.maximum(ones, 1 - ones).max()),
-        "entropy": float(bit_entropy(ones).mean()),
-    }
-
-
-def bit_entropy(ones: np.ndarray) -> np.ndarray:
-    """Entropy in bits of positions that are 1 with these shares."""
-    p = np.clip(ones, 1e-12, 1 - 1e-12)
-    return -(p * np.log2(p) + (1 - p) * np.log2(1 - p))

@@ -3,7 +3,9 @@
     import numpy as np
     from hashnet.losses import LabelSimilarity, PairwiseLoss
     from hashnet.models import build_model
-    from hashnet.training import FitSettings, fit, staged
+    from hashnet.training.loop import fit
+    from hashnet.training.schedule import staged
+    from hashnet.training.settings import FitSettings
 
     model = build_model("features", n_bits=48, n_features=X.shape[1], dropout=0.5)
     standardise(model, X)                                   # mean and std of X go into the model
@@ -31,11 +33,13 @@ from hashnet.losses import Loss
 from hashnet.models import HashModel
 from hashnet.training.checkpoints import Checkpoints, TrainState
 from hashnet.training.gather import from_first, gather_rows, world
-from hashnet.training.history import History, look_at
-from hashnet.training.optimiser import FitSettings, make_optimiser, set_learning_rate
+from hashnet.training.history import History
+from hashnet.training.measure import look_at
+from hashnet.training.optimiser import make_optimiser, set_learning_rate
 from hashnet.training.parallel import distribute, train_mode
 from hashnet.training.sampling import RowSampler, Sampler, Share, share
 from hashnet.training.schedule import Stage, anneal
+from hashnet.training.settings import FitSettings
 from hashnet.training.sources import ArraySource, Source, prefetch
 
 Record = dict[str, Any]

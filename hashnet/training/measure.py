@@ -13,7 +13,6 @@ from hashnet.losses import Loss
 from hashnet.models import HashModel, relax
 from hashnet.progress import Progress
 from hashnet.training.collapse import DEAD
-from hashnet.training.history import bit_entropy
 from hashnet.training.sources import Source
 
 BINS = 100  # of |g| in [0, 1], as in the paper's histogram
@@ -70,3 +69,22 @@ def measure(
         "bit_balance": [round(float(share), 6) for share in ones],
         "entropy": float(bit_entropy(ones).mean()),
     }
+
+
+def look_at(logits: torch.Tensor, beta: float) -> dict[str, float]:
+    """quantisation, distinct, balance and entropy of a batch of logits (n, n_bits)."""
+    logits = logits.detach()
+    codes = pack_signs(logits)
+    ones = bit_balance(codes)
+    return {
+        "quantisation": float((1 - relax(logits, beta).abs()).mean()),
+        "distinct": distinct(codes),
+        "balance": float(np.maximum(ones, 1 - ones).max()),
+        "entropy": float(bit_entropy(ones).mean()),
+    }
+
+
+def bit_entropy(ones: np.ndarray) -> np.ndarray:
+    """Entropy in bits of positions that are 1 with these shares."""
+    p = np.clip(ones, 1e-12, 1 - 1e-12)
+    return -(p * np.log2(p) + (1 - p) * np.log2(1 - p))

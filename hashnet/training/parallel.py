@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hashnet.models import HashModel
 from hashnet.training.gather import world
-from hashnet.training.optimiser import FitSettings
+from hashnet.training.settings import FitSettings
 
 BATCHNORM = (nn.modules.batchnorm._BatchNorm,)
 

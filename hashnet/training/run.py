@@ -15,8 +15,7 @@ from hashnet import storage
 from hashnet.data import Manifest
 from hashnet.data.pairs import PairTable
 from hashnet.errors import ConfigError, LineageMismatch, TrainingError
-from hashnet.labels import count_pairs
-from hashnet.losses.pairwise import check_pairs
+from hashnet.labels import check_pairs, count_pairs
 from hashnet.training.bundle import ABOUT, bundle_info
 from hashnet.training.config import HOW, TrainConfig
 

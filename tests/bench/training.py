@@ -30,9 +30,9 @@ from cluster.training import train
 from hashnet.data import Manifest
 from hashnet.data.sources import make_manifest
 from hashnet.models import build_model
-from hashnet.training import read_history
 from hashnet.training.config import TrainConfig
 from hashnet.training.data import open_rows
+from hashnet.training.history import read_history
 from hashnet.training.sources import prefetch
 from hashnet.training.standardise import standardise
 

@@ -130,3 +130,9 @@ def test_every_job_helps_however_it_is_started(repo, python, tmp_path):
 def test_jobs_stay_thin(repo):
     for path in all_jobs(repo):
         assert len(path.read_text().splitlines()) <= 60, path
+
+
+def test_drivers_start_without_torch(python, repo):
+    """Importing it takes seconds; `--help`, and drivers whose workers do the work, go without."""
+    ask = "import sys, cluster.encoding, cluster.evaluation, cluster.sweeping; print('torch' in sys.modules)"
+    assert subprocess.check_output([python, "-c", ask], cwd=repo, text=True).strip() == "False"

@@ -18,9 +18,10 @@ from cluster.training import train
 from hashnet import storage
 from hashnet.data.sources import make_manifest
 from hashnet.errors import ClusterError, Diverged, LineageMismatch
-from hashnet.training import load_bundle, read_history
+from hashnet.training.bundle import load_bundle
 from hashnet.training.checkpoints import Checkpoints
 from hashnet.training.config import TrainConfig
+from hashnet.training.history import read_history
 from hashnet.training.run import prepare
 from hashnet.training.worker import train_run
 

@@ -9,7 +9,7 @@ import tempfile
 import pytest
 
 from cluster.local import LocalCluster
-from hashnet.training import bundle_info
+from hashnet.training.bundle import bundle_info
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -4,7 +4,7 @@ import torch
 
 from hashnet.baselines import CNNH, DHN, DNNH, Baseline, BaselineWarning
 from hashnet.errors import DataError
-from hashnet.training import load_bundle
+from hashnet.training.bundle import load_bundle
 
 
 def pictures(n=48, seed=0):

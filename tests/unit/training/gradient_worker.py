@@ -15,8 +15,11 @@ from torch import distributed
 
 from hashnet.losses import LabelSimilarity, PairwiseLoss
 from hashnet.models import HashModel, build_model
-from hashnet.training import FitSettings, fit, plain, standardise
 from hashnet.training.gather import world
+from hashnet.training.loop import fit
+from hashnet.training.schedule import plain
+from hashnet.training.settings import FitSettings
+from hashnet.training.standardise import standardise
 
 CASES = ("features", "dropout", "small_cnn")
 ROWS, BATCH = 21, 11  # nothing divides evenly: batches of 11 and 10 rows

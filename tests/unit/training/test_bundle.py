@@ -9,7 +9,7 @@ import torch
 
 from hashnet.errors import FormatError
 from hashnet.models import build_model
-from hashnet.training import bundle_info, load_bundle, save_bundle
+from hashnet.training.bundle import bundle_info, load_bundle, save_bundle
 
 
 @pytest.fixture

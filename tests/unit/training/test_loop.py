@@ -14,8 +14,12 @@ from hashnet.errors import DataError, Diverged
 from hashnet.labels import share_label
 from hashnet.losses import DHNLoss, LabelSimilarity, PairwiseLoss, TableSimilarity
 from hashnet.models import build_model
-from hashnet.training import Checkpoints, FitSettings, fit, plain, smooth, staged, standardise
+from hashnet.training.checkpoints import Checkpoints
+from hashnet.training.loop import fit
 from hashnet.training.sampling import PairSampler
+from hashnet.training.schedule import plain, smooth, staged
+from hashnet.training.settings import FitSettings
+from hashnet.training.standardise import standardise
 
 CLASSES, WIDTH, ROWS, BITS = 4, 10, 90, 16
 

@@ -18,9 +18,10 @@ from hashnet.errors import ConfigError, DataError, LineageMismatch, ManifestErro
 from hashnet.losses import PairwiseLoss, TableSimilarity
 from hashnet.models import build_model
 from hashnet.models.small import SmallCNN
-from hashnet.training import load_bundle, read_history
+from hashnet.training.bundle import load_bundle
 from hashnet.training.config import TrainConfig
 from hashnet.training.frozen import train_head_first
+from hashnet.training.history import read_history
 from hashnet.training.run import prepare, read_config
 from hashnet.training.sampling import PairSampler
 from hashnet.training.sources import ArraySource, ImageSource

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from hashnet.errors import ConfigError
-from hashnet.training import plain, smooth, staged
-from hashnet.training.schedule import anneal
+from hashnet.training.schedule import anneal, plain, smooth, staged
 
 
 def test_staged_doubles_beta_and_shrinks_the_step():
