@@ -75,7 +75,9 @@ class Plan:
             if missing:
                 enough = self.here(need) + self.later(need) >= need.minimum
                 where.append(
-                    f"{missing} do not fit, {need.minimum} would do" if enough else f"{missing} missing"
+                    f"{missing} when there is room ({need.minimum} is enough)"
+                    if enough
+                    else f"{missing} missing"
                 )
             what = f"{need.count} × {describe(need.resources)}"
             lines.append(f"  {need.name.ljust(width)}  {what}  →  {_shorten(where)}")

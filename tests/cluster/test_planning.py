@@ -58,7 +58,7 @@ def test_every_minimum_is_placed_before_anyone_gets_more():
     made = plan("encode", needs, [Node("a", {"CPU": 2})])
     assert made.placed == {"encoder": {"a": 1}, "decode": {"a": 1}}
     assert made.ready
-    assert "7 do not fit, 1 would do" in str(made)
+    assert "7 when there is room (1 is enough)" in str(made)
 
 
 def test_what_an_autoscaler_may_add_is_possible_but_not_ready():
