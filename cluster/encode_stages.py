@@ -198,7 +198,7 @@ def _items(works: list[Work]) -> Any:
     import ray.data
 
     for handler in logging.getLogger("ray.data").handlers:
-        if type(handler).__name__ != "SessionFileHandler":  # its log file keeps everything
+        if type(handler).__name__ == "PlainRayHandler":  # the terminal's; its log file keeps everything
             handler.setLevel(logging.ERROR)
     items = [{"work": work.to_json()} for work in works]
     return ray.data.from_items(items, override_num_blocks=len(items))
