@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hashnet.index import binary, gpu
 from hashnet.results import SearchResult
 
 
@@ -57,12 +56,3 @@ def slow() -> Callable[..., list[tuple[int, int]]]:
 @pytest.fixture(scope="session")
 def pairs() -> Callable[..., list[tuple[int, int]]]:
     return pairs_of
-
-
-@pytest.fixture
-def warned(monkeypatch):
-    """What an index warns of, sentence by sentence, whatever became of the process's log handlers."""
-    said = []
-    for module in (binary, gpu):
-        monkeypatch.setattr(module.log, "warning", lambda text, *values: said.append(text % values))
-    return said

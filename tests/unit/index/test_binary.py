@@ -240,13 +240,13 @@ def test_searches_while_another_thread_updates(codes_of):
     assert not wrong
 
 
-def test_without_a_gpu_the_cpu_answers_and_says_so(small, warned):
+def test_without_a_gpu_the_cpu_answers_and_says_so(small, caplog):
     codes, ids, _ = small
     if gpu.why_not(BinaryIndex.from_arrays(codes)._state) is None:
         pytest.skip("there is a GPU here")
     index = BinaryIndex.from_arrays(codes, ids, device="cuda")
-    assert "searching on the CPU" in warned[0]
+    assert "searching on the CPU" in caplog.text
     assert index.describe()["device"] == "cpu"
     assert index.search(codes, 3) == BinaryIndex.from_arrays(codes, ids).search(codes, 3)
     BinaryIndex.from_arrays(codes, ids, kind="hnsw", device="cuda")
-    assert "hnsw index has no GPU form" in warned[1]
+    assert "hnsw index has no GPU form" in caplog.text
