@@ -26,8 +26,8 @@ C = TypeVar("C")
 OUT_OF_MEMORY = "node running low on memory"  # as Ray says it
 LESS_MEMORY = (
     "Ray ended a worker because its node ran low on memory (the lines above say what used how much); run the "
-    "same command again with less at a time (train: a smaller batch_size; others: fewer cpus), beside less "
-    "other work, or on nodes with more memory"
+    "same command again with less at a time (train: a smaller batch_size; encode_db: a smaller chunk_rows; "
+    "compare: a larger cpus_per_cell, so that fewer run at once), or on nodes with more memory"
 )
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's job supervisor sets it, under this very name
 

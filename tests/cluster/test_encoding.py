@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import signal
 import threading
@@ -173,7 +174,12 @@ def test_features_are_the_loop(ray_local, feature_run, monkeypatch):
         counted[tags["status"]] = counted.get(tags["status"], 0) + n
 
     monkeypatch.setattr("cluster.metrics.count", count)
+    handler = logging.NullHandler()  # somebody else's: only Ray's own is made quiet
+    monkeypatch.setattr(
+        logging.getLogger("ray.data"), "handlers", [*logging.getLogger("ray.data").handlers, handler]
+    )
     result = encode_database(EncodeConfig(run=str(run), rows_per_shard=700))
+    assert handler.level == logging.NOTSET
     assert counted == {"ok": 4999, "not_finite": 1}
     encoder = Encoder.load(str(run / "model"))
     good = [i for i in range(5000) if i != 70]
