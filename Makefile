@@ -8,7 +8,7 @@ PYTHON ?= python3
 EXTRA ?= cpu
 VENV_DIR := $(abspath $(VENV))
 BIN := $(VENV_DIR)/bin
-# What was installed, by content: nothing is installed again while these files stay the same.
+# What was installed, by content, in the stamp's name: nothing is installed again while these files stay the same.
 WANTED := $(EXTRA)-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 STAMP := $(VENV_DIR)/.hashnet-$(WANTED)
 
@@ -32,7 +32,7 @@ help:  ## this list
 setup: $(STAMP)  ## make the environment (done by the others when needed)
 	@.ci/link "$(VENV_DIR)" "$(CURDIR)"
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP):
 	@.ci/setup "$(PYTHON)" "$(VENV_DIR)" "$(EXTRA)" "$(STAMP)"
 
 demo: setup  ## train, encode, index, evaluate, compare, query, report: on embedded data, or on pictures of yours

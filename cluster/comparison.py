@@ -283,7 +283,8 @@ class _Progress:
     def add(self, cell: Cell, outcome: Record | HashnetError) -> None:
         self.done[cell] = outcome
         self.progress.update(1, last=cell.name)
-        if time.monotonic() - self.last_table > TABLE_EVERY_S:
+        more = self.progress.done < (self.progress.total or 0)
+        if more and time.monotonic() - self.last_table > TABLE_EVERY_S:
             self.last_table = time.monotonic()
             logger.info("%s", progress_table(self.done))
 

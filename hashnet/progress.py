@@ -24,6 +24,7 @@ class Progress:
         self.done = self._start_done = done
         self.file = file or sys.stderr
         self._started = self._last_line = time.monotonic()
+        self._said: int | None = None  # how many were done at the last line
         self._info: dict[str, Any] = {}
         self._bar: Any = None
         if self.file.isatty():
@@ -51,11 +52,11 @@ class Progress:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-        elif self._last_line > self._started:  # something was said: say the end, too
+        elif self._said not in (None, self.done):  # something was said: say the end, too
             self._line()
 
     def _line(self) -> None:
-        self._last_line = time.monotonic()
+        self._last_line, self._said = time.monotonic(), self.done
         rate = self.rate
         parts = [f"{self.label}: {self.done:,}"]
         if self.total:

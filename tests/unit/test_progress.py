@@ -30,3 +30,15 @@ def test_what_was_done_before_does_not_count_for_the_rate(monkeypatch):
     bar = Progress(100, "rows", "encode", done=50, file=io.StringIO())
     bar.done += 20
     assert bar.rate == 2.0
+
+
+def test_the_end_is_said_once(monkeypatch):
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    out = io.StringIO()
+    with Progress(2, "rows", "encode", file=out) as bar:
+        bar.update(1)
+        bar.update(1)
+    assert [line.split(",")[0] for line in out.getvalue().splitlines()] == [
+        "encode: 1/2 (50%) rows",
+        "encode: 2/2 (100%) rows",
+    ]
