@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,23 @@ def own_ray():
 
 
 @pytest.fixture(scope="module")
+def new_cluster():
+    """Makes clusters in short folders (Ray's sockets need that) and takes them down at the end."""
+    from cluster.local import LocalCluster
+
+    made: list[LocalCluster] = []
+
+    def make(object_store_mb: int = 100) -> LocalCluster:
+        made.append(LocalCluster(tempfile.mkdtemp(prefix="hn-", dir="/tmp"), object_store_mb))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.stop()
+        shutil.rmtree(cluster.folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
 def bucket():
     """The URI of a bucket on a real S3-speaking server on loopback."""
     server_module = pytest.importorskip("moto.server")
@@ -111,8 +130,6 @@ def bucket():
 @pytest.fixture(scope="module")
 def browser():
     """Headless Chromium for tests marked ``browser``: without one they are skipped, or fail in test-all."""
-    import shutil
-
     names = ("chromium", "chromium-browser", "google-chrome")
     path = os.environ.get("HASHNET_BROWSER") or next(filter(None, map(shutil.which, names)), None)
     if path is None:

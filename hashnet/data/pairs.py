@@ -123,29 +123,11 @@ class PairTable:
         known = (listed[at] == asked) & (a != b)
         return self.similar[at] & known, known
 
-    def hold_out(self, share: float, seed: int = 0) -> tuple[PairTable, PairTable]:
-        """(kept, held out): a random share of the similar and of the dissimilar pairs each."""
-        if not 0 < share < 1:
-            raise DataError(f"the share of pairs to hold out must lie between 0 and 1, got {share}")
-        rng = np.random.default_rng([seed, 5])
-        held = np.zeros(len(self), dtype=bool)
-        for answer in (True, False):
-            of_kind = np.flatnonzero(self.similar == answer)
-            held[rng.permutation(of_kind)[: round(share * len(of_kind))]] = True
-        if held.all() or not held.any():
-            raise DataError(
-                f"holding out {share} of {len(self)} pairs leaves one side empty; list more pairs"
-            )
-        return self._take(~held), self._take(held)
-
     def save(self, uri: str) -> None:
         """Writes the pairs as Parquet."""
         table = pa.table({name: getattr(self, name) for name in COLUMNS})
         with storage.open_output(uri) as sink:
             pq.write_table(table, sink, compression="zstd")
-
-    def _take(self, mask: np.ndarray) -> PairTable:
-        return PairTable(self.row_a[mask], self.row_b[mask], self.similar[mask])
 
 
 def _read(uri: str) -> pa.Table:

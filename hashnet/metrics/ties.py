@@ -34,11 +34,6 @@ def tie_hash(row_ids: np.ndarray, seed: int = 0) -> np.ndarray:
     return x
 
 
-def distances_of(keys: np.ndarray) -> np.ndarray:
-    """int32 distances of candidate keys."""
-    return (keys >> np.uint64(HASH_BITS + 1)).astype(np.int32)
-
-
 def relevance_of(keys: np.ndarray) -> np.ndarray:
     """uint8 relevance (0 or 1) of candidate keys; 0 where there is no item."""
     return ((keys & np.uint64(1)) * (keys != NO_ITEM)).astype(np.uint8)

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
-import tempfile
 import textwrap
 import threading
 
 import pytest
 
 from cluster.local import LocalCluster, job_result
-
-
-@pytest.fixture(scope="module")
-def new_cluster():
-    """Makes clusters in short folders (Ray's sockets need that) and takes them down at the end."""
-    made: list[LocalCluster] = []
-
-    def make(object_store_mb: int = 100) -> LocalCluster:
-        made.append(LocalCluster(tempfile.mkdtemp(prefix="hn-", dir="/tmp"), object_store_mb))
-        return made[-1]
-
-    yield make
-    for cluster in made:
-        cluster.stop()
-        shutil.rmtree(cluster.folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,9 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 
 import pytest
 
-from cluster.local import LocalCluster
 from hashnet.training.bundle import bundle_info
 
 pytestmark = pytest.mark.timeout(600)
@@ -26,14 +24,12 @@ def clone(repo, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    folder = tempfile.mkdtemp(prefix="hn-", dir="/tmp")
-    with LocalCluster(folder) as made:
-        made.add_node("head", cpus=0)
-        made.add_node("node-1", cpus=1)
-        made.add_node("node-2", cpus=1)
-        yield made
-    shutil.rmtree(folder, ignore_errors=True)
+def cluster(new_cluster):
+    made = new_cluster()
+    made.add_node("head", cpus=0)
+    made.add_node("node-1", cpus=1)
+    made.add_node("node-2", cpus=1)
+    return made
 
 
 def last_line(done):

@@ -1,30 +1,26 @@
 """A whole run on s3://: every artefact is written by one node, read by another, and by us."""
 
 import re
-import shutil
-import tempfile
 
 import pytest
 
 import hashnet
-from cluster.local import LocalCluster, job_result
+from cluster.local import job_result
 from hashnet import cli, storage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
-def cluster(bucket, monkeypatch):
+def cluster(new_cluster, bucket, monkeypatch):
     """Two nodes that know the server of ``bucket`` by the environment, as those of a cloud know theirs."""
     server = re.search(r"endpoint_override=([^&]+)", bucket).group(1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server}")
-    folder = tempfile.mkdtemp(prefix="hn-", dir="/tmp")
-    with LocalCluster(folder) as made:
-        made.add_node("head", cpus=0)
-        made.add_node("node-1", cpus=1)
-        made.add_node("node-2", cpus=1)
-        yield made
-    shutil.rmtree(folder, ignore_errors=True)
+    made = new_cluster()
+    made.add_node("head", cpus=0)
+    made.add_node("node-1", cpus=1)
+    made.add_node("node-2", cpus=1)
+    return made
 
 
 def test_every_artefact_of_a_run_on_an_object_store(cluster, capsys):

@@ -66,26 +66,6 @@ def test_large_row_ids_do_not_collide():
     assert not similar[1, 2]
 
 
-def test_hold_out_parts_the_pairs():
-    rng = np.random.default_rng(0)
-    pairs = {(int(a), int(b)): bool(rng.random() < 0.3) for a, b in rng.integers(0, 60, (900, 2)) if a < b}
-    table = table_of(pairs)
-    kept, held = table.hold_out(0.2, seed=3)
-    ours = [set(zip(t.row_a.tolist(), t.row_b.tolist(), strict=True)) for t in (kept, held)]
-    assert ours[0] | ours[1] == set(pairs)
-    assert not ours[0] & ours[1]
-    assert held.counts().n_similar == round(0.2 * sum(pairs.values()))
-    assert len(held) == pytest.approx(0.2 * len(pairs), abs=2)
-    again = table.hold_out(0.2, seed=3)[1]
-    np.testing.assert_array_equal(again.row_a, held.row_a)
-    assert (table.hold_out(0.2, seed=4)[1].row_a[:20] != held.row_a[:20]).any()
-    for share in (0.0, 1.0, -1):
-        with pytest.raises(DataError, match="must lie between 0 and 1"):
-            table.hold_out(share)
-    with pytest.raises(DataError, match="leaves one side empty"):
-        PairTable.from_arrays([0], [1], [True]).hold_out(0.1)
-
-
 @pytest.mark.parametrize(
     ("a", "b", "similar", "message"),
     [

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from html.parser import HTMLParser
 
 import numpy as np
@@ -21,11 +19,6 @@ FIGURES = {
     "precision-recall", "precision-recall-radius", "precision-top-n", "recall-top-n", "radius", "distances",
     "per-class", "losses", "relaxed-histogram", "bit-balance", "tsne",
 }  # fmt: skip
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-QUIET = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--no-first-run",
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -188,24 +181,12 @@ def test_rows_for_the_embedding_have_one_label_and_are_balanced():
     assert np.isfinite(points).all()
 
 
-def browser_path() -> str:
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        if os.environ.get("HASHNET_REQUIRE_BROWSER") == "1":
-            pytest.fail("HASHNET_REQUIRE_BROWSER=1, but no Chromium is installed")
-        pytest.skip("no Chromium found")
-    return found
-
-
 @pytest.mark.browser
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
-def test_it_opens_in_a_browser(page, width, scheme, tmp_path):
-    playwright = pytest.importorskip("playwright.sync_api")
+def test_it_opens_in_a_browser(page, browser, width, scheme, tmp_path):
     folder, _, report = page
     said, asked = [], []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=browser_path(), args=QUIET)
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    with browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme) as context:
         tab = context.new_page()
         tab.on("console", lambda message: said.append(message.text))
         tab.on("pageerror", lambda error: said.append(str(error)))
@@ -235,6 +216,5 @@ def test_it_opens_in_a_browser(page, width, scheme, tmp_path):
         light = [sum(map(int, re.findall(r"\d+", colour)[:3])) / 765 for colour in colours]
         assert all(abs(text - light[-1]) > 0.5 for text in light[:-1])
         tab.screenshot(path=str(tmp_path / "page.png"), full_page=True)
-        browser.close()
     assert said == []
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
