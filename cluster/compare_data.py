@@ -1,7 +1,7 @@
 """What the methods of a comparison learn from: one manifest for the deep ones, features for the shallow ones.
 
 Shallow methods see the rows themselves where the manifest holds vectors; else features of the same
-backbone, untrained on this data, made by the encoding stage (RUN/backbone); or, where that backbone has
+backbone, untrained on this data, made by the encoding stage (RUN/backbone-PART); or, where that backbone has
 no weights to begin with, pixels.
 """
 
@@ -29,7 +29,7 @@ SPLITS = ("train", "query", "database")
 MAX_PIXELS = 3 * 64 * 64  # of a picture that is taken as a vector: beyond it, give a backbone with weights
 
 
-def settle_manifest(config: CompareConfig) -> Manifest:
+def comparison_manifest(config: CompareConfig) -> Manifest:
     """The manifest given, or RUN/manifest.parquet made from the embedded data set; with all three sets."""
     mine = storage.join(config.run, "manifest.parquet")
     if config.manifest is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from cluster import placement, session
 from cluster.causes import ours
-from cluster.compare_data import settle_manifest, shallow_features, zero_shot_manifest
+from cluster.compare_data import comparison_manifest, shallow_features, zero_shot_manifest
 from cluster.planning import Need
 from hashnet import config as configs
 from hashnet import storage
@@ -44,6 +44,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class CompareConfig(TrainConfig):
+    manifest: str | None = key(None, "the data: a manifest made by `hashnet dataset`")
     methods: list[str] = key(["all"], "names, or the groups all, deep, shallow, ablation")
     bits: list[int] = key([16, 32, 48, 64], "code lengths", check=check_n_bits)
     seeds: list[int] = key([0], "each is one repetition; several give mean ± deviation", low=0)
@@ -93,7 +94,7 @@ def compare(config: CompareConfig) -> dict[str, Any]:
     if storage.exists(saved_at):
         before = configs.load(CompareConfig, saved_at, [f"run={config.run}"])
         refuse_other_config(config, before, MAY_CHANGE)
-    manifest = settle_manifest(config)
+    manifest = comparison_manifest(config)
     configs.save(config, saved_at)
     session.connect()
     source = str(manifest.source.get("name"))

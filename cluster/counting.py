@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from cluster import placement, session
 from cluster.planning import Need
-from hashnet.commit import binary_matrix
+from hashnet.arrays import binary_matrix
 from hashnet.errors import LineageMismatch
 from hashnet.metrics.evaluation import build_shard
 from hashnet.metrics.measures import QueryMeasures, block_size, from_bytes, measure, to_bytes

@@ -189,9 +189,9 @@ def _measure_all(
             ):
                 storage.write_bytes(storage.join(folder, names[span]), to_bytes(blocks))
                 progress.update(1, queries=span[1])
-                metrics.gauge(
-                    "shards_done", progress.done, stage="evaluate", run=metrics.run_name(config.run)
-                )
+                about = {"stage": "evaluate", "run": metrics.run_name(config.run)}
+                metrics.gauge("shards_done", progress.done, **about)
+                metrics.gauge("shards_total", len(ranges), **about)
     kept = [from_bytes(storage.read_bytes(storage.join(folder, names[span]))) for span in ranges]
     return join([block for blocks in kept for block in blocks])
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from cluster import logs, metrics, placement, session
 from cluster.planning import Need
-from cluster.sharded import ShardedIndex
 from hashnet import storage
 from hashnet.config import REQUIRED, key
 from hashnet.errors import LineageMismatch
@@ -28,8 +27,6 @@ from hashnet.index.files import ABOUT, stored_bytes
 from hashnet.index.kinds import OPTIONS
 from hashnet.progress import Progress
 from hashnet.store import CodeStore
-
-__all__ = ["IndexConfig", "ShardedIndex", "build_index"]
 
 SHARDS_PER_TASK = 64  # 8 MB of 64-bit codes and ids: a task of about a second
 SHARDS_PER_WORKER = 512  # below this many, starting tasks costs more than reading here

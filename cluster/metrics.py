@@ -48,9 +48,13 @@ METRICS = {
     "decode_seconds": Metric("histogram", "fetch and decode of one batch", ("stage",), SECONDS),
     "forward_seconds": Metric("histogram", "the model on one batch", ("stage",), SECONDS),
     "commit_seconds": Metric("histogram", "writing one shard and its record", ("stage",), SECONDS),
-    "images_per_second": Metric("gauge", "rate since this stage started", ("stage",)),
-    "shards_done": Metric("gauge", "shards committed, earlier runs' included", ("stage",)),
-    "shards_total": Metric("gauge", "shards of the plan", ("stage",)),
+    "images_per_second": Metric(
+        "gauge", "encode: since the start; train: since the last step reported", ("stage",)
+    ),
+    "shards_done": Metric(
+        "gauge", "shards committed, earlier runs' included (evaluate: ranges of queries)", ("stage",)
+    ),
+    "shards_total": Metric("gauge", "shards of the plan (evaluate: ranges of queries)", ("stage",)),
     # training
     "train_steps": Metric("counter", "optimiser steps"),
     "train_J": Metric("gauge", "loss on relaxed codes, last step reported"),

@@ -53,11 +53,10 @@ class SweepConfig(TrainConfig):
         [], "variants to try each rate with (empty: the one in `variant`)", choices=tuple(VARIANTS)
     )
     seeds: list[int] = key([], "seeds to average over (empty: the one in `seed`)", low=0)
+    validation: float = key(0.2, "share of the training rows that the MAP is measured on", low=0.01, high=0.9)
     max_concurrent: int = key(0, "trials at once; 0: as many as the cluster holds", low=0)
 
     def __post_init__(self) -> None:
-        if self.validation == 0:
-            object.__setattr__(self, "validation", 0.2)
         super().__post_init__()
         if not self.lrs:
             raise ConfigError("lrs is empty: there is nothing to try")

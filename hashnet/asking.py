@@ -188,7 +188,7 @@ def versions_of(part: SearchResult | list[SearchResult]) -> set[int | None]:
     return {part.version} if isinstance(part, SearchResult) else {hit.version for hit in part}
 
 
-def settle(asks: list[Ask], parts: list[Any]) -> Iterator[tuple[list[int], int]]:
+def settle(parts: list[Any]) -> Iterator[tuple[list[int], int]]:
     """(parts to ask again, version they must have), until all parts come from one index version.
 
     The caller replaces those parts in ``parts`` between two steps. An index that keeps changing

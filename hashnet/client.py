@@ -146,7 +146,7 @@ class Client(Asker):
 
     def _consistent(self, asks: list[Ask]) -> list[Any]:
         parts = self._all(asks, wire.read_hits)
-        for again, newest in settle(asks, parts):
+        for again, newest in settle(parts):
             fresh = self._all([asks[i].at_least(newest) for i in again], wire.read_hits)
             for i, part in zip(again, fresh, strict=True):
                 parts[i] = part
@@ -263,7 +263,7 @@ class AsyncClient(Asker):
 
     async def _consistent(self, asks: list[Ask]) -> list[Any]:
         parts = await self._all(asks, wire.read_hits)
-        for again, newest in settle(asks, parts):
+        for again, newest in settle(parts):
             fresh = await self._all([asks[i].at_least(newest) for i in again], wire.read_hits)
             for i, part in zip(again, fresh, strict=True):
                 parts[i] = part

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hashnet import storage
+from hashnet.arrays import binary_matrix
 from hashnet.codes import bit_balance
 from hashnet.distinct import DistinctCounter
 from hashnet.errors import StoreError
@@ -78,12 +79,12 @@ def commit_shard(
             f"{shard.name} must hold {len(shard)} rows, got {rows.num_rows} and {bad.num_rows} bad ones"
         )
     metadata = shard_metadata(plan, shard.part.sha256)
-    data = parquet_bytes(rows.replace_schema_metadata(metadata), plan.column)
+    data = parquet_bytes(rows.replace_schema_metadata(metadata))
     sha256 = hashlib.sha256(data).hexdigest()
     storage.write_bytes(storage.join(uri, f"{shard.name}.parquet"), data)
     quarantine_sha256 = None
     if bad.num_rows:
-        refused = parquet_bytes(bad, "reason")
+        refused = parquet_bytes(bad)
         quarantine_sha256 = hashlib.sha256(refused).hexdigest()
         storage.write_bytes(storage.join(uri, QUARANTINE, f"{shard.name}.parquet"), refused)
     counts = pc.value_counts(bad["reason"]).to_pylist()
@@ -124,7 +125,7 @@ def shard_metadata(plan: Plan, part_sha256: str) -> dict[str, str]:
     }
 
 
-def parquet_bytes(table: pa.Table, plain_column: str) -> bytes:
+def parquet_bytes(table: pa.Table) -> bytes:
     """The Parquet file of a table. The options are fixed: the same rows are the same bytes."""
     sink = pa.BufferOutputStream()
     pq.write_table(
@@ -138,25 +139,6 @@ def parquet_bytes(table: pa.Table, plain_column: str) -> bytes:
         version="2.6",
     )
     return sink.getvalue().to_pybytes()
-
-
-def binary_matrix(column: pa.ChunkedArray | pa.Array, width: int) -> np.ndarray:
-    """uint8 (n, width) of a fixed_size_binary column, without a copy where it has one chunk."""
-    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    views = [
-        np.frombuffer(chunk.buffers()[1], np.uint8, len(chunk) * width, chunk.offset * width)
-        for chunk in chunks
-        if len(chunk)
-    ]
-    if not views:
-        return np.zeros((0, width), dtype=np.uint8)
-    return (views[0] if len(views) == 1 else np.concatenate(views)).reshape(-1, width)
-
-
-def binary_column(matrix: np.ndarray) -> pa.Array:
-    """fixed_size_binary(width) of a uint8 (n, width) matrix, without a copy."""
-    matrix = np.ascontiguousarray(matrix, dtype=np.uint8)
-    return pa.Array.from_buffers(pa.binary(matrix.shape[1]), len(matrix), [None, pa.py_buffer(matrix)])
 
 
 def read_records(uri: str) -> dict[str, ShardRecord]:

@@ -21,7 +21,6 @@ import json
 import types
 import typing
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
@@ -261,9 +260,3 @@ def _type_name(hint: Any) -> str:
     if origin is list:
         return f"list of {_type_name(arguments[0])}"
     return {int: "whole number", float: "number", str: "text", bool: "true/false"}.get(hint, str(hint))
-
-
-def example_configs() -> list[Path]:
-    """The YAML files shipped beside the jobs, when run from a checkout."""
-    folder = Path(__file__).resolve().parents[1] / "jobs" / "configs"
-    return sorted(folder.glob("*.yaml"))

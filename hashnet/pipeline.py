@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hashnet.arrays import binary_column, binary_matrix
 from hashnet.codes import pack_signs
-from hashnet.commit import ShardRecord, binary_column, binary_matrix, commit_shard
+from hashnet.commit import ShardRecord, commit_shard
 from hashnet.data.fetch import fetch_images
 from hashnet.data.images import Preprocess
 from hashnet.plan import Plan, ShardRange
@@ -81,13 +82,13 @@ def encode_features(
     """Each shard of ``work``, which are feature rows, with its encoded table, for ``commit_table``."""
     lengths = [len(shard) for shard in work.shards]
     for shard, table in zip(work.shards, pieces(source.rows(work), lengths), strict=True):
-        features, reasons = _feature_rows(table, encoder)
+        features, reasons = _feature_rows(table)
         good = reasons.is_null().to_numpy(zero_copy_only=False)
         whole = table.select(["row_id", "uri", "labels"]).append_column("reason", reasons)
         yield shard, whole.append_column(*_encoded(encoder, output, features, good))
 
 
-def _feature_rows(table: pa.Table, encoder: Encoder) -> tuple[np.ndarray, pa.Array]:
+def _feature_rows(table: pa.Table) -> tuple[np.ndarray, pa.Array]:
     """float32 (n, d), and why a row cannot be used: ``missing`` or ``not_finite``."""
     column = table["feature"].combine_chunks()
     width = column.type.list_size

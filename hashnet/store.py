@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from hashnet import commit, storage
 from hashnet import labels as label_sets
 from hashnet import plan as plans
+from hashnet.arrays import binary_column, binary_matrix
 from hashnet.codes import check_codes
 from hashnet.commit import ShardRecord
 from hashnet.errors import CodeError, FormatError, StoreError
@@ -156,7 +157,7 @@ class CodeStore(ShardStore):
         return self.plan.width
 
     def _matrix(self, table: pa.Table) -> np.ndarray:
-        return commit.binary_matrix(table["code"], self.n_bits // 8)
+        return binary_matrix(table["code"], self.n_bits // 8)
 
     def codes(self) -> np.ndarray:
         """Packed codes, uint8 (n, n_bits // 8), in storage order."""
@@ -241,7 +242,7 @@ def write_store(
                 "row_id": ids[rows],
                 "uri": pa.array([None if uris is None else uris[i] for i in rows], pa.string()),
                 "labels": pa.nulls(len(rows), pa.list_(pa.int32())) if lists is None else lists,
-                "code": commit.binary_column(codes[rows]),
+                "code": binary_column(codes[rows]),
             }
         )
         commit.commit_shard(uri, plan, shard, table)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hashnet.arrays import binary_column, binary_matrix
 from hashnet.errors import RequestRejected
 from hashnet.queries import Queries
 from hashnet.results import SearchResult
@@ -38,12 +39,6 @@ def bad(code: str, message: str, status: int = 400) -> RequestRejected:
 
 
 # ---------------------------------------------------------------- requests
-
-
-def binary_column(rows: np.ndarray) -> pa.Array:
-    """uint8 (n, width) as fixed-size binary, without copying."""
-    rows = np.ascontiguousarray(rows)
-    return pa.Array.from_buffers(pa.binary(rows.shape[1]), len(rows), [None, pa.py_buffer(rows)])
 
 
 def query_column(queries: Queries) -> pa.Array:
@@ -100,7 +95,7 @@ def _values(kind: str, column: pa.Array) -> Any:
     type_ = column.type
     name = COLUMNS[kind]
     if kind == "codes" and pa.types.is_fixed_size_binary(type_) and 0 < type_.byte_width <= 128:
-        return fixed_rows(column)
+        return binary_matrix(column, type_.byte_width)
     if kind == "ids" and pa.types.is_integer(type_):
         try:
             return column.cast(pa.int64()).to_numpy()
@@ -122,13 +117,6 @@ def _values(kind: str, column: pa.Array) -> Any:
 def is_float_list(type_: pa.DataType) -> bool:
     is_list = pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
     return bool(is_list and pa.types.is_floating(type_.value_type))
-
-
-def fixed_rows(column: pa.Array) -> np.ndarray:
-    """Fixed-size binary as uint8 (n, width)."""
-    width = column.type.byte_width
-    data = np.frombuffer(column.buffers()[1] or b"", dtype=np.uint8)
-    return data[column.offset * width : (column.offset + len(column)) * width].reshape(len(column), width)
 
 
 def _matrix(column: pa.Array) -> np.ndarray:
@@ -188,7 +176,8 @@ def write_codes(codes: np.ndarray) -> bytes:
 
 def read_codes(data: bytes) -> np.ndarray:
     """uint8 (n, n_bits // 8) of a bulk encode answer."""
-    return fixed_rows(read_table(data)["code"].combine_chunks())
+    column = read_table(data)["code"]
+    return binary_matrix(column, column.type.byte_width)
 
 
 # ---------------------------------------------------------------- streams

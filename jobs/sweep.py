@@ -3,7 +3,8 @@
     python jobs/sweep.py --config jobs/configs/digits.yaml run=$PWD/runs/sweep lrs=0.001,0.00316,0.01,0.0316
     python jobs/train.py --config runs/sweep/best.yaml run=$PWD/runs/best
 
-Takes every key of jobs/train.py. Queries are never looked at. Start it again and it goes on; a grid
+Takes every key of jobs/train.py, but rates come from lrs (not lr), and a trial has one worker. Queries are
+never looked at. Start it again and it goes on; a grid
 that has grown trains only what is new.
 """
 

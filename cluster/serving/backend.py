@@ -1,7 +1,7 @@
-"""What the HTTP routes ask for: search, encode, items, writes. One class a way to reach the processes.
+"""What the HTTP routes ask for: search, encode, items, writes.
 
-``Backend`` does everything that is the same everywhere and leaves a few calls open; ``LocalBackend`` makes
-them in this process, ``RayBackend`` (in ``ray_backend.py``) sends them to the replicas.
+``Backend`` does what needs no other process and leaves a few calls open; ``RayBackend`` (in
+``ray_backend.py``) sends them to the replicas.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ from typing import Any
 import numpy as np
 
 from cluster.serving.asks import IndexAnswer, IndexAsk
-from cluster.serving.encoder_holder import EncoderHolder
-from cluster.serving.index_holder import IndexHolder
 from cluster.serving.meter import Meter, prometheus
-from cluster.serving.writer import Writer, written_or_raise
 from hashnet.catalog import Catalog
 from hashnet.errors import BadImage, HashnetError, RequestRejected
 from hashnet.queries import Queries
@@ -226,48 +223,6 @@ class Backend:
         if names is None or labels is None:
             return None
         return [names[label] if label < len(names) else f"class {label}" for label in labels]
-
-
-class LocalBackend(Backend):
-    """Everything in this process."""
-
-    def __init__(
-        self,
-        index: IndexHolder,
-        encoder: EncoderHolder | None,
-        catalog: Catalog | None,
-        fixed: dict[str, Any],
-        timeout_s: float = 20.0,
-    ) -> None:
-        super().__init__(catalog, fixed, timeout_s)
-        self.index, self.encoder = index, encoder
-        self._writer: Writer | None = None
-
-    async def ask_index(self, ask: IndexAsk) -> IndexAnswer:
-        if self.index.version < ask.min_version:
-            await asyncio.to_thread(self.index.follow)
-        if self.index.version < ask.min_version:
-            raise behind(self.index.version, ask.min_version)
-        return (await asyncio.to_thread(self.index.answer, [ask]))[0]
-
-    async def ask_about(self) -> dict[str, Any]:
-        return self.index.about()
-
-    async def look(
-        self, ids: np.ndarray, with_labels: bool = False
-    ) -> tuple[int, np.ndarray, np.ndarray, list[list[int]] | None]:
-        return await asyncio.to_thread(self.index.look, ids, with_labels)
-
-    async def encode(self, queries: Queries) -> np.ndarray:
-        assert self.encoder is not None  # what cannot be encoded is refused before
-        deadline = time.time() + self.timeout_s
-        return codes_or_raise((await asyncio.to_thread(self.encoder.encode, [queries], [deadline]))[0])
-
-    async def write(self, what: str, *arguments: Any) -> tuple[int, int]:
-        self._writer = self._writer or Writer(self.index.uri, self.index.model_sha256)
-        done = written_or_raise(await asyncio.to_thread(self._writer.write, what, *arguments))
-        await asyncio.to_thread(self.index.follow)
-        return done
 
 
 def behind(version: int, wanted: int) -> RequestRejected:

@@ -56,14 +56,14 @@ class SDH(Baseline):
         Y = y.astype(np.float64)
         B = np.where(rng.random((len(X), self.n_bits)) < 0.5, -1.0, 1.0)
         W, P = ridge_classifier(B, Y, self.lam), inverse @ (phi.T @ B)
-        self.history_ = [self.objective(Y, B, W, phi @ P, P)]
+        self.history_ = [self.objective(Y, B, W, phi @ P)]
         for _ in range(self.n_rounds):
             B = discrete_descent(B, W, Y @ W.T + self.nu * (phi @ P))
             W, P = ridge_classifier(B, Y, self.lam), inverse @ (phi.T @ B)
-            self.history_.append(self.objective(Y, B, W, phi @ P, P))
+            self.history_.append(self.objective(Y, B, W, phi @ P))
         self.projection_ = P
 
-    def objective(self, Y: np.ndarray, B: np.ndarray, W: np.ndarray, F: np.ndarray, P: np.ndarray) -> float:
+    def objective(self, Y: np.ndarray, B: np.ndarray, W: np.ndarray, F: np.ndarray) -> float:
         """The paper's Eq. 4 with F = phi(X) P."""
         return float(((Y - B @ W) ** 2).sum() + self.lam * (W**2).sum() + self.nu * ((B - F) ** 2).sum())
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet import storage
-from hashnet.commit import binary_matrix
+from hashnet.arrays import binary_matrix
 from hashnet.errors import IndexMismatch, SearchError
 from hashnet.index.kinds import FlatOptions, Options, build_rows, parse_options
 from hashnet.index.postings import Postings

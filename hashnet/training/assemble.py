@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -56,14 +58,10 @@ def make_similarity(
 
 def make_loss(config: TrainConfig, similarity: Similarity) -> Loss:
     """The loss of the configured variant."""
-    if config.variant == "cnnh":
-        assert isinstance(similarity, LabelSimilarity)
-        codes, _ = similarity_codes(similarity.labels.cpu().numpy(), config.n_bits, config.seed)
-        return CNNHLoss(codes, similarity.labels.device)
-    if config.variant == "dnnh":
-        return DNNHLoss(similarity, margin=config.margin, epsilon=config.epsilon)
-    if config.variant == "dhn":
-        return DHNLoss(similarity, config.n_bits, alpha=config.alpha, quantisation=config.quantisation)
+    return LOSSES[config.variant](config, similarity)
+
+
+def _pairwise(config: TrainConfig, similarity: Similarity) -> Loss:
     return PairwiseLoss(
         similarity,
         config.n_bits,
@@ -71,3 +69,28 @@ def make_loss(config: TrainConfig, similarity: Similarity) -> Loss:
         weights=config.pair_weights,
         continuous=config.continuous_on,
     )
+
+
+def _dhn(config: TrainConfig, similarity: Similarity) -> Loss:
+    return DHNLoss(similarity, config.n_bits, alpha=config.alpha, quantisation=config.quantisation)
+
+
+def _dnnh(config: TrainConfig, similarity: Similarity) -> Loss:
+    return DNNHLoss(similarity, margin=config.margin, epsilon=config.epsilon)
+
+
+def _cnnh(config: TrainConfig, similarity: Similarity) -> Loss:
+    assert isinstance(similarity, LabelSimilarity)
+    codes, _ = similarity_codes(similarity.labels.cpu().numpy(), config.n_bits, config.seed)
+    return CNNHLoss(codes, similarity.labels.device)
+
+
+LOSSES: dict[str, Callable[[TrainConfig, Similarity], Loss]] = {
+    "hashnet": _pairwise,
+    "hashnet+c": _pairwise,
+    "hashnet-w": _pairwise,
+    "hashnet-sgn": _pairwise,
+    "dhn": _dhn,
+    "dnnh": _dnnh,
+    "cnnh": _cnnh,
+}

@@ -296,7 +296,7 @@ def peak_bytes() -> int:
 
 
 def bench_sharded(rows: int) -> None:
-    from cluster.indexing import ShardedIndex
+    from cluster.sharded import ShardedIndex
 
     codes, labels, queries = draw(rows, 64)
     with tempfile.TemporaryDirectory() as folder:

@@ -124,7 +124,7 @@ def stage_rates(folder: Path) -> dict[str, float]:
     """Decode, forward and commit, each alone on one core; what the estimate is made from."""
     import torch
 
-    from hashnet.commit import binary_column
+    from hashnet.arrays import binary_column
     from hashnet.encoding import Encoder
     from hashnet.pipeline import Gatherer
     from hashnet.plan import Part, Plan

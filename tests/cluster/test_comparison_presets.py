@@ -4,18 +4,17 @@ from cluster.comparison import CompareConfig
 from hashnet import config as configs
 from hashnet.training.config import TrainConfig
 
-PRESETS = {path.stem: path for path in configs.example_configs()}
-
 
 @pytest.mark.parametrize("name", ["imagenet100", "nuswide", "coco", "cifar10", "digits"])
 @pytest.mark.parametrize("cls", [TrainConfig, CompareConfig])
-def test_a_preset_serves_training_and_comparison(name, cls):
-    config = configs.load(cls, str(PRESETS[name]), ["run=/tmp/somewhere"])
+def test_a_preset_serves_training_and_comparison(name, cls, repo):
+    config = configs.load(cls, str(repo / f"jobs/configs/{name}.yaml"), ["run=/tmp/somewhere"])
     assert config.backbone is not None
 
 
-def test_a_comparison_passes_its_training_settings_on():
-    config = configs.load(CompareConfig, str(PRESETS["coco"]), ["run=/tmp/somewhere", "lr=0.5", "bits=16"])
+def test_a_comparison_passes_its_training_settings_on(repo):
+    preset = str(repo / "jobs/configs/coco.yaml")
+    config = configs.load(CompareConfig, preset, ["run=/tmp/somewhere", "lr=0.5", "bits=16"])
     train = config.train_config()
     assert type(train) is TrainConfig
     assert (train.backbone, train.lr) == ("alexnet", 0.5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 
 import numpy as np
@@ -20,10 +19,10 @@ from hashnet.training.bundle import save_bundle
 def job(python, repo):
     """Runs the command; gives (exit code, standard output, standard error)."""
 
-    def run(*words: str, **env: str) -> tuple[int, str, str]:
+    def run(*words: str) -> tuple[int, str, str]:
         done = subprocess.run(
             [python, "jobs/encode_db.py", *words],
-            cwd=repo, capture_output=True, text=True, env=os.environ | env, timeout=200,
+            cwd=repo, capture_output=True, text=True, timeout=200,
         )  # fmt: skip
         return done.returncode, done.stdout, done.stderr
 
@@ -62,39 +61,23 @@ def test_dry_run_prints_the_plan_and_mistakes_are_sentences(job, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_on_an_object_store(job, tmp_path, monkeypatch):
+def test_a_run_on_an_object_store(job, bucket, tmp_path):
     """Model, manifest and codes on a real S3-speaking server: the same shards as on disk, and resumed."""
-    server_module = pytest.importorskip("moto.server")
-    boto3 = pytest.importorskip("boto3")
-    keys = {
-        "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }  # fmt: skip
-    for name, value in keys.items():
-        monkeypatch.setenv(name, value)
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket="runs")
-        options = f"?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
-        run = f"s3://runs/demo{options}"
-        make_run(run, str(tmp_path / "m"))
-        make_run(str(tmp_path / "run"), str(tmp_path / "m2"))
-        code, out, err = job(f"run={run}", "rows_per_shard=500", **keys)
-        assert code == 0, err
-        result = json.loads(out.splitlines()[-1])
-        code, out, err = job(f"run={tmp_path}/run", "rows_per_shard=500")
-        assert code == 0, err
-        assert json.loads(out.splitlines()[-1])["sha256"] == result["sha256"]
-        store = CodeStore.open(storage.join(run, "codes"))
-        rows = Manifest.open(storage.join(run, "manifest.parquet")).read("database")
-        features = np.array(rows["feature"].to_pylist(), dtype=np.float32)
-        assert np.array_equal(store.codes(), Encoder.load(storage.join(run, "model")).encode(features))
-        storage.delete(storage.join(run, "codes", "_records", "codes-00001.json"))
-        code, out, err = job(f"run={run}", **keys)
-        assert code == 0, err
-        again = json.loads(out.splitlines()[-1])
-        assert (again["rows_encoded_now"], again["sha256"]) == (500, result["sha256"])
-    finally:
-        server.stop()
+    run = storage.join(bucket, "demo")
+    make_run(run, str(tmp_path / "m"))
+    make_run(str(tmp_path / "run"), str(tmp_path / "m2"))
+    code, out, err = job(f"run={run}", "rows_per_shard=500")
+    assert code == 0, err
+    result = json.loads(out.splitlines()[-1])
+    code, out, err = job(f"run={tmp_path}/run", "rows_per_shard=500")
+    assert code == 0, err
+    assert json.loads(out.splitlines()[-1])["sha256"] == result["sha256"]
+    store = CodeStore.open(storage.join(run, "codes"))
+    rows = Manifest.open(storage.join(run, "manifest.parquet")).read("database")
+    features = np.array(rows["feature"].to_pylist(), dtype=np.float32)
+    assert np.array_equal(store.codes(), Encoder.load(storage.join(run, "model")).encode(features))
+    storage.delete(storage.join(run, "codes", "_records", "codes-00001.json"))
+    code, out, err = job(f"run={run}")
+    assert code == 0, err
+    again = json.loads(out.splitlines()[-1])
+    assert (again["rows_encoded_now"], again["sha256"]) == (500, result["sha256"])

@@ -12,6 +12,7 @@ import pytest
 
 from cluster import encode_summary as summary
 from hashnet import CodeStore, commit
+from hashnet.arrays import binary_column
 from hashnet.errors import StoreError, TooManyBad
 from hashnet.plan import Part, Plan, begin, mending_range
 
@@ -21,7 +22,7 @@ CODES = {0: 0b11110000, 1: 0b11110000, 3: 0b11110001, 4: 0b10110000, 5: 0b111100
 
 
 def rows_of(ids: list[int]) -> pa.Table:
-    code = commit.binary_column(np.array([[CODES[i]] for i in ids], np.uint8))
+    code = binary_column(np.array([[CODES[i]] for i in ids], np.uint8))
     return pa.table(
         {
             "row_id": ids,

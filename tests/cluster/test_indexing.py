@@ -10,7 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from cluster.indexing import IndexConfig, ShardedIndex, build_index
+from cluster.indexing import IndexConfig, build_index
+from cluster.sharded import ShardedIndex
 from hashnet import BinaryIndex, errors
 from hashnet.store import write_store
 

@@ -14,7 +14,7 @@ SEARCHING = textwrap.dedent(
     """
     import sys
     import numpy as np
-    from cluster.indexing import ShardedIndex
+    from cluster.sharded import ShardedIndex
     from hashnet import BinaryIndex, CodeStore, errors
 
     store = CodeStore.open(sys.argv[1])

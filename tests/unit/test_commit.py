@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hashnet import CodeStore, commit, storage
-from hashnet.commit import binary_column, binary_matrix, commit_shard, finish, read_quarantine, read_records
+from hashnet.arrays import binary_column, binary_matrix
+from hashnet.commit import commit_shard, finish, read_quarantine, read_records
 from hashnet.errors import StorageError, StoreError
 from hashnet.plan import Part, Plan, begin, mending_range
 

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet import CodeStore, commit, storage
+from hashnet.arrays import binary_column
 from hashnet.errors import StoreError
 from hashnet.plan import Part, Plan, begin, mending_range, read_plan
 
@@ -29,7 +30,7 @@ LISTS = [[0, 1, 3, 4, 5], [0, 1, 3, 4, 5, 6, 7], [0, 1, 3, 4, 5, 6, 7, 2]]  # wh
 
 
 def rows_of(ids: list[int]) -> pa.Table:
-    codes = commit.binary_column(np.array([[i, 255 - i] for i in ids], np.uint8))
+    codes = binary_column(np.array([[i, 255 - i] for i in ids], np.uint8))
     uris = [f"{i}.jpg" for i in ids]
     return pa.table(
         {"row_id": ids, "uri": uris, "labels": pa.nulls(len(ids), pa.list_(pa.int32())), "code": codes}

@@ -24,15 +24,6 @@ from hashnet.training.standardise import standardise
 CLASSES, WIDTH, ROWS, BITS = 4, 10, 90, 16
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads cost more than they bring on ten columns, and much more on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def data():
     rng = np.random.default_rng(0)

@@ -28,14 +28,6 @@ from hashnet.training.sources import ArraySource, ImageSource
 from hashnet.training.worker import train_run
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory) -> str:
     uri = str(tmp_path_factory.mktemp("data") / "manifest.parquet")

@@ -21,15 +21,9 @@ from hashnet import BinaryIndex, Client, Encoder
 from hashnet.cli import main
 from hashnet.errors import ClusterError, ConfigError, LineageMismatch, RequestRejected
 from tests.api_description import exercise
-from tests.small_run import make_model, make_run, some_codes
+from tests.small_run import make_model, some_codes
 
 WRITE = "w" * 24
-pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # inside Ray Serve
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_run(tmp_path_factory.mktemp("served") / "run")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +60,7 @@ def client(server: Server) -> Iterator[Client]:
 
 @pytest.fixture
 def index(run: str) -> BinaryIndex:
+    """The newest version: tests of this file write."""
     return BinaryIndex.load(f"{run}/index")
 
 

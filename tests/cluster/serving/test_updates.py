@@ -1,0 +1,172 @@
+"""Adding, removing, and following new versions of the index."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from cluster.serving.config import ServeConfig, Tokens
+from cluster.serving.guard import Guard, digest
+from cluster.serving.index_holder import IndexHolder
+from cluster.serving.opening import look_over
+from hashnet import AsyncClient, BinaryIndex
+from hashnet.errors import LineageMismatch
+from tests.serving_app import BASE, CODE, WRITE, error_of
+from tests.small_run import make_model, some_codes
+
+
+def test_add_and_remove(app: Callable[..., Guard], own_run: str) -> None:
+    guard = app(tokens=Tokens(write=digest(WRITE)), folder=own_run)
+    codes = some_codes(3, seed=9)
+    before = BinaryIndex.load(f"{own_run}/index")
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(guard)
+        async with AsyncClient(BASE, transport=transport, token=WRITE) as client:
+            version = await client.add(codes, ids=[9000, 9001, 9002], labels=[[1], [2, 3], []])
+            assert version == before.version + 1
+            hits = await client.search(codes, k=1)
+            assert hits.ids[:, 0].tolist() == [9000, 9001, 9002]
+            assert hits.version == version
+            item = await client.item(9001)
+            assert (item["labels"], item["uri"], item["thumbnail"]) == ([2, 3], None, None)
+            for bad_ids, status, code in (
+                ([9000, 7, 8], 409, "id_taken"),
+                ([5, 5, 6], 422, "invalid_request"),
+            ):
+                with pytest.raises(Exception, match=r"already|different") as caught:
+                    await client.add(codes, ids=bad_ids)
+                assert (caught.value.status, caught.value.code) == (status, code)  # type: ignore[attr-defined]
+            with pytest.raises(Exception, match="class 10"):
+                await client.add(codes, ids=[1, 2, 3], labels=[[10], [], []])
+            taken = int(before.ids()[0])
+            gone = await client.remove([9000, taken])
+            assert gone == version + 1
+            assert 9000 not in (await client.search(codes, k=5)).ids
+            # an id given to something else is not told as what it was
+            await client.add(codes[:1], ids=[taken])
+            item = await client.item(taken)
+            assert (item["uri"], item["thumbnail"]) == (None, None)
+
+    asyncio.run(main())
+    after = BinaryIndex.load(f"{own_run}/index")
+    assert after.version == before.version + 3
+    assert after.contains([9001, 9002]).all()
+
+
+def test_a_version_of_another_model_is_not_taken_over(own_run: str) -> None:
+    first = BinaryIndex.load(f"{own_run}/index")
+    holder = IndexHolder(f"{own_run}/index", model_sha256=first.lineage["model_sha256"])
+    BinaryIndex.from_arrays(some_codes(5), lineage={"model_sha256": "f" * 64}).save(f"{own_run}/index")
+    assert not holder.follow()
+    assert holder.version == first.version
+    BinaryIndex.from_arrays(some_codes(5), lineage=first.lineage).save(f"{own_run}/index")
+    assert holder.follow()
+    assert len(holder.index) == 5
+
+
+def test_nothing_is_added_to_an_index_of_another_model(app: Callable[..., Guard], own_run: str) -> None:
+    guard = app(tokens=Tokens(write=digest(WRITE)), folder=own_run)
+    other = BinaryIndex.from_arrays(some_codes(5), lineage={"model_sha256": "f" * 64})
+    other.save(f"{own_run}/index")
+    body, headers = {"item_ids": [9000], "codes": [CODE]}, {"authorization": f"Bearer {WRITE}"}
+    with TestClient(guard, base_url=BASE) as http:
+        refused = http.post("/v1/items", json=body, headers=headers)
+        assert error_of(refused) == (409, "index_changed")
+        assert "f" * 64 in refused.text
+        assert http.get("/v1/info").json()["size"] == 400  # the old version goes on answering
+    assert len(BinaryIndex.load(f"{own_run}/index")) == 5
+
+
+def test_an_index_built_anew_is_followed(tmp_path: Path) -> None:
+    import shutil
+
+    folder = str(tmp_path / "index")
+    first = BinaryIndex.from_arrays(some_codes(5))
+    first.save(folder)
+    first.add(some_codes(1), ids=[7])
+    holder = IndexHolder(folder)
+    assert holder.version == 2
+    shutil.rmtree(folder)
+    assert not holder.follow()  # gone: the old one goes on answering
+    BinaryIndex.from_arrays(some_codes(9)).save(folder)
+    assert holder.follow()
+    assert (holder.version, len(holder.index)) == (1, 9)
+
+
+def test_items_encoded_later_are_known(app: Callable[..., Guard], own_run: str) -> None:
+    """The database grows: more codes in the store, then a new index version; nothing is restarted."""
+    from hashnet.store import CodeStore, write_store
+
+    guard = app(folder=own_run)
+    store = CodeStore.open(f"{own_run}/codes")
+    codes, ids = store.codes(), store.ids()
+    new = np.array([5000], dtype=np.int64)
+    with TestClient(guard, base_url=BASE) as http:
+        assert error_of(http.get("/v1/items/5000")) == (404, "unknown_id")
+        grown = write_store(
+            store.uri,
+            np.concatenate([codes, some_codes(1)]),
+            ids=np.concatenate([ids, new]),
+            labels=np.concatenate([store.labels(), np.eye(10, dtype=np.uint8)[:1]]),
+            uris=[*store.uris(), "digits/new.png"],
+            lineage=store.lineage,
+            overwrite=True,
+        )
+        BinaryIndex.build(grown).save(f"{own_run}/index")
+        http.post("/v1/search", json={"ids": [int(ids[0])], "min_version": 2})
+        item = http.get("/v1/items/5000").json()
+    assert (item["uri"], item["labels"]) == ("digits/new.png", [0])
+
+
+def test_a_model_that_did_not_make_the_index_is_refused_with_both_hashes(
+    own_run: str, tmp_path: Path
+) -> None:
+    other = make_model(str(tmp_path / "model"), seed=1)
+    with pytest.raises(LineageMismatch) as caught:
+        look_over(ServeConfig(run=own_run, model=str(tmp_path / "model")))
+    for sha256 in (other, BinaryIndex.load(f"{own_run}/index").lineage["model_sha256"]):
+        assert sha256 in str(caught.value)
+    without = look_over(ServeConfig(run=own_run, model="none"))
+    assert without.fixed["modality"] is None
+
+
+def test_a_batch_is_answered_by_one_version_and_errors_stay_apart(run: str, index: BinaryIndex) -> None:
+    from cluster.serving.asks import IndexAsk
+
+    holder = IndexHolder(f"{run}/index")
+    codes = some_codes(6)
+    asks = [
+        IndexAsk(codes=codes[:2], k=3),
+        IndexAsk(ids=np.array([99_999]), k=3),
+        IndexAsk(codes=codes[2:], k=3),
+        IndexAsk(codes=codes, radius=10),
+        IndexAsk(codes=codes, k=3, deadline=0.0),
+    ]
+    answers = holder.answer(asks)
+    assert {answer.version for answer in answers} == {index.version}
+    assert answers[0].hits == index.search(codes[:2], k=3)
+    assert answers[1].error is not None
+    assert answers[1].error[0] == "unknown_id"
+    assert answers[2].hits == index.search(codes[2:], k=3)
+    assert answers[3].hits == index.search_radius(codes, radius=10)
+    assert answers[4].error is not None
+    assert answers[4].error[0] == "timeout"
+
+
+def test_an_emptied_index_answers_with_nothing(tmp_path: Path) -> None:
+    from cluster.serving.asks import IndexAsk
+
+    index = BinaryIndex.from_arrays(some_codes(3))
+    index.save(str(tmp_path / "index"))
+    index.remove([0, 1, 2])
+    holder = IndexHolder(str(tmp_path / "index"))
+    found, near = holder.answer([IndexAsk(codes=some_codes(2), k=4), IndexAsk(codes=some_codes(2), radius=4)])
+    assert (found.hits.ids == -1).all()  # type: ignore[union-attr]
+    assert [len(hit) for hit in near.hits] == [0, 0]  # type: ignore[union-attr]
