@@ -60,7 +60,7 @@ cluster-demo: setup  ## a real cluster of three Ray nodes on loopback, and the f
 scale: setup  ## dress rehearsal: 1,281,167 pictures of 32 px through encode, index, evaluate (an hour or so)
 	@"$(BIN)/python" tests/bench/scale.py $(ARGS)
 
-bench: setup  ## measure against peers; JSON rows in .bench/, one a case
+bench: setup  ## measure against peers: JSON rows in .bench/, and the table in README.md
 	@"$(BIN)/python" tests/bench/run.py $(ARGS)
 
 audit: setup  ## look the installed packages up for known vulnerabilities (needs the network)

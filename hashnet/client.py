@@ -98,7 +98,7 @@ class Client(Asker):
         return self._send(Ask("GET", f"/v1/items/{int(id)}")).json()
 
     def thumbnail(self, id: int) -> bytes:
-        """A small JPEG of one indexed item."""
+        """A small JPEG or PNG of one indexed item."""
         return self._send(Ask("GET", f"/v1/items/{int(id)}/thumbnail")).content
 
     def add(self, queries: Any, ids: Any, labels: Any = None) -> int:
@@ -211,7 +211,7 @@ class AsyncClient(Asker):
         return (await self._send(Ask("GET", f"/v1/items/{int(id)}"))).json()
 
     async def thumbnail(self, id: int) -> bytes:
-        """A small JPEG of one indexed item."""
+        """A small JPEG or PNG of one indexed item."""
         return (await self._send(Ask("GET", f"/v1/items/{int(id)}/thumbnail"))).content
 
     async def add(self, queries: Any, ids: Any, labels: Any = None) -> int:

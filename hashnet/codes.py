@@ -1,7 +1,7 @@
 """THE bit convention: real values → signs → packed codes, and the distance between codes.
 
 Bit 1 stands for a value >= 0 (zero is +1, always), most significant bit first, which is numpy's
-``packbits`` order. Nothing else in the project takes a sign or packs a bit.
+``packbits`` order. Codes are made from values here alone.
 
     logits z (float)  →  signs (int8, ±1)  →  codes (uint8, n_bits // 8 bytes a row)
 

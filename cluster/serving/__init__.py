@@ -1,9 +1,11 @@
 """Serving a run over HTTP: ``serve_run`` blocks until interrupted, ``Server`` is the same as a block.
 
-config.py    settings and bounds            guard.py    tokens, bounds, headers, log of every request
-opening.py   a run's parts, checked         app.py      routes; reading.py, schemas.py what they take
-run.py       start and stop on Ray Serve    backend.py  what routes ask for
-replicas.py  the processes                  index_holder.py, encoder_holder.py  what is inside them
+config       settings, bounds, tokens        guard     tokens, bounds, headers, log of every request
+opening      a run's parts, checked          app       routes; page, reading, schemas, describe are its parts
+run          start and stop on Ray Serve     backend   what routes ask for; ray_backend sends it, as asks, to
+application  which processes, how many       replicas  the processes, which hold
+service      by Serve's config files                   index_holder, encoder_holder, writer
+proxy        when no process answers         meter     counters of all HTTP processes
 """
 
 from cluster.serving.config import ServeConfig

@@ -98,7 +98,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Markdown: one line a row that is shown, ratios first."""
     lines = [
         f"Measured on {_machine()} with `make bench`. A ratio is our rate over the peer's in the same run.",
-        "Other code lengths than 64 bits and the peers' own rows are left out; `.bench/rows.jsonl` has them.",
+        "Other code lengths than 64 bits and the peers' own rows are left out; "
+        "`make bench` writes all of them to `.bench/rows.jsonl`.",
         "",
         "| ratio | benchmark, peer | case | figures |",
         "|---|---|---|---|",

@@ -65,6 +65,8 @@ def test_images_carry_the_tested_ray_and_python(launcher, repo):
     kinds = launcher["available_node_types"].values()
     images = [launcher["docker"]["image"], *(k["docker"]["worker_image"] for k in kinds if "docker" in k)]
     images.append((repo / "cluster/kubernetes/Dockerfile").read_text().split("FROM ")[1].split()[0])
+    (wanted,) = re.findall(r'"ray\[[^]]*\]==([\d.]+)\.\*"', (repo / "pyproject.toml").read_text())
+    assert ray.startswith(f"{wanted}.")
     for image in images:
         assert re.fullmatch(rf"rayproject/ray:{re.escape(ray)}-py311-(cpu|gpu)", image)
     for name in KUBERNETES:

@@ -18,7 +18,7 @@ import pytest
 
 from cluster import cluster_demo, metrics
 from cluster.job import read_settings
-from hashnet import cli
+from hashnet import Manifest, cli
 from hashnet.data.sources import digits
 from hashnet.errors import HashnetError
 from tests.small_run import make_run
@@ -26,7 +26,7 @@ from tests.small_run import make_run
 REPO = Path(__file__).resolve().parents[2]
 GUIDES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (REPO / "docs").glob("*.md"))]
 JOBS = sorted(path.stem for path in (REPO / "jobs").glob("*.py") if path.stem != "__init__")
-NOT_OURS = {"key", "weights_only"}  # NAME=value in a guide that is no setting of a job
+NOT_OURS = {"key", "weights_only", "token"}  # NAME=value in a guide that is no setting of a job
 
 
 def read(name):
@@ -139,15 +139,19 @@ def test_paths_and_links_lead_somewhere():
 
 def test_the_layout_in_the_readme_is_the_tree():
     layout = read("README.md").split("## Layout")[1].split("##")[0]
-    parent = ""
+    parent, named = "", {"hashnet/": set(), "cluster/": set()}
     for line in layout.splitlines():
         names = re.split(r"\s{2,}", line.strip())[0].split()
         if re.match(r" {4}\S", line):
             (parent,) = names
             assert (REPO / parent).is_dir(), line
-        elif parent == "hashnet/" and line.strip():
-            for each in names:
-                assert any((REPO / f"hashnet/{each}{end}").exists() for end in ("", ".py")), each
+        elif parent in named:
+            named[parent].update(name.rstrip("/") for name in names)
+    for folder, names in named.items():
+        there = {
+            path.stem for path in (REPO / folder).iterdir() if not path.name.startswith(("_", "py.", "."))
+        }
+        assert names == there, folder
 
 
 def test_the_cluster_demo_submits_what_the_readme_prints():
@@ -208,11 +212,16 @@ def own_data(tmp_path, monkeypatch):
     labels = rng.integers(0, 5, 6100)
     np.save("labels.npy", labels)
     np.save("features.npy", (rng.normal(size=(6100, 16)) + 3 * np.eye(5, 16)[labels]).astype(np.float32))
-    # twenty similar and twenty dissimilar pairs; those not listed are unknown
-    groups = [np.flatnonzero(labels == c) for c in (0, 1)]
+    return tmp_path
+
+
+def write_clicks():
+    """Twenty similar and twenty dissimilar pairs of training rows; those not listed are unknown."""
+    rows = Manifest.open("unlabelled.parquet").read("train")["row_id"].to_numpy()
+    labels = np.load("labels.npy")[rows]
+    groups = [rows[labels == c] for c in (0, 1)]
     pairs = {"row_a": [*groups[0][:20], *groups[0][:20]], "row_b": [*groups[0][20:40], *groups[1][:20]]}
     pq.write_table(pa.table({**pairs, "similar": [True] * 20 + [False] * 20}), "clicks.parquet")
-    return tmp_path
 
 
 def your_data_commands(own_data):
@@ -233,9 +242,11 @@ def test_the_guide_to_own_data_runs_as_printed(own_data, capsys):
 @pytest.mark.timeout(900)
 def test_the_jobs_of_the_guide_run_as_printed(own_data):
     env = os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
-    lines = [line for line in your_data_commands(own_data) if "vectors" in line]
+    lines = [line for line in your_data_commands(own_data) if "vectors" in line or "unlabelled" in line]
     assert sum(line.startswith("python jobs/") for line in lines) == 3
     for line in lines:
+        if "pairs=" in line:
+            write_clicks()
         done = subprocess.run(
             line.replace("jobs/", f"{REPO}/jobs/"), shell=True, env=env, capture_output=True, text=True
         )
