@@ -129,7 +129,12 @@ def _encoded(
             torch.manual_seed(config.seed)  # a backbone with weights=random is the same in every run
             save_bundle(model, make_model(resolved, manifest).eval(), summary={"trained": False})
     encode = EncodeConfig(
-        run=folder, manifest=manifest.uri, output="features", split=split, base_uri=config.base_uri
+        run=folder,
+        manifest=manifest.uri,
+        output="features",
+        split=split,
+        base_uri=config.base_uri,
+        engine=config.engine,
     )
     encode_database(encode)
     store = FeatureStore.open(encode.out_uri)

@@ -17,6 +17,7 @@ from typing import Any
 from cluster import placement, session
 from cluster.causes import ours
 from cluster.compare_data import comparison_manifest, shallow_features, zero_shot_manifest
+from cluster.encoding import ENGINES
 from cluster.planning import Need
 from hashnet import config as configs
 from hashnet import storage
@@ -67,6 +68,10 @@ class CompareConfig(TrainConfig):
     features: str = key(
         "auto", "what shallow methods take of pictures; auto: pixels where weights=random",
         choices=("auto", "backbone", "pixels"),
+    )  # fmt: skip
+    engine: str = key(
+        "auto", "how that backbone runs: compiling takes a minute or two and pays for thousands of pictures",
+        choices=ENGINES,
     )  # fmt: skip
     cpus_per_cell: int = key(1, "CPUs of a cell's task", low=1)
     log_every: int = key(10, "steps between rows of a deep cell's history", low=1)

@@ -119,7 +119,9 @@ def _compare_config(config: DemoConfig) -> CompareConfig:
     values = {name: getattr(base, name) for name in base.__dataclass_fields__}
     values |= {"run": storage.join(config.run, "compare"), "num_workers": 1}
     values |= {"manifest": storage.join(config.run, "manifest.parquet"), "dataset": None}
-    return CompareConfig(**values, methods=METHODS, bits=[config.n_bits], zero_shot=0.0, k=config.k)
+    return CompareConfig(
+        **values, methods=METHODS, bits=[config.n_bits], zero_shot=0.0, k=config.k, engine="cpu-eager"
+    )
 
 
 def _query(run: str) -> dict[str, Any]:

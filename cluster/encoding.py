@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 FEATURE_SHARD_BYTES = 64 << 20  # a shard of 4096-d features would otherwise be 134 MB
 
 
+ENGINES = ("auto", "cuda", "cpu-compiled", "cpu-eager")  # those of hashnet.engine, which loads torch
+
+
 @dataclass(frozen=True)
 class EncodeConfig:
     run: str = key(REQUIRED, "run folder: an absolute path or a URI; its model/ encodes")
@@ -55,7 +58,7 @@ class EncodeConfig:
     )
     only_failed: bool = key(False, "retry the quarantine; what is mended becomes an extra shard")
     dry_run: bool = key(False, "print the plan and stop")
-    engine: str = key("auto", "how the model runs", choices=("auto", "cuda", "cpu-compiled", "cpu-eager"))
+    engine: str = key("auto", "how the model runs", choices=ENGINES)
     num_actors: int | None = key(None, "encoder actors (default: one a GPU, else one a CPU)", low=1)
     gpus_per_actor: float | None = key(
         None, "GPUs of an actor, 0.5 lets two share one (default: 1 where there are any)", low=0

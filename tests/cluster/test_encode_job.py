@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from hashnet import CodeStore, Encoder, Manifest, storage
+from cluster import encoding
+from hashnet import CodeStore, Encoder, Manifest, engine, storage
 from hashnet.data.sources import make_manifest
 from hashnet.models import build_model
 from hashnet.training.bundle import save_bundle
@@ -34,6 +35,10 @@ def make_run(uri: str, local: str) -> None:
     make_manifest("digits", local, modality="features").copy_to(storage.join(uri, "manifest.parquet"))
     torch.manual_seed(0)
     save_bundle(storage.join(uri, "model"), build_model("features", 48, n_features=64))
+
+
+def test_the_engines_are_those_of_the_library():
+    assert encoding.ENGINES == engine.ENGINES
 
 
 def test_help_names_every_key(job):
