@@ -41,8 +41,8 @@ demo: setup  ## train, encode, index, evaluate, compare, query, report: on embed
 test: setup  ## the tests that every change must pass (under ten minutes on two cores)
 	@$(PYTEST)
 
-test-all: setup browser lint  ## every test, the slow ones and the browser's too
-	@export HASHNET_REQUIRE_BROWSER=1; $(subst pytest -q,pytest -q --slow,$(PYTEST))
+test-all: setup browser lint  ## every test, the browser's and the slow ones too (an hour or so)
+	@export HASHNET_REQUIRE_BROWSER=1; $(PYTEST) && "$(BIN)/python" -m pytest --slow -m slow -v $(ARGS)  # these one by one
 
 browser:  ## install Chromium for the browser tests where it is missing (Debian's package)
 	@command -v chromium chromium-browser google-chrome >/dev/null || { apt-get update -q && apt-get install -qy chromium; } \

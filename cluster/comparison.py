@@ -45,7 +45,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class CompareConfig(TrainConfig):
-    manifest: str | None = key(None, "the data: a manifest made by `hashnet dataset`")
+    manifest: str | None = key(None, "the data: a manifest made by `hashnet dataset`", path=True)
     methods: list[str] = key(["all"], "names, or the groups all, deep, shallow, ablation")
     bits: list[int] = key([16, 32, 48, 64], "code lengths", check=check_n_bits)
     seeds: list[int] = key([0], "each is one repetition; several give mean ± deviation", low=0)
@@ -61,9 +61,13 @@ class CompareConfig(TrainConfig):
         [], "tune at these code lengths only; others take the nearest one's settings (empty: at all)",
         check=check_n_bits,
     )  # fmt: skip
-    settings: str | None = key(None, "tuned.json of another comparison: take its settings, tune nothing")
+    settings: str | None = key(
+        None, "tuned.json of another comparison: take its settings, tune nothing", path=True
+    )
     zero_shot: float = key(0.25, "share of classes unseen in training for Table 2; 0: no such table", low=0)
-    zero_shot_manifest: str | None = key(None, "a manifest made with the zero-shot protocol, instead")
+    zero_shot_manifest: str | None = key(
+        None, "a manifest made with the zero-shot protocol, instead", path=True
+    )
     zero_shot_methods: list[str] = key(["hashnet", "dhn"], "methods of Table 2")
     features: str = key(
         "auto", "what shallow methods take of pictures; auto: pixels where weights=random",

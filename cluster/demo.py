@@ -42,8 +42,10 @@ DIGITS = str(Path(session.CHECKOUT) / "jobs" / "configs" / "digits.yaml")
 
 @dataclass(frozen=True)
 class DemoConfig:
-    run: str = key(REQUIRED, "run folder; made if it is not there, gone on with if it is")
-    images: str | None = key(None, "a folder of your own pictures, one folder a class (default: digits)")
+    run: str = key(REQUIRED, "run folder; made if it is not there, gone on with if it is", path=True)
+    images: str | None = key(
+        None, "a folder of your own pictures, one folder a class (default: digits)", path=True
+    )
     n_bits: int = key(48, "code length", check=check_n_bits)
     num_workers: int = key(2, "training workers", low=1)
     k: int = key(1000, "depth of MAP", low=1)
@@ -96,11 +98,10 @@ def _train_config(config: DemoConfig) -> TrainConfig:
 
 def _manifest_of(config: DemoConfig) -> str:
     """RUN/pictures.parquet of the folder, made once."""
-    from hashnet.data.files import absolute
     from hashnet.data.sources import load_rows, make_manifest
 
     assert config.images is not None
-    where, folder = storage.join(config.run, "pictures.parquet"), absolute(config.images)
+    where, folder = storage.join(config.run, "pictures.parquet"), storage.absolute(config.images)
     if not storage.exists(storage.join(where, "_manifest.json")):
         if load_rows("imagefolder", path=folder)[0].labels is None:
             raise ConfigError(

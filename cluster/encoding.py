@@ -43,12 +43,12 @@ ENGINES = ("auto", "cuda", "cpu-compiled", "cpu-eager")  # those of hashnet.engi
 
 @dataclass(frozen=True)
 class EncodeConfig:
-    run: str = key(REQUIRED, "run folder: an absolute path or a URI; its model/ encodes")
+    run: str = key(REQUIRED, "run folder: an absolute path or a URI; its model/ encodes", path=True)
     manifest: str | None = key(
-        None, "manifest to encode, copied into the run (default: RUN/manifest.parquet)"
+        None, "manifest to encode, copied into the run (default: RUN/manifest.parquet)", path=True
     )
-    model: str | None = key(None, "model bundle (default: RUN/model)")
-    out: str | None = key(None, "output folder (default: RUN/codes or RUN/features)")
+    model: str | None = key(None, "model bundle (default: RUN/model)", path=True)
+    out: str | None = key(None, "output folder (default: RUN/codes or RUN/features)", path=True)
     output: str = key("codes", "packed codes, or the backbone's features", choices=("codes", "features"))
     split: str = key("database", "which rows", choices=("database", "query", "train"))
     n_bits: int | None = key(None, "refuse a model with another code length", low=8)
@@ -64,7 +64,7 @@ class EncodeConfig:
         None, "GPUs of an actor, 0.5 lets two share one (default: 1 where there are any)", low=0
     )
     chunk_rows: int | None = key(None, "pictures that move together (default: 32 MB of pixels)", low=1)
-    base_uri: str | None = key(None, "folder that relative picture paths start from")
+    base_uri: str | None = key(None, "folder that relative picture paths start from", path=True)
 
     @property
     def model_uri(self) -> str:

@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class IndexConfig:
-    run: str = key(REQUIRED, "run folder: an absolute path or a URI; its codes/ are indexed")
+    run: str = key(REQUIRED, "run folder: an absolute path or a URI; its codes/ are indexed", path=True)
     kind: str = key("flat", "exact, or approximate and faster", choices=KINDS)
-    codes: str | None = key(None, "code store (default: RUN/codes)")
-    out: str | None = key(None, "output folder (default: RUN/index)")
+    codes: str | None = key(None, "code store (default: RUN/codes)", path=True)
+    out: str | None = key(None, "output folder (default: RUN/index)", path=True)
     labels: bool = key(True, "keep labels beside the index, for filters")
     recall: float | None = key(None, "ivf: tune nprobe to this recall@k on sample queries", low=0, high=1)
     k: int = key(10, "results a query that recall is measured on", low=1)

@@ -80,7 +80,7 @@ def read_settings(cls: type[C], argv: list[str]) -> C:
             words.append(word)
     settings = config.load(cls, config_file, words)
     _check_run(getattr(settings, "run", None))
-    return settings
+    return config.with_absolute_paths(settings)
 
 
 def _check_run(run: str | None) -> None:

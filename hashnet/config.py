@@ -47,19 +47,34 @@ def key(
     low: float | None = None,
     high: float | None = None,
     check: Callable[[Any], Any] | None = None,
+    path: bool = False,
 ) -> Any:
-    """A dataclass field with its meaning and its bounds; ``default=REQUIRED`` must be given."""
+    """A dataclass field with its meaning and its bounds; ``default=REQUIRED`` must be given.
+
+    ``path``: it names a file or folder, see ``with_absolute_paths``.
+    """
     metadata = {
         "meaning": meaning,
         "choices": tuple(choices) if choices is not None else None,
         "low": low,
         "high": high,
         "check": check,
+        "path": path,
     }
     if isinstance(default, (list, dict)):
         frozen = default
         return dataclasses.field(default_factory=lambda: type(frozen)(frozen), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def with_absolute_paths(settings: C) -> C:
+    """The same settings with relative paths made absolute: workers may run in another folder."""
+    changed = {}
+    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
+        value = getattr(settings, field.name)
+        if field.metadata.get("path") and value and value not in (field.default, "none"):
+            changed[field.name] = storage.absolute(value)
+    return dataclasses.replace(settings, **changed) if changed else settings  # type: ignore[type-var]
 
 
 def load(cls: type[C], config_file: str | None = None, overrides: Iterable[str] = ()) -> C:

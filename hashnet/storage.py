@@ -71,6 +71,11 @@ def is_local(uri: str | os.PathLike) -> bool:
     return isinstance(resolve(uri)[0], fs.LocalFileSystem)
 
 
+def absolute(uri: str) -> str:
+    """``uri`` so that it means the same from anywhere: URIs as they are, paths made absolute."""
+    return uri if is_uri(uri) else resolve(uri)[1]
+
+
 def join(uri: str | os.PathLike, *names: str) -> str:
     """``uri`` with names appended before any ``?options``; a plain path stays a plain path."""
     base, mark, options = str(uri).partition("?") if is_uri(uri) else (str(uri), "", "")

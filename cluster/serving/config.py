@@ -17,12 +17,14 @@ class ServeConfig:
     """What ``jobs/serve.py`` takes."""
 
     run: str = key(
-        REQUIRED, "run folder with index/, and codes/, model/ and manifest.parquet where there are"
+        REQUIRED, "run folder with index/, and codes/, model/ and manifest.parquet where there are", path=True
     )
     host: str = key("127.0.0.1", "address to listen on; any other than loopback needs HASHNET_TOKEN")
     port: int = key(8000, "port to listen on", low=1, high=65_535)
-    model: str = key("auto", "model bundle; auto: RUN/model where it exists; none: codes and ids only")
-    index: str = key("auto", "index folder; auto: RUN/index")
+    model: str = key(
+        "auto", "model bundle; auto: RUN/model where it exists; none: codes and ids only", path=True
+    )
+    index: str = key("auto", "index folder; auto: RUN/index", path=True)
     engine: str = key("auto", "exact search by", choices=("auto", "faiss", "kernel"))
     index_device: str = key("cpu", "where a flat index lies", choices=("cpu", "cuda"))
     encoder_device: str = key(
@@ -47,8 +49,8 @@ class ServeConfig:
     max_hits: int = key(4_000_000, "most hits in one answer", low=1)
     max_inflight: int = key(256, "requests under way in one HTTP process; more are told to come later", low=1)
     timeout_s: float = key(20.0, "longest time one request may take", low=0.1)
-    tls_cert: str = key("", "certificate chain (PEM) to speak HTTPS with")
-    tls_key: str = key("", "its private key (PEM)")
+    tls_cert: str = key("", "certificate chain (PEM) to speak HTTPS with", path=True)
+    tls_key: str = key("", "its private key (PEM)", path=True)
     name: str = key("hashnet", "name of the Serve application")
 
     def __post_init__(self) -> None:

@@ -16,11 +16,6 @@ PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", "
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
-def absolute(uri: str) -> str:
-    """``uri`` so that it means the same from anywhere: URIs as they are, paths made absolute."""
-    return uri if storage.is_uri(uri) else storage.resolve(uri)[1]
-
-
 def beside(uri: str, suffix: str) -> str:
     """A neighbour of ``uri``: its name without ``.parquet``, plus ``suffix``."""
     base, mark, options = uri.partition("?") if storage.is_uri(uri) else (uri, "", "")
@@ -76,11 +71,11 @@ def expand(uri: str, ending: str) -> list[str]:
         base, mark, options = uri.partition("?") if storage.is_uri(uri) else (uri, "", "")
         folder = (base.rpartition("/")[0] or ".") + mark + options
         matching = [n for n in storage.list_names(folder) if fnmatch.fnmatch(n, pattern)]
-        files = [absolute(storage.join(folder, name)) for name in matching]
+        files = [storage.absolute(storage.join(folder, name)) for name in matching]
     elif storage.is_folder(uri):
-        files = [absolute(storage.join(uri, name)) for name in find_below(uri, [ending])]
+        files = [storage.absolute(storage.join(uri, name)) for name in find_below(uri, [ending])]
     else:
-        files = [absolute(uri)] if storage.exists(uri) else []
+        files = [storage.absolute(uri)] if storage.exists(uri) else []
     if not files:
         raise DataError(f"there is no {ending} file at {uri}; check the path")
     return files

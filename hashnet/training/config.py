@@ -52,15 +52,19 @@ def _known_backbone(name: str) -> None:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    run: str = key(REQUIRED, "run folder: a path on storage every node sees, or a URI")
-    manifest: str | None = key(None, "the data: a manifest made by `hashnet dataset`; the run keeps a copy")
+    run: str = key(REQUIRED, "run folder: a path on storage every node sees, or a URI", path=True)
+    manifest: str | None = key(
+        None, "the data: a manifest made by `hashnet dataset`; the run keeps a copy", path=True
+    )
     dataset: str | None = key(
         None, "instead of a manifest: data that needs no download", choices=("digits", "synthetic")
     )
-    base_uri: str | None = key(None, "folder that relative picture paths of the manifest start from")
+    base_uri: str | None = key(
+        None, "folder that relative picture paths of the manifest start from", path=True
+    )
     modality: str = key("image", "of an embedded data set", choices=("image", "features"))
     pairs: str | None = key(
-        None, "Parquet table row_a, row_b, similar: learn from these pairs, not from labels"
+        None, "Parquet table row_a, row_b, similar: learn from these pairs, not from labels", path=True
     )
 
     n_bits: int = key(48, "code length, a multiple of 8", check=check_n_bits)

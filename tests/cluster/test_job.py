@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import pytest
 
 from cluster import job
+from cluster.serving.config import ServeConfig
 from hashnet.config import REQUIRED, key
 from hashnet.errors import ConfigError, DataError
+from hashnet.training.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -136,3 +138,14 @@ def test_drivers_start_without_torch(python, repo):
     """Importing it takes seconds; `--help`, and drivers whose workers do the work, go without."""
     ask = "import sys, cluster.encoding, cluster.evaluation, cluster.sweeping; print('torch' in sys.modules)"
     assert subprocess.check_output([python, "-c", ask], cwd=repo, text=True).strip() == "False"
+
+
+def test_relative_paths_mean_this_folder_wherever_workers_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(job.SUBMITTED, raising=False)
+    words = ["run=runs/a", "manifest=s3://bucket/m.parquet", "pairs=clicks.parquet", "backbone=small_cnn"]
+    settings = job.read_settings(TrainConfig, words)
+    assert settings.run == str(tmp_path / "runs/a")
+    assert settings.pairs == str(tmp_path / "clicks.parquet")
+    assert (settings.manifest, settings.backbone) == ("s3://bucket/m.parquet", "small_cnn")
+    assert job.read_settings(ServeConfig, ["run=/r", "model=none"]).model == "none"

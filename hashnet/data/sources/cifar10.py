@@ -14,7 +14,6 @@ import pyarrow as pa
 from hashnet import storage
 from hashnet.config import REQUIRED, key
 from hashnet.data.class_lists import one_each
-from hashnet.data.files import absolute
 from hashnet.data.references import byte_ranges
 from hashnet.data.rows import Rows, from_uris
 from hashnet.errors import DataError
@@ -41,7 +40,7 @@ def load(options: Options) -> Rows:
         )
     uris, classes, names = [], [], []
     for name in files:
-        uri = absolute(storage.join(options.path, name))
+        uri = storage.absolute(storage.join(options.path, name))
         data = np.frombuffer(storage.read_bytes(uri), dtype=np.uint8)
         if len(data) % RECORD or not len(data):
             raise DataError(

@@ -14,7 +14,6 @@ import pyarrow as pa
 from hashnet import storage
 from hashnet.config import REQUIRED, key
 from hashnet.data.class_lists import choose, read_names
-from hashnet.data.files import absolute
 from hashnet.data.rows import Rows, from_uris
 from hashnet.data.sources.imagefolder import complete
 from hashnet.errors import DataError, FormatError, StorageError
@@ -41,7 +40,7 @@ def load(options: Options) -> Rows:
     number = {i: chosen.index(name) for i, name in names.items() if name in set(chosen)}
     uris, keys, lists, pruned = [], [], [], 0
     for uri, content in zip(files, read, strict=True):
-        folder = absolute(options.images or _pictures(uri, options.path))
+        folder = storage.absolute(options.images or _pictures(uri, options.path))
         labels: dict[int, set[int]] = {image["id"]: set() for image in content["images"]}
         for annotation in content["annotations"]:
             if annotation["image_id"] not in labels:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from hashnet import storage
 from hashnet.config import REQUIRED, key
 from hashnet.data.class_lists import by_name, choose, read_names
-from hashnet.data.files import PICTURES, absolute, find_below
+from hashnet.data.files import PICTURES, find_below
 from hashnet.data.rows import Rows, from_uris
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.errors import DataError
@@ -39,7 +39,7 @@ def load(options: Options) -> Rows:
     if len(names) == 0:
         raise DataError(f"there is no picture below {options.path} (looked for {', '.join(PICTURES)})")
     layout = options.layout if options.layout != "auto" else _guess(names)
-    base = absolute(options.path)
+    base = storage.absolute(options.path)
     if layout == "flat":
         return from_uris(complete(base, names), names=names)
     fixed, below = None, names

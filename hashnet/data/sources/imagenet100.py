@@ -14,7 +14,7 @@ import pyarrow as pa
 from hashnet import storage
 from hashnet.config import REQUIRED, key
 from hashnet.data.class_lists import by_name, choose, read_names
-from hashnet.data.files import PICTURES, absolute, find_below
+from hashnet.data.files import PICTURES, find_below
 from hashnet.data.rows import Rows, from_uris
 from hashnet.data.sources.imagefolder import complete
 from hashnet.data.splits import DATABASE, QUERY
@@ -56,8 +56,9 @@ def load(options: Options) -> Rows:
     labels, _ = by_name(pa.array(owners, pa.string()), classes)
     paths = pa.array(names, pa.string())
     return from_uris(
-        complete(absolute(root), paths), labels=labels, n_classes=len(classes), class_names=tuple(classes),
-        names=paths, fixed=np.where(np.arange(len(names)) < n_train, DATABASE, QUERY).astype(np.uint8),
+        complete(storage.absolute(root), paths),
+        labels=labels, n_classes=len(classes), class_names=tuple(classes), names=paths,
+        fixed=np.where(np.arange(len(names)) < n_train, DATABASE, QUERY).astype(np.uint8),
     )  # fmt: skip
 
 

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from hashnet import storage
 from hashnet.config import key
 from hashnet.data.class_lists import read_names
-from hashnet.data.files import absolute
 from hashnet.data.lists import ListFile, read_list
 from hashnet.data.rows import Rows
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
@@ -43,7 +42,7 @@ class Options:
 def load(options: Options) -> Rows:
     """Rows of one list, or of the lists of three splits, joined by path."""
     files = _files(options)
-    root = absolute(options.root or _folder(next(iter(files.values()))))
+    root = storage.absolute(options.root or _folder(next(iter(files.values()))))
     lists = {name: read_list(uri) for name, uri in files.items()}
     for found in lists.values():
         _refuse_duplicates(found)

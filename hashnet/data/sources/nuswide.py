@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 from hashnet import labels as label_sets
 from hashnet import storage
 from hashnet.config import REQUIRED, key
-from hashnet.data.files import absolute
 from hashnet.data.rows import Rows, from_uris
 from hashnet.data.sources.imagefolder import complete
 from hashnet.errors import DataError, StorageError
@@ -56,7 +55,7 @@ def load(options: Options) -> Rows:
     labels = np.stack([columns[i] for i in chosen], axis=1)  # (n, n_concepts) of 0 and 1
     labelled = labels.any(axis=1)
     kept = paths.filter(pa.array(labelled))
-    pictures = absolute(options.images or _first_folder(options.path, PICTURES))
+    pictures = storage.absolute(options.images or _first_folder(options.path, PICTURES))
     return from_uris(
         complete(pictures, kept), labels=label_sets.to_lists(labels[labelled]), n_classes=len(chosen),
         class_names=tuple(concepts[i] for i in chosen), names=kept,

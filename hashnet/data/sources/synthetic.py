@@ -14,7 +14,7 @@ from hashnet import labels as label_sets
 from hashnet import storage
 from hashnet.config import key
 from hashnet.data import shards
-from hashnet.data.files import absolute, beside
+from hashnet.data.files import beside
 from hashnet.data.rows import Rows
 from hashnet.data.sources.drawing import BLOCK, draw_block, encode_jpegs
 from hashnet.errors import DataError
@@ -57,7 +57,7 @@ def load(options: Options, out: str | None) -> Rows:
     if store != "inline":
         if options.images is None and out is None:
             raise DataError("give images=FOLDER: the pictures need a place")
-        folder = absolute(options.images or beside(str(out), "-images"))
+        folder = storage.absolute(options.images or beside(str(out), "-images"))
     lists = _label_lists(classes)
 
     def payload(start: int, stop: int) -> pa.Table:
