@@ -1,11 +1,11 @@
 """How encoding grows with workers of one core each, and the rate of each of its stages on one core.
 
-    python tests/bench/scaling.py [--images 2880] [--backbone alexnet] [--gpu-rate 2000] [--no-docs]
+    python tests/bench/scaling.py [--images 2880] [--rounds 2] [--backbone alexnet] [--gpu-rate 2000] [--no-docs]
 
 ``encode``: `ray job submit` of encode_db to a cluster with one and with two nodes, each bound to one
 core, JPEGs of 500 x 375; the rate is taken between the first and the last shard's commit, so that
-starting actors does not count. Its limit: one and two plain processes that decode and encode. Two
-rounds, one and two in turns; the ratio is that of the sums. The stages, in one process on one core:
+starting actors does not count. Its limit: one and two plain processes that decode and encode. Rounds of
+one and two in turns; the ratio is that of the sums. The stages, in one process on one core:
 fetch + decode, forward, gathering and committing codes, and what a chunk of pixels costs on its way from
 one node to another. From these rates comes the estimate for 8, 32 and 128 GPU nodes, put between the
 marks in docs/scaling.md. What a GPU does in a second cannot be measured without one: ``--gpu-rate``
@@ -41,7 +41,6 @@ from cluster.local import LocalCluster, job_result
 ENGINE = "cpu-eager"  # compiling would take longer than the runs
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
 BEGIN, END = "<!-- scaling: begin -->", "<!-- scaling: end -->"
-ROUNDS = 2
 SHARD = 96  # pictures: three batches
 NODES = (8, 32, 128)
 CORES_A_GPU = 24  # ray_cluster.yaml: a CPU node of 16 cores for each GPU node of 8
@@ -281,6 +280,7 @@ def table(rates: dict[str, float], gpu_rate: float, ratio: float, limit: float) 
 def main() -> None:
     words = argparse.ArgumentParser()
     words.add_argument("--images", type=int, default=2880)
+    words.add_argument("--rounds", type=int, default=2)
     words.add_argument("--backbone", default="alexnet")
     words.add_argument("--gpu-rate", type=float, default=2000, help="pictures a second of one GPU, assumed")
     words.add_argument("--no-docs", action="store_true", help="leave docs/scaling.md as it is")
@@ -290,7 +290,7 @@ def main() -> None:
         make_pictures(folder, max(given.images, N_FILES), given.backbone, ENGINE)
         about = {"backbone": given.backbone, "engine": ENGINE, "images": given.images}
         found: dict[str, list[float]] = {"ours 1": [], "ours 2": [], "plain 1": [], "plain 2": []}
-        for n in (1, 2) * ROUNDS:  # one and two in turns: other load of the machine meets both
+        for n in (1, 2) * given.rounds:  # one and two in turns: other load of the machine meets both
             found[f"ours {n}"].append(round(encode_rate(folder, n), 1))
             found[f"plain {n}"].append(round(plain_rate(folder, n), 1))
         for n in (1, 2):
