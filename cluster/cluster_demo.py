@@ -8,13 +8,12 @@ down what it started, also after Ctrl-C or a failure.
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from cluster.local import LocalCluster, job_result
+from cluster.local import LocalCluster, follow, job_result
 from hashnet.progress import duration
 
 NODES = {"head": {"cpus": 0}, "node-1": {"cpus": 1}, "node-2": {"cpus": 1}}
@@ -47,7 +46,7 @@ def main(run: str) -> int:
                 print(f"\n$ ray job submit --working-dir . -- {' '.join(command)}", flush=True)
                 started = time.monotonic()
                 process = cluster.start_job(command)
-                log = _show(process)
+                log = follow(process)
                 if process.returncode != 0:
                     print(f"cluster-demo: {name} failed with exit code {process.returncode}", file=sys.stderr)
                     return process.returncode
@@ -64,18 +63,6 @@ def main(run: str) -> int:
         print(f"  {name.ljust(12)}{duration(seconds).rjust(8)}  {facts}")
     print(f"  run: {run}")
     return 0
-
-
-def _show(process: subprocess.Popen) -> str:
-    """Prints a job's log as it comes, without the CLI's own advice; returns all of it."""
-    lines = []
-    assert process.stdout is not None
-    for line in process.stdout:
-        lines.append(line)
-        if " -- " not in line[:60]:  # Ray's own lines: "time INFO cli.py:330 -- …"
-            print(f"  {line}", end="", flush=True)
-    process.wait()
-    return "".join(lines)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from cluster.session import CHECKOUT, LOOPBACK
 from hashnet.errors import ClusterError
@@ -187,6 +187,18 @@ class LocalCluster:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+
+
+def follow(job: subprocess.Popen, sink: TextIO | None = None) -> str:
+    """Shows a job's log as it comes, without the CLI's own advice, until it ends; returns all of it."""
+    lines = []
+    assert job.stdout is not None
+    for line in job.stdout:
+        lines.append(line)
+        if " -- " not in line[:60]:  # Ray's own lines: "time INFO cli.py:330 -- …"
+            print(f"  {line}", end="", file=sink or sys.stdout, flush=True)
+    job.wait()
+    return "".join(lines)
 
 
 def job_result(log: str) -> dict[str, Any]:

@@ -115,8 +115,9 @@ def main() -> None:
                 make(Path(name) / f"{case}-{n}", n)
                 row = alone(Path(name) / f"{case}-{n}")
                 peaks.append(row["peak_pss_mb"])
+                if len(peaks) > 1:
+                    row["ratio"] = round(peaks[1] / peaks[0], 3)
                 print(json.dumps({"case": case, **row}), flush=True)
-            print(json.dumps({"case": case, "ratio_of_peaks": round(peaks[1] / peaks[0], 3)}), flush=True)
 
 
 if __name__ == "__main__":

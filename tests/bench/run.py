@@ -1,10 +1,10 @@
-"""Runs every benchmark and puts the performance table into the README.
+"""Runs every benchmark and puts the performance tables into the README.
 
     python tests/bench/run.py [NAME …] [--no-readme]
 
 Each benchmark is a script beside this one that prints one JSON row a case. The rows are kept in
-.bench/rows.jsonl (those of benchmarks that did not run this time stay), and the table between the two
-marks in README.md is made from them: ratios first, then the case, then its figures.
+.bench/rows.jsonl (those of benchmarks that did not run this time stay), and what stands between the two
+marks in README.md is made from them. The name `none` runs nothing and draws the tables again.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import argparse
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from tables import put_between, tables
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parents[1]
@@ -37,10 +38,6 @@ COMMANDS = {  # benchmark → what it is started with, in the order of the table
     "serving": [[]],
     "manifest": [[]],
 }
-PEERS = {  # what a row's ``ratio`` is to, where its case does not say it
-    "index": ", IndexBinaryFlat",
-    "training": ", plain torch loop",
-}
 
 
 def main() -> int:
@@ -50,6 +47,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", default=list(COMMANDS), metavar="NAME")
     parser.add_argument("--no-readme", action="store_true", help="leave the README as it is")
     given = parser.parse_args()
+    given.names = [] if given.names == ["none"] else given.names
     unknown = [name for name in given.names if name not in COMMANDS]
     if unknown:
         parser.error(f"no benchmark called {', '.join(unknown)}; there are {', '.join(COMMANDS)}")
@@ -64,7 +62,7 @@ def main() -> int:
                 failed.append(f"{name} {' '.join(arguments)} (exit code {code})")
         _write(kept)
     if not given.no_readme:
-        put_between(REPO / "README.md", BEGIN, END, table(kept))
+        put_between(REPO / "README.md", BEGIN, END, tables(kept, _machine()))
     for line in failed:
         print(f"bench: failed: {line}", file=sys.stderr)
     return 1 if failed else 0
@@ -94,49 +92,6 @@ def _write(rows: list[dict[str, Any]]) -> None:
     ROWS.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown: one line a row that is shown, ratios first."""
-    lines = [
-        f"Measured on {_machine()} with `make bench`. A ratio is our rate over the peer's in the same run.",
-        "Other code lengths than 64 bits and the peers' own rows are left out; "
-        "`make bench` writes all of them to `.bench/rows.jsonl`.",
-        "",
-        "| ratio | benchmark, peer | case | figures |",
-        "|---|---|---|---|",
-    ]
-    for row in filter(_shown, rows):
-        ratios = _ratios(row)
-        rest = {
-            n: v for n, v in row.items() if n not in ratios and n not in ("bench", "case") and v is not None
-        }
-        shown = "<br>".join(f"{_number(value)}{_to(name)}" for name, value in ratios.items())
-        figures = ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in rest.items())
-        where = row["bench"] + (PEERS.get(row["bench"], "") if "ratio" in ratios else "")
-        lines.append(f"| {shown or '–'} | {where} | {row.get('case', '')} | {figures} |")
-    return "\n".join(lines)
-
-
-def _ratios(row: dict[str, Any]) -> dict[str, float]:
-    numbers = {name: value for name, value in row.items() if isinstance(value, (int, float))}
-    return {name: value for name, value in numbers.items() if name.startswith("ratio")}
-
-
-def _shown(row: dict[str, Any]) -> bool:
-    """Rows with a ratio or a peak of memory, and of the many code lengths one."""
-    other_length = re.match(r"exact (?!64 bits)", row.get("case", ""))
-    return not other_length and bool(_ratios(row) or any(name.startswith("peak") for name in row))
-
-
-def _to(name: str) -> str:
-    return " " + name.removeprefix("ratio_").replace("_", " ") if name != "ratio" else ""
-
-
-def _number(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
 def _machine() -> str:
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
@@ -149,15 +104,6 @@ def _machine() -> str:
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return f"{os.cpu_count()} cores of {name}, {gpu}"
-
-
-def put_between(path: Path, begin: str, end: str, text: str) -> None:
-    """Replaces what stands between two marks of a file."""
-    before, found, rest = path.read_text().partition(begin)
-    _, ending, after = rest.partition(end)
-    if not found or not ending:
-        raise SystemExit(f"{path.name} lacks the marks {begin} and {end}")
-    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
 if __name__ == "__main__":

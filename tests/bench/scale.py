@@ -1,12 +1,12 @@
 """The dress rehearsal: 1,281,167 pictures of 32 px through the jobs, submitted to a cluster on loopback.
 
-    python tests/bench/scale.py [--images 1281167] [--folder .bench/scale] [--nodes 2]
+    python tests/bench/scale.py [--images 1281167] [--folder .bench/scale] [--nodes 2] [--no-docs]
 
 Draws the pictures into tars once, trains a small network on some of them, then submits encode_db,
 build_index and evaluate with `ray job submit` to Ray nodes of one core each. Prints one JSON row a
 stage: seconds, and the peak of the summed proportional set size (PSS) of all of the cluster's
 processes, drivers included, its object stores counted once. At the end every database row must be
-in the codes exactly once.
+in the codes exactly once. The rows also become the table between the marks in docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -25,9 +25,14 @@ import numpy as np
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from cluster.local import LocalCluster, job_result
+from tables import put_between
 
+from cluster.local import LocalCluster, follow, job_result
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
+BEGIN, END = "<!-- scale: begin -->", "<!-- scale: end -->"
 IMAGENET = 1_281_167  # pictures in the training set of ILSVRC 2012
 N_QUERY = 1_000
 
@@ -103,11 +108,27 @@ def check_exactly_once(run: str) -> dict[str, Any]:
     }
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rehearsal as Markdown."""
+    check = rows[-1]
+    lines = ["| stage | seconds | peak memory | result |", "|---|---|---|---|"]
+    told = {"encode_db": ("rows", "bad_rows", "shards"), "evaluate": ("map", "chance", "n_queries")}
+    for row in rows[:-1]:
+        result = row.get("result", {})
+        facts = ", ".join(f"{key} {result[key]:,}" for key in told.get(row["case"], ()) if key in result)
+        peak = f"{row['peak_pss_mb']:,} MB" if "peak_pss_mb" in row else ""
+        lines.append(f"| {row['case']} | {row['seconds']:,.0f} | {peak} | {facts} |")
+    once = "every row exactly once" if check["exactly_once"] else "NOT every row exactly once"
+    lines += ["", f"{check['rows']:,} of {check['database_rows']:,} database rows are in the codes: {once}."]
+    return "\n".join(lines)
+
+
 def main() -> None:
     words = argparse.ArgumentParser()
     words.add_argument("--images", type=int, default=IMAGENET)
     words.add_argument("--folder", type=Path, default=Path(".bench/scale"))
     words.add_argument("--nodes", type=int, default=2, help="Ray nodes of one core each, beside the head")
+    words.add_argument("--no-docs", action="store_true", help="leave docs/scaling.md as it is")
     given = words.parse_args()
     folder = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,17 +158,20 @@ def main() -> None:
             memory = PeakMemory([process.pid for process in cluster.nodes.values()])
             memory.start()
             started = time.monotonic()
-            done = cluster.submit(["python", f"jobs/{script}", f"run={run}", *settings], timeout_s=24 * 3600)
+            job = cluster.start_job(["python", f"jobs/{script}", f"run={run}", *settings])
+            log = follow(job, sys.stderr)
             seconds = time.monotonic() - started
-            if done.returncode != 0:
-                raise SystemExit(f"{name} failed:\n{done.stdout}")
-            result = job_result(done.stdout)
+            if job.returncode != 0:
+                raise SystemExit(f"{name} failed with exit code {job.returncode}")
+            result = job_result(log)
             scalars = {key: value for key, value in result.items() if isinstance(value, (int, float, str))}
             say(case=name, seconds=round(seconds, 1), peak_pss_mb=memory.stop() >> 20, result=scalars)
     shutil.rmtree(cluster_folder, ignore_errors=True)
     once = check_exactly_once(run)
     say(case="check", **once)
     (folder.parent / "scale.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if not given.no_docs:
+        put_between(GUIDE, BEGIN, END, table(rows))
     raise SystemExit(0 if once["exactly_once"] else 1)
 
 

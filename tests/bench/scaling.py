@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from encoding import N_FILES, make_pictures
-from run import put_between
+from tables import put_between
 
 from cluster.encode_stages import chunk_rows
 from cluster.local import LocalCluster, job_result

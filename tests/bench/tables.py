@@ -1,0 +1,210 @@
+"""The performance tables of README.md, made from the rows that the benchmarks printed: ratios first."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class View:
+    """One table: which rows it shows, and of each which fields.
+
+    ``cases`` must match a row's whole case; its group, where it has one, is what is shown of it.
+    ``title`` may name fields of the first row.
+    """
+
+    title: str
+    bench: str
+    cases: str
+    columns: dict[str, str]  # heading → field
+    needs: str = "case"  # a field without which a row is not shown
+
+
+VIEWS = (
+    View(
+        "Exact search of {rows:,} codes of 64 bits, the same ids as FAISS's",
+        "index",
+        "exact 64 bits, (.*)",
+        {
+            "× IndexBinaryFlat": "ratio",
+            "× a bare xor + popcount loop": "of_bare_loop",
+            "× usearch": "over_usearch",
+            "case": "case",
+            "queries/s": "queries_per_s",
+            "FAISS's": "faiss_queries_per_s",
+            "ms a batch": "latency_ms",
+        },
+    ),
+    View(
+        "Other kinds of index, 64 bits, batches of 1,024",
+        "index",
+        "((?:ivf|multihash|hnsw).*), batch 1024",
+        {
+            "× IndexBinaryFlat": "ratio",
+            "× our flat": "over_our_flat",
+            "kind": "case",
+            "codes": "rows",
+            "recall": "recall",
+            "queries/s": "queries_per_s",
+        },
+    ),
+    View(
+        "An index in two slices (Ray actors) of one core each",
+        "index",
+        "2 slices of one core each, (.*)",
+        {
+            "× one index on two cores": "ratio_to_one_index_on_two_cores",
+            "case": "case",
+            "queries/s": "queries_per_s",
+            "ms more than one index": "asking_slices_ms",
+        },
+    ),
+    View(
+        "Evaluation against {rows:,} codes of 64 bits",
+        "evaluate",
+        "(.*against.*)",
+        {
+            "×": "ratio",
+            "what, against what": "case",
+            "ours, 10⁹ pairs/s": "ours_gpairs_s",
+            "ours, ms a query": "ours_ms_a_query",
+            "theirs": "usual_ms_a_query",
+        },
+    ),
+    View(
+        "Every metric of {queries:,} queries against {rows:,} codes",
+        "evaluate",
+        "every metric, full scale, (.*)",
+        {"case": "case", "MAP@": "k", "seconds": "seconds", "peak MB, the data included": "peak_mb"},
+    ),
+    View(
+        "Encoding pictures of 500 × 375, decoded and through the network",
+        "encoding",
+        "pipeline",
+        {
+            "× a tight loop without Ray": "ratio_to_tight_loop",
+            "× a DataLoader loop": "ratio_to_data_loader",
+            "network": "backbone",
+            "images/s": "rate",
+            "and with start-up": "rate_with_start",
+        },
+        needs="backbone",
+    ),
+    View(
+        "Encoding vectors",
+        "encoding",
+        "pipeline",
+        {
+            "× a bare loop": "ratio_to_bare_loop",
+            "dimensions": "n_features",
+            "rows/s": "rate",
+            "and with start-up": "rate_with_start",
+        },
+        needs="n_features",
+    ),
+    View(
+        "Peak memory (PSS) of an encode job and its Ray",
+        "encoding_memory",
+        "(.*)",
+        {"× that of a tenth of the rows": "ratio", "what": "case", "rows": "rows", "peak MB": "peak_pss_mb"},
+    ),
+    View(
+        "Training",
+        "training",
+        "(.*)",
+        {
+            "× a plain torch loop": "ratio",
+            "case": "case",
+            "rows/s": "rows_per_s",
+            "the loop's": "peer_rows_per_s",
+            "ms more a step": "overhead_ms",
+        },
+    ),
+    View(
+        "Fitting the baselines, 10,000 rows of 4,096 dimensions, 64 bits",
+        "baselines",
+        r"fit (\S+) .*",
+        {
+            "× faiss.ITQTransform": "ratio",
+            "method": "case",
+            "seconds": "fit_s",
+            "encodes, rows/s": "encode_rows_per_s",
+        },
+    ),
+    View(
+        "Serving 1,281,167 codes of 64 bits, {connections} connections",
+        "serving",
+        "(json.*|arrow.*)",
+        {
+            "× the bare index": "ratio_of_bare_index",
+            "requests": "case",
+            "queries/s": "queries_per_s",
+            "p50 ms": "p50_ms",
+            "p99 ms": "p99_ms",
+            "errors": "errors",
+            "wrong answers": "wrong_answers",
+        },
+    ),
+    View(
+        "A list of {rows:,} lines into a manifest",
+        "manifest",
+        "(.*)",
+        {
+            "× the time of reading the file from disk": "times_reading_from_disk",
+            "what": "case",
+            "label columns": "label_columns",
+            "seconds": "seconds",
+            "peak MB": "peak_mb",
+        },
+    ),
+)
+
+
+def tables(rows: list[Row], machine: str) -> str:
+    """Markdown: the tables of all views that have rows."""
+    parts = [
+        f"Measured on {machine} with `make bench`. × is our rate over the peer's, both taken in the same run. "
+        "`.bench/rows.jsonl` has every row, these and those of other code lengths."
+    ]
+    for view in VIEWS:
+        parts += _table(view, rows)
+    return "\n\n".join(parts)
+
+
+def _table(view: View, rows: list[Row]) -> list[str]:
+    """The table, or nothing where no row is of this view; columns that all rows lack are left out."""
+    shown = []
+    for row in rows:
+        match = re.fullmatch(view.cases, row.get("case", ""))
+        if match and row["bench"] == view.bench and view.needs in row:
+            shown.append(row | {"case": match[match.lastindex or 0]})
+    if not shown:
+        return []
+    columns = {head: field for head, field in view.columns.items() if any(field in row for row in shown)}
+    lines = [f"**{view.title.format(**shown[0])}**", ""]
+    lines += [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    lines += [f"| {' | '.join(number(row.get(field)) for field in columns.values())} |" for row in shown]
+    return ["\n".join(lines)]
+
+
+def number(value: Any) -> str:
+    """Three digits of a float, thousands apart; a dash for what there is not."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def put_between(path: Path, begin: str, end: str, text: str) -> None:
+    """Replaces what stands between two marks of a file."""
+    before, found, rest = path.read_text().partition(begin)
+    _, ending, after = rest.partition(end)
+    if not found or not ending:
+        raise SystemExit(f"{path.name} lacks the marks {begin} and {end}")
+    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
