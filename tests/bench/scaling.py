@@ -1,6 +1,6 @@
 """How encoding grows with workers of one core each, and the rate of each of its stages on one core.
 
-    python tests/bench/scaling.py [--images 2880] [--rounds 2] [--backbone alexnet] [--gpu-rate 2000] [--no-docs]
+    python tests/bench/scaling.py [--images 2880] [--rounds 2] [--backbone alexnet] [--gpu-rate 2000]
 
 ``encode``: `ray job submit` of encode_db to a cluster with one and with two nodes, each bound to one
 core, JPEGs of 500 x 375; the rate is taken between the first and the last shard's commit, so that

@@ -168,7 +168,7 @@ VIEWS = (
 def tables(rows: list[Row], machine: str) -> str:
     """Markdown: the tables of all views that have rows."""
     parts = [
-        f"Measured on {machine} with `make bench`. × is our rate over the peer's, both taken in the same run. "
+        f"Measured on {machine} with `make bench`. × is our rate over the peer's in the same run. "
         "`.bench/rows.jsonl` has every row, these and those of other code lengths."
     ]
     for view in VIEWS:
