@@ -33,6 +33,7 @@ from hashnet.config import REQUIRED, key
 from hashnet.data import Manifest
 from hashnet.data.fetch import fetch_images
 from hashnet.errors import BadImage, ConfigError
+from hashnet.plan import read_plan
 from hashnet.progress import duration
 from hashnet.training.config import TrainConfig
 
@@ -59,7 +60,9 @@ def demo(config: DemoConfig) -> dict[str, Any]:
     started = time.monotonic()
     session.connect()
     trained = _stage("train", train, _train_config(config))
-    _stage("encode", encode_database, EncodeConfig(run=config.run, engine="cpu-eager"))
+    # Compiling takes longer than a demo's pictures; codes that are there already keep their engine.
+    engine = "auto" if read_plan(storage.join(config.run, "codes")) else "cpu-eager"
+    _stage("encode", encode_database, EncodeConfig(run=config.run, engine=engine))
     _stage("index", build_index, IndexConfig(run=config.run, kind="flat"))
     measured = _stage("evaluate", evaluate_run, EvaluateConfig(run=config.run, k=config.k))
     compared = _stage("compare with LSH, ITQ and DHN", compare, _compare_config(config))

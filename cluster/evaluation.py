@@ -48,7 +48,7 @@ class EvaluateConfig:
     device: str = key("auto", "what counts", choices=("auto", "cpu", "cuda"))
     max_bad_fraction: float = key(0.01, "share of bad query pictures above which it fails", low=0, high=1)
     base_uri: str | None = key(None, "folder that relative picture paths start from", path=True)
-    beside: list[str] = key([], "other runs of the same data, for precision over code lengths")
+    beside: list[str] = key([], "other runs of the same data, for precision over code lengths", path=True)
     figures: bool = key(True, "draw the figures and write report.html")
 
     @property

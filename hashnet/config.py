@@ -47,11 +47,11 @@ def key(
     low: float | None = None,
     high: float | None = None,
     check: Callable[[Any], Any] | None = None,
-    path: bool = False,
+    path: bool | tuple[str, ...] = False,
 ) -> Any:
     """A dataclass field with its meaning and its bounds; ``default=REQUIRED`` must be given.
 
-    ``path``: it names a file or folder, see ``with_absolute_paths``.
+    ``path``: it names a file or folder (or is one of these words), see ``with_absolute_paths``.
     """
     metadata = {
         "meaning": meaning,
@@ -72,7 +72,12 @@ def with_absolute_paths(settings: C) -> C:
     changed = {}
     for field in dataclasses.fields(settings):  # type: ignore[arg-type]
         value = getattr(settings, field.name)
-        if field.metadata.get("path") and value and value not in (field.default, "none"):
+        words = field.metadata.get("path")
+        if not words or not value:
+            continue
+        if isinstance(value, list):
+            changed[field.name] = [storage.absolute(one) for one in value]
+        elif value not in (field.default, "none", *(words if isinstance(words, tuple) else ())):
             changed[field.name] = storage.absolute(value)
     return dataclasses.replace(settings, **changed) if changed else settings  # type: ignore[type-var]
 

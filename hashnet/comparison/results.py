@@ -107,13 +107,18 @@ def gather(records: Iterable[dict[str, Any]], paper: str | None = None) -> list[
     tables = []
     for number in TABLE_TITLES:
         cells = parts.get(PART_OF[number], {})
-        wanted = {key: found for key, found in cells.items() if number == 2 or key[0] in ROWS[number]}
+        wanted = {key: found for key, found in cells.items() if _belongs(key[0], number)}
         methods = {method for method, _ in wanted}
         if methods and not (number == 3 and methods == {"hashnet"}):  # which is in Table 1 already
             bits = tuple(sorted({n_bits for _, n_bits in wanted}))
             entries = {key: _entry(*key, found) for key, found in wanted.items()}
             tables.append(Table(number, bits, entries, paper))
     return tables
+
+
+def _belongs(method: str, number: int) -> bool:
+    """Whether a table has this method: Table 3 HashNet's variants, Table 1 all others and HashNet itself."""
+    return {1: method in ROWS[1] or method not in ROWS[3], 2: True, 3: method in ROWS[3]}[number]
 
 
 def main_entries(tables: Iterable[Table]) -> dict[tuple[str, int], Entry]:

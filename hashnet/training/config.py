@@ -64,7 +64,7 @@ class TrainConfig:
     )
     modality: str = key("image", "of an embedded data set", choices=("image", "features"))
     pairs: str | None = key(
-        None, "Parquet table row_a, row_b, similar: learn from these pairs, not from labels", path=True
+        None, "Parquet or .csv: row_a, row_b, similar; learn from these pairs, not from labels", path=True
     )
 
     n_bits: int = key(48, "code length, a multiple of 8", check=check_n_bits)
@@ -72,7 +72,9 @@ class TrainConfig:
         None, "features, small_cnn, lite0…lite2, any torchvision classification model, timm:NAME; "
         "none: features for vectors, small_cnn for pictures", check=_known_backbone,
     )  # fmt: skip
-    weights: str = key("random", "random, pretrained, or a file (.pth, .safetensors)")
+    weights: str = key(
+        "random", "random, pretrained, or a file (.pth, .safetensors)", path=("random", "pretrained")
+    )
     download: bool = key(False, "whether pretrained weights may be fetched from the internet")
     hidden: int | None = key(None, "units of a hidden layer of the backbone `features`", low=1)
     dropout: float | None = key(

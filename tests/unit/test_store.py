@@ -199,18 +199,3 @@ def test_other_readers_see_the_same(tmp_path, read):
     assert ids == store.ids().tolist()
     assert [bytes(code) for code in codes] == [row.tobytes() for row in store.codes()]
     assert [list(map(int, row)) for row in labels] == [np.flatnonzero(row).tolist() for row in store.labels()]
-
-
-@pytest.mark.slow
-def test_spark_sees_the_same(tmp_path):
-    """Needs pyspark (3.4 or newer) and Java; not among the project's dependencies."""
-    sql = pytest.importorskip("pyspark.sql")
-    store, *_ = random_store(tmp_path / "c")
-    spark = sql.SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-    try:
-        rows = spark.read.parquet(*store.paths()).orderBy("row_id").collect()
-    finally:
-        spark.stop()
-    assert [row["row_id"] for row in rows] == store.ids().tolist()
-    assert [bytes(row["code"]) for row in rows] == [code.tobytes() for code in store.codes()]
-    assert [list(row["labels"]) for row in rows] == [np.flatnonzero(row).tolist() for row in store.labels()]

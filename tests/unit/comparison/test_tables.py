@@ -33,6 +33,14 @@ def record(method, n_bits, seed, good, part="main"):
     }
 
 
+def test_a_method_that_is_not_the_papers_stands_in_table_1(monkeypatch):
+    monkeypatch.setitem(tables.TITLES, "mine", "Mine")
+    cells = [record("hashnet", 16, 0, 0.9), record("mine", 16, 0, 0.5), record("hashnet-w", 16, 0, 0.8)]
+    first, third = gather(cells)
+    assert first.methods == ["hashnet", "mine"]
+    assert third.methods == ["hashnet", "hashnet-w"]
+
+
 @pytest.fixture(scope="module")
 def records():
     quality = {"hashnet": 0.9, "hashnet+c": 0.88, "itq": 0.6, "lsh": 0.3}
