@@ -7,9 +7,7 @@ down what it started, also after Ctrl-C or a failure.
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -34,10 +32,9 @@ def jobs(run: str) -> dict[str, list[str]]:
 
 def main(run: str) -> int:
     """0 when all four jobs succeeded, else the exit code of the first that did not."""
-    folder = tempfile.mkdtemp(prefix="hn-", dir="/tmp")
     rows = []
     try:
-        with LocalCluster(folder) as cluster:
+        with LocalCluster() as cluster:
             for name, options in NODES.items():
                 cluster.add_node(name, **options)
                 print(f"cluster-demo: {name} is up ({options['cpus']} CPUs)", flush=True)
@@ -54,8 +51,6 @@ def main(run: str) -> int:
     except KeyboardInterrupt:
         print("\ncluster-demo: stopped; the cluster is down, the run goes on where it was next time")
         return 130
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     print("\ncluster-demo: all four jobs succeeded, the cluster is down")
     for name, seconds, result in rows:
         shown = {key: value for key, value in result.items() if isinstance(value, (int, float, str))}

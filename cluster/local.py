@@ -1,6 +1,6 @@
 """A cluster of several real Ray nodes on this machine's loopback, with token authentication on.
 
-    with LocalCluster("/tmp/demo-cluster") as cluster:
+    with LocalCluster() as cluster:
         cluster.add_node("head", cpus=0)                 # the first node is the head
         cluster.add_node("cpu-1", cpus=2, labels={"hashnet.io/pool": "cpu"})
         cluster.add_node("gpu-1", cpus=2, gpus=1)        # a GPU in name only: for placement
@@ -10,18 +10,21 @@
 Each node is one child process that owns the node's Ray processes. They die with it, however it
 ends; nothing else on the machine is touched, which `ray stop` could not promise. `ray start` is of
 no use here: it refuses a second node on 127.0.0.1, and with any other address Ray listens on every
-interface. The token is made for this cluster alone and lies in its folder.
+interface. The token is made for this cluster alone and lies in its folder, which goes with the cluster.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,33 +38,31 @@ START_S = 60.0
 
 
 def free_ports(n: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on just now."""
-    sockets = [socket.socket() for _ in range(n)]
-    try:
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Ports of the loopback interface that nobody listens on just now.
+
+    They lie below those that the system gives to outgoing connections, which might take one meanwhile.
+    """
+    found: set[int] = set()
+    while len(found) < n:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            found.add(port)
+    return list(found)
 
 
 class LocalCluster:
     """Ray nodes on loopback, started and stopped one by one. Leaving the block takes all of it down."""
 
-    def __init__(self, folder: str | os.PathLike, object_store_mb: int = 150) -> None:
-        self.folder = Path(folder)
+    def __init__(self, object_store_mb: int = 150) -> None:
+        # Ray puts Unix sockets (at most 107 bytes of path) below its own folder: a short one.
+        self.folder = Path(tempfile.mkdtemp(prefix="hn-", dir="/tmp"))
         self.object_store_mb = object_store_mb
         self.nodes: dict[str, subprocess.Popen] = {}
         self.gcs_port, self.dashboard_port = free_ports(2)
-        # Ray puts Unix sockets (at most 107 bytes of path) below its own folder.
-        if len(str(self.folder)) > 40:
-            raise ClusterError(f"{self.folder} is too long for Ray's sockets; use at most 40 characters")
-        self.folder.mkdir(parents=True, exist_ok=True)
         token = self.folder / "token"
-        if not token.exists():
-            token.touch(mode=0o600)
-            token.write_text(secrets.token_hex(32))
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
         # Nodes get the project as on a real cluster, by a job's working directory: not by PYTHONPATH.
         kept = {n: v for n, v in os.environ.items() if not n.startswith("RAY_") and n != "PYTHONPATH"}
         self.env = {
@@ -85,7 +86,6 @@ class LocalCluster:
         cpus: float = 1,
         gpus: float = 0,
         labels: Mapping[str, str] | None = None,
-        resources: Mapping[str, float] | None = None,
         cores: set[int] | None = None,
     ) -> None:
         """Starts a node and returns when it has joined; the first one is the head.
@@ -98,7 +98,6 @@ class LocalCluster:
             "num_cpus": cpus,
             "num_gpus": gpus,
             "labels": dict(labels or {}),
-            "resources": dict(resources or {}),
             "object_store_memory": self.object_store_mb << 20,
             "temp_dir": str(self.folder),
             "runtime_env_dir_name": f"runtime-{name}",  # or nodes delete each other's working directories
@@ -136,7 +135,7 @@ class LocalCluster:
         _close(process)
 
     def stop(self) -> None:
-        """Ends all nodes, the head last."""
+        """Ends all nodes, the head last, and removes the cluster's folder."""
         for name, process in reversed(list(self.nodes.items())):
             process.send_signal(signal.SIGTERM)
             try:
@@ -146,20 +145,12 @@ class LocalCluster:
                 process.wait()
             _close(process)
             del self.nodes[name]
+        shutil.rmtree(self.folder, ignore_errors=True)
 
-    def restart(self, nodes: Mapping[str, Mapping[str, Any]]) -> None:
-        """Kills everything, the head included, and starts these nodes on the same ports."""
-        for name in list(self.nodes):
-            self.kill_node(name)
-        for name, options in nodes.items():
-            self.add_node(name, **options)
-
-    def start_job(
-        self, command: Sequence[str], working_dir: str = CHECKOUT, options: Sequence[str] = ()
-    ) -> subprocess.Popen:
+    def start_job(self, command: Sequence[str], working_dir: str = CHECKOUT) -> subprocess.Popen:
         """`ray job submit` of ``command``, running; standard output carries the job's log."""
         ray = str(Path(sys.executable).parent / "ray")
-        words = [ray, "job", "submit", "--working-dir", working_dir, *options, "--", *command]
+        words = [ray, "job", "submit", "--working-dir", working_dir, "--", *command]
         return subprocess.Popen(
             words,
             env=self.env,

@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -92,19 +91,18 @@ def own_ray():
 
 @pytest.fixture(scope="module")
 def new_cluster():
-    """Makes clusters in short folders (Ray's sockets need that) and takes them down at the end."""
+    """Makes clusters and takes them down at the end."""
     from cluster.local import LocalCluster
 
     made: list[LocalCluster] = []
 
     def make(object_store_mb: int = 100) -> LocalCluster:
-        made.append(LocalCluster(tempfile.mkdtemp(prefix="hn-", dir="/tmp"), object_store_mb))
+        made.append(LocalCluster(object_store_mb))
         return made[-1]
 
     yield make
     for cluster in made:
         cluster.stop()
-        shutil.rmtree(cluster.folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

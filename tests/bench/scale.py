@@ -15,7 +15,6 @@ import argparse
 import json
 import shutil
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -70,7 +69,7 @@ def _pss(pid: int) -> int:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
         return 0
-    return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
+    return next((int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("Pss:")), 0)
 
 
 def make_pictures(folder: Path, n_images: int) -> tuple[str, float]:
@@ -95,12 +94,13 @@ def make_pictures(folder: Path, n_images: int) -> tuple[str, float]:
     return str(manifest), time.monotonic() - started
 
 
-def check_exactly_once(run: str) -> dict[str, Any]:
+def check_exactly_once(run: str, n_images: int) -> dict[str, Any]:
     """Compares the ids in the codes with the database rows of the manifest."""
     import hashnet
 
     expected = hashnet.Manifest.open(f"{run}/manifest.parquet").row_ids("database")
     found = hashnet.CodeStore.open(f"{run}/codes").ids()
+    assert len(expected) == n_images
     return {
         "database_rows": len(expected),
         "rows": len(found),
@@ -130,7 +130,7 @@ def main() -> None:
     words.add_argument("--nodes", type=int, default=2, help="Ray nodes of one core each, beside the head")
     words.add_argument("--no-docs", action="store_true", help="leave docs/scaling.md as it is")
     given = words.parse_args()
-    folder = given.folder.resolve()
+    folder = given.folder.resolve() / str(given.images)
     folder.mkdir(parents=True, exist_ok=True)
     run = str(folder / "run")
     shutil.rmtree(run, ignore_errors=True)
@@ -149,8 +149,7 @@ def main() -> None:
         "build_index": ["build_index.py", "kind=flat"],
         "evaluate": ["evaluate.py", "k=1000"],
     }
-    cluster_folder = tempfile.mkdtemp(prefix="hn-", dir="/tmp")
-    with LocalCluster(cluster_folder, object_store_mb=500) as cluster:
+    with LocalCluster(object_store_mb=500) as cluster:
         cluster.add_node("head", cpus=0)
         for i in range(given.nodes):
             cluster.add_node(f"node-{i + 1}", cpus=1)
@@ -166,11 +165,10 @@ def main() -> None:
             result = job_result(log)
             scalars = {key: value for key, value in result.items() if isinstance(value, (int, float, str))}
             say(case=name, seconds=round(seconds, 1), peak_pss_mb=memory.stop() >> 20, result=scalars)
-    shutil.rmtree(cluster_folder, ignore_errors=True)
-    once = check_exactly_once(run)
+    once = check_exactly_once(run, given.images)
     say(case="check", **once)
-    (folder.parent / "scale.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if not given.no_docs:
+    (given.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if given.images == IMAGENET and not given.no_docs:
         put_between(GUIDE, BEGIN, END, table(rows))
     raise SystemExit(0 if once["exactly_once"] else 1)
 

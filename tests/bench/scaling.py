@@ -53,9 +53,8 @@ def say(**row: Any) -> None:
 
 def encode_rate(folder: Path, n_workers: int) -> float:
     """Pictures a second of ``n_workers`` nodes of one core, by when shards of one chunk were committed."""
-    place = tempfile.mkdtemp(prefix="hn-", dir="/tmp")
     out = Path(tempfile.mkdtemp(dir=folder))
-    with LocalCluster(place, object_store_mb=300) as cluster:
+    with LocalCluster(object_store_mb=300) as cluster:
         cluster.add_node("head", cpus=0)
         for i in range(n_workers):
             cluster.add_node(f"node-{i + 1}", cpus=1, cores={i})
@@ -64,7 +63,6 @@ def encode_rate(folder: Path, n_workers: int) -> float:
         done = cluster.submit(["python", "jobs/encode_db.py", *words], timeout_s=3600)
     if done.returncode:
         raise SystemExit(done.stdout)
-    shutil.rmtree(place, ignore_errors=True)
     commits = sorted(path.stat().st_mtime for path in out.glob("codes-*.parquet"))
     return (len(commits) - 1) * SHARD / (commits[-1] - commits[0])
 
@@ -211,12 +209,11 @@ print(json.dumps({"mb_per_s": round(total / seconds / 1e6), "tasks_per_s": round
 
 def transfer_rate() -> dict[str, float]:
     """Chunks of 32 MB from one node's object store to another's (loopback), and bare tasks a second."""
-    place = tempfile.mkdtemp(prefix="hn-", dir="/tmp")
-    with LocalCluster(place, object_store_mb=1000) as cluster:
+    with LocalCluster(object_store_mb=1000) as cluster:
         cluster.add_node("head", cpus=0)
         for i in range(2):
             cluster.add_node(f"node-{i + 1}", cpus=1, cores={i})
-        code = Path(place) / "code"
+        code = cluster.folder / "code"
         code.mkdir()
         (code / "transfer.py").write_text(TRANSFER)
         shutil.copytree(Path(__file__).resolve().parents[2] / "cluster", code / "cluster")
@@ -227,7 +224,6 @@ def transfer_rate() -> dict[str, float]:
     found = job_result(done.stdout)
     rates = {name: found[name] for name in ("mb_per_s", "tasks_per_s")}
     say(case="node to node, one core each", **rates)
-    shutil.rmtree(place, ignore_errors=True)
     return rates
 
 

@@ -93,11 +93,10 @@ class Running:
 
 
 @pytest.fixture(scope="session")
-def submit(python):
+def submit():
     """Submits a job and follows its log: ``submit(cluster, "train.py", "run=…")``."""
 
-    def start(cluster: LocalCluster, job: str, *settings: str, working_dir: str | None = None) -> Running:
-        options = {"working_dir": working_dir} if working_dir else {}
-        return Running(cluster.start_job(["python", f"jobs/{job}", *settings], **options))
+    def start(cluster: LocalCluster, job: str, *settings: str) -> Running:
+        return Running(cluster.start_job(["python", f"jobs/{job}", *settings]))
 
     return start

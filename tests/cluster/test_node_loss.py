@@ -90,7 +90,10 @@ def test_a_new_head_encodes_only_what_is_missing(whole, submit, calm, tmp_path):
     words = (f"run={run}", f"out={out}", *ENCODE)
     job = submit(whole, "encode_db.py", *words)
     _some_shards(out)
-    whole.restart(NODES)  # head and nodes lose power at once
+    for name in NODES:  # head and nodes lose power at once, and come back on the same ports
+        whole.kill_node(name)
+    for name, options in NODES.items():
+        whole.add_node(name, **options)
     job.process.kill()
     job.end()
     done = {path: path.stat().st_mtime_ns for path in (out / "_records").glob("*.json")}
@@ -114,8 +117,8 @@ def test_the_index_is_the_same(whole, submit, calm, tmp_path):
     out = str(tmp_path / "index")
     job = submit(whole, "build_index.py", f"run={run}", f"out={out}", "num_workers=2")
     job.wait_for("plan: ")
-    whole.kill_node("shaky")
-    job.result()
+    whole.kill_node("shaky")  # which has been given half of the shards to read
+    assert job.result()["cluster"]["lost"] == 1
     codes = CodeStore.open(f"{run}/codes").codes()[:50]
     found, expected = (BinaryIndex.load(uri).search(codes, k=20) for uri in (out, f"{run}/index"))
     assert np.array_equal(found.ids, expected.ids)
@@ -129,5 +132,6 @@ def test_the_evaluation_is_the_same(whole, submit, calm, tmp_path):
     job.wait_for("plan: evaluate")
     whole.kill_node("shaky")
     result = job.result()
+    assert result["cluster"]["lost"] == 1
     for measure in ("map", "map_relevant", "map_tie_aware", "precision_within_2", "n_queries"):
         assert result[measure] == results["evaluate"][measure]
