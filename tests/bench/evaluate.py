@@ -32,7 +32,7 @@ import numpy as np
 import hashnet
 from hashnet.codes import as_words, unpack_codes
 from hashnet.metrics.relevance import check_labels
-from hashnet.metrics.shard import Shard, default_threads
+from hashnet.metrics.shard import Shard
 from hashnet.popcount import compiled, popcount
 
 ROWS, QUERIES, CLUSTERS, NOISE = 1_281_167, 5_000, 1_000, 0.1

@@ -33,7 +33,7 @@ from hashnet import BinaryIndex
 from hashnet.codes import as_words
 from hashnet.index import exact, kernel
 from hashnet.index.build import read_parts
-from hashnet.index.threads import default_threads, run_all
+from hashnet.threads import default_threads, run_all
 from hashnet.popcount import compiled
 from hashnet.store import CodeStore, write_store
 

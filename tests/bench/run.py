@@ -1,10 +1,10 @@
-"""Runs every benchmark and puts the performance tables into the README.
+"""Runs every benchmark and puts the figures into README.md and docs/performance.md.
 
     python tests/bench/run.py [NAME …] [--no-readme]
 
 Each benchmark is a script beside this one that prints one JSON row a case. The rows are kept in
-.bench/rows.jsonl (those of benchmarks that did not run this time stay), and what stands between the two
-marks in README.md is made from them. The name `none` runs nothing and draws the tables again.
+.bench/rows.jsonl (those of benchmarks that did not run this time, or failed, stay), and what stands between
+the marks of the two documents is made from them. The name `none` runs nothing and draws the tables again.
 """
 
 from __future__ import annotations
@@ -15,13 +15,18 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from tables import put_between, tables
-
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parents[1]
+sys.path.insert(0, str(REPO))
+
+from tables import put_between, summary, tables
+
+from hashnet.progress import duration
+
 ROWS = REPO / ".bench" / "rows.jsonl"
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 COMMANDS = {  # benchmark → what it is started with, in the order of the table
@@ -51,18 +56,23 @@ def main() -> int:
     unknown = [name for name in given.names if name not in COMMANDS]
     if unknown:
         parser.error(f"no benchmark called {', '.join(unknown)}; there are {', '.join(COMMANDS)}")
-    kept = [row for row in _read() if row["bench"] not in given.names]
-    failed = []
+    kept, failed, about = _read(), [], {"machine": _machine()}
     for name in given.names:
+        rows, codes, started = [], [], time.monotonic()
         for arguments in COMMANDS[name]:
             print(f"bench: {name} {' '.join(arguments)}".rstrip(), file=sys.stderr, flush=True)
-            rows, code = _run(name, arguments)
-            kept += rows
-            if code:
-                failed.append(f"{name} {' '.join(arguments)} (exit code {code})")
+            made, code = _run(name, arguments)
+            rows += [row | about for row in made]
+            codes.append(code)
+        print(f"bench: {name} took {duration(time.monotonic() - started)}", file=sys.stderr, flush=True)
+        if any(codes):  # what was measured before stays
+            failed.append(f"{name} (exit codes {codes})")
+            continue
+        kept = [row for row in kept if row["bench"] != name] + rows
         _write(kept)
     if not given.no_readme:
-        put_between(REPO / "README.md", BEGIN, END, tables(kept, _machine()))
+        put_between(REPO / "README.md", BEGIN, END, summary(kept))
+        put_between(REPO / "docs" / "performance.md", BEGIN, END, tables(kept))
     for line in failed:
         print(f"bench: failed: {line}", file=sys.stderr)
     return 1 if failed else 0

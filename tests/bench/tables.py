@@ -1,4 +1,4 @@
-"""The performance tables of README.md, made from the rows that the benchmarks printed: ratios first."""
+"""The performance tables of README.md and docs/performance.md, made from the rows that the benchmarks printed."""
 
 from __future__ import annotations
 
@@ -25,6 +25,65 @@ class View:
     needs: str = "case"  # a field without which a row is not shown
 
 
+@dataclass(frozen=True)
+class Line:
+    """One line of the README's table: the least and the greatest figure of the rows it covers."""
+
+    what: str
+    bench: str
+    cases: str
+    ratio: str  # the field that holds our rate over the peer's
+    peer: str
+    figure: str  # the field with our own rate
+    unit: str
+
+
+SUMMARY = (
+    Line(
+        "exact search, 64 bits, k from 10 to 5,000, batches from 1 to 1,024",
+        "index", "exact 64 bits, .*", "ratio", "FAISS's IndexBinaryFlat, the same ids",
+        "queries_per_s", "queries/s",
+    ),
+    Line(
+        "the same, k up to 100, batches up to 32",
+        "index", "exact 64 bits, .*", "over_usearch", "usearch, exact", "queries_per_s", "queries/s",
+    ),
+    Line(
+        "`ivf`, k = 100, recall from 0.95", "index", "ivf .*", "of_faiss_ivf",
+        "FAISS's IVF with the same lists", "queries_per_s", "queries/s",
+    ),
+    Line(
+        "`multihash`, everything within 0 to 3 bits", "index", "multihash .*", "ratio",
+        "FAISS's range_search", "queries_per_s", "queries/s",
+    ),
+    Line(
+        "every metric of a query", "evaluate", "every metric against .*", "ratio",
+        "matrix product and argsort", "ours_ms_a_query", "ms a query",
+    ),
+    Line(
+        "encoding pictures, AlexNet and lite0", "encoding", "pipeline", "ratio_to_tight_loop",
+        "a tight loop without Ray", "rate", "pictures/s",
+    ),
+    Line(
+        "the same", "encoding", "pipeline", "ratio_to_data_loader", "a DataLoader loop", "rate", "pictures/s"
+    ),
+    Line("encoding vectors", "encoding", "pipeline", "ratio_to_bare_loop", "a bare loop", "rate", "rows/s"),
+    Line(
+        "training AlexNet on two workers", "training", "alexnet.*", "ratio", "a plain torch loop",
+        "rows_per_s", "pictures/s",
+    ),
+    Line(
+        "training a hash layer on vectors, two workers", "training", "features.*", "ratio",
+        "a plain torch loop", "rows_per_s", "rows/s",
+    ),
+    Line("fitting ITQ", "baselines", "fit itq .*", "ratio", "faiss.ITQTransform", "fit_s", "s"),
+    Line(
+        "serving batches of 1,024", "serving", "arrow, 1024 codes", "ratio_of_bare_index",
+        "the index without HTTP", "queries_per_s", "queries/s",
+    ),
+)  # fmt: skip
+
+
 VIEWS = (
     View(
         "Exact search of {rows:,} codes of 64 bits, the same ids as FAISS's",
@@ -46,6 +105,7 @@ VIEWS = (
         "((?:ivf|multihash|hnsw).*), batch 1024",
         {
             "× IndexBinaryFlat": "ratio",
+            "× FAISS's IVF": "of_faiss_ivf",
             "× our flat": "over_our_flat",
             "kind": "case",
             "codes": "rows",
@@ -77,7 +137,7 @@ VIEWS = (
         },
     ),
     View(
-        "Every metric of {queries:,} queries against {rows:,} codes",
+        "Every metric of {queries:,} queries against {rows:,} codes, all of it in one process",
         "evaluate",
         "every metric, full scale, (.*)",
         {"case": "case", "MAP@": "k", "seconds": "seconds", "peak MB, the data included": "peak_mb"},
@@ -137,7 +197,7 @@ VIEWS = (
         },
     ),
     View(
-        "Serving 1,281,167 codes of 64 bits, {connections} connections",
+        "Serving 1,281,167 codes of 64 bits, {connections} connections, k = {k}",
         "serving",
         "(json.*|arrow.*)",
         {
@@ -165,11 +225,44 @@ VIEWS = (
 )
 
 
-def tables(rows: list[Row], machine: str) -> str:
+def summary(rows: list[Row]) -> str:
+    """Markdown: one short table, a line for each thing that is compared."""
+    lines = [
+        f"Measured on {_machine(rows)} with `make bench`, 1,281,167 codes in 1,000 clusters where codes are searched. "
+        "Above 1 ours is faster; both sides were measured in the same run.",
+        "",
+        "| × | against | what | ours |",
+        "|---|---|---|---|",
+    ]
+    for line in SUMMARY:
+        shown = [
+            row
+            for row in rows
+            if row["bench"] == line.bench and re.fullmatch(line.cases, row["case"]) and line.ratio in row
+        ]
+        if shown:
+            ratio, figure = (_span([row[field] for row in shown]) for field in (line.ratio, line.figure))
+            lines.append(f"| {ratio} | {line.peer} | {line.what} | {figure} {line.unit} |")
+    memory = [row["ratio"] for row in rows if row["bench"] == "encoding_memory" and "ratio" in row]
+    if memory:
+        lines += ["", f"Encoding ten times the rows takes {_span(memory)} times the memory."]
+    return "\n".join(lines)
+
+
+def _span(values: list[float]) -> str:
+    least, most = number(min(values)), number(max(values))
+    return least if least == most else f"{least} to {most}"
+
+
+def _machine(rows: list[Row]) -> str:
+    return " and ".join(sorted({row["machine"] for row in rows}))
+
+
+def tables(rows: list[Row]) -> str:
     """Markdown: the tables of all views that have rows."""
     parts = [
-        f"Measured on {machine} with `make bench`. × is our rate over the peer's in the same run. "
-        "`.bench/rows.jsonl` has every row, these and those of other code lengths."
+        f"Measured on {_machine(rows)} with `make bench`. `.bench/rows.jsonl` then has every row, "
+        "these and those of other code lengths."
     ]
     for view in VIEWS:
         parts += _table(view, rows)
