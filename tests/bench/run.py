@@ -19,14 +19,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-REPO = HERE.parents[1]
-sys.path.insert(0, str(REPO))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tables import put_between, summary, tables
 
 from hashnet.progress import duration
 
+HERE = Path(__file__).resolve().parent
+REPO = HERE.parents[1]
 ROWS = REPO / ".bench" / "rows.jsonl"
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 COMMANDS = {  # benchmark → what it is started with, in the order of the table
