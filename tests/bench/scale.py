@@ -26,7 +26,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from tables import put_between
+from tables import number, put_between
 
 from cluster.local import LocalCluster, follow, job_result
 
@@ -112,10 +112,14 @@ def table(rows: list[dict[str, Any]]) -> str:
     """The rehearsal as Markdown."""
     check = rows[-1]
     lines = ["| stage | seconds | peak memory | result |", "|---|---|---|---|"]
-    told = {"encode_db": ("rows", "bad_rows", "shards"), "evaluate": ("map", "chance", "n_queries")}
+    told = {
+        "encode_db": ("rows", "bad_rows", "shards", "rows_per_s"),
+        "build_index": ("rows",),
+        "evaluate": ("n_queries", "map", "chance"),
+    }
     for row in rows[:-1]:
         result = row.get("result", {})
-        facts = ", ".join(f"{key} {result[key]:,}" for key in told.get(row["case"], ()) if key in result)
+        facts = ", ".join(f"{key} {number(result[key])}" for key in told.get(row["case"], ()))
         peak = f"{row['peak_pss_mb']:,} MB" if "peak_pss_mb" in row else ""
         lines.append(f"| {row['case']} | {row['seconds']:,.0f} | {peak} | {facts} |")
     once = "every row exactly once" if check["exactly_once"] else "NOT every row exactly once"

@@ -257,7 +257,7 @@ def table(rates: dict[str, float], gpu_rate: float, ratio: float, limit: float) 
         f"Measured: two workers of one core each, on a machine that the head and the driver share with them, "
         f"encode {ratio:.2f} times as fast as one (two plain loops without Ray {limit:.2f} times); one core "
         f"decodes {rates['decode']:,.0f} pictures/s and gathers and commits {rates['commit']:,.0f} codes/s; "
-        f"{rates['mb_per_s']:,.0f} MB/s go from one node's object store to another's, "
+        f"{rates['mb_per_s']:,.0f} MB/s go from one node's object store to another's (over loopback), "
         f"{rates['tasks_per_s']:,.0f} tasks/s are scheduled. "
         f"Assumed, not measured: a GPU encodes {gpu_rate:,.0f} pictures/s.",
         "",
