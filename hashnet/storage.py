@@ -5,7 +5,7 @@ a run like any other. A local write goes to a temporary name, is flushed, and is
 object store it is one put under the final name. A reader sees the old file or the new one.
 
 A URI may carry options after a question mark, as pyarrow takes them:
-``s3://bucket/runs/demo?endpoint_override=127.0.0.1:9000&scheme=http``.
+``s3://bucket/runs/demo?endpoint_override=127.0.0.1:9000&scheme=http``. Credentials in a URI are refused.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -20,12 +21,15 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pyarrow as pa
 from pyarrow import fs
 
 from hashnet.errors import FormatError, StorageError
 
+# Names of URI options that hold a secret; ``sig`` and ``sas`` are Azure's.
+SECRET = re.compile(r"secret|passw|token|key|signature|^(sig|sas|credentials?)$")
 TMP_MARK = ".tmp-"  # in the name of every file that is not finished
 
 
@@ -44,13 +48,23 @@ def resolve(uri: str | os.PathLike) -> tuple[fs.FileSystem, str]:
     if scheme == "file":
         return _local(), "/" + rest.lstrip("/")
     bucket, _, path = rest.partition("/")
-    if "@" in bucket:  # logs, results and config.yaml show where a run lies, and would show these with it
-        raise StorageError(
-            f"{scheme}://…@{bucket.rpartition('@')[2]} carries credentials; give them in the environment or "
-            "by the machine's role, never in a URI"
-        )
+    _refuse_credentials(scheme, bucket, options)
     filesystem, prefix = _remote(f"{scheme}://{bucket}" + (f"?{options}" if options else ""))
     return filesystem, "/".join(part.strip("/") for part in (prefix, path) if part.strip("/"))
+
+
+def _refuse_credentials(scheme: str, bucket: str, options: str) -> None:
+    """StorageError where a URI carries secrets: logs, results and config.yaml show where a run lies."""
+    user, at, host = bucket.rpartition("@")
+    found = f"{scheme}://…@{host}" if at and (":" in user or scheme not in ("abfs", "abfss")) else ""
+    for name, _ in parse_qsl(options, keep_blank_values=True):
+        if SECRET.search(name.lower()):
+            found = f"{scheme}://{host}?{name}=…"
+    if found:
+        raise StorageError(
+            f"{found} carries credentials; give them in the environment or by the machine's role, "
+            "never in a URI"
+        )
 
 
 @lru_cache(maxsize=1)
