@@ -63,8 +63,9 @@ scale: setup  ## dress rehearsal: 1,281,167 pictures of 32 px through encode, in
 bench: setup  ## measure against peers: JSON rows in .bench/, and the table in README.md
 	@"$(BIN)/python" tests/bench/run.py $(ARGS)
 
-audit: setup  ## look the installed packages up for known vulnerabilities (needs the network)
-	@"$(BIN)/python" -m pip install --quiet pip-audit && "$(BIN)/pip-audit"
+audit:  ## look the pinned packages up for known vulnerabilities (needs the network)
+	@"$(PYTHON)" -m venv "$(VENV_DIR)/audit" && "$(VENV_DIR)/audit/bin/pip" install --quiet pip-audit
+	@"$(VENV_DIR)/audit/bin/pip-audit" --strict --disable-pip --no-deps -r constraints.txt
 
 clean:  ## remove the environment, caches and runs
 	@rm -rf .venv runs .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
