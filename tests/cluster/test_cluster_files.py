@@ -3,19 +3,26 @@
 import importlib
 import json
 import re
+import shlex
+import tomllib
 from decimal import Decimal
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from ray.autoscaler._private.docker import docker_start_cmds
 from ray.autoscaler._private.kuberay import autoscaling_config
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.serve.schema import ServeDeploySchema
 
 import hashnet
-from cluster import metrics, nodes
+from cluster import encode_setup, metrics, nodes, placement, session
+from cluster.encoding import EncodeConfig
+from cluster.job import read_settings
+from cluster.planning import plan
 from cluster.serving.config import ServeConfig
 from hashnet import config as configs
+from hashnet.training.config import TrainConfig
 
 KUBERNETES = ("cluster.yaml", "encode.yaml", "serve.yaml", "train.yaml")
 
@@ -48,8 +55,56 @@ def test_the_head_takes_no_work_and_gpus_come_from_zero_on_spot(launcher):
     ]
 
 
-def test_the_launcher_installs_this_project_and_keeps_strangers_out(launcher, repo):
-    assert any("[gpu" in command and "constraints.txt" in command for command in launcher["setup_commands"])
+def test_every_machine_starts_from_an_image_that_is_named(launcher):
+    # Left to itself, Ray takes one whose driver is too old for the CUDA of constraints.txt.
+    images = [kind["node_config"]["ImageId"] for kind in launcher["available_node_types"].values()]
+    assert len(images) == 3
+    assert all(re.fullmatch(r"ami-[0-9a-f]{17}", image) for image in images)
+
+
+def test_drivers_on_worker_nodes_know_what_the_autoscaler_may_add(launcher):
+    docker = launcher["docker"]
+    options = docker["run_options"] + docker["worker_run_options"]
+    command = docker_start_cmds(
+        "ubuntu", docker["image"], {}, "hashnet", options, "hashnet", "/home/ray", "docker"
+    )
+    told = [word for word in shlex.split(command) if word.startswith(f"{nodes.NODE_TYPES}=")]
+    assert [nodes._from_json(word.partition("=")[2]) for word in told] == [
+        nodes._from_bootstrap(prepare_config(launcher))
+    ]
+
+
+def test_the_plan_in_the_guide_is_what_a_new_cluster_prints(launcher, repo, monkeypatch):
+    kinds = launcher["available_node_types"]
+    now = [nodes.Node("10.0.0.4", {}, is_head=True), nodes.Node("10.0.0.17", kinds["cpu"]["resources"])]
+    more = nodes._spare(nodes._from_bootstrap(prepare_config(launcher)), now)
+    asked = []
+    monkeypatch.setattr(session, "connect", lambda: None)
+    monkeypatch.setattr(nodes, "alive", lambda: now)
+    monkeypatch.setattr(nodes, "addable", lambda now: more)
+    monkeypatch.setattr(placement, "ensure", lambda stage, needs: asked.append(plan(stage, needs, now, more)))
+    encode_setup.place(None, encode_setup.gpus_wanted("auto", None))
+    lines = f"{asked[0]}\nwaiting for the autoscaler: {placement._missing(asked[0])}".splitlines()
+    printed = "".join(f"    {line}\n" for line in lines)
+    assert printed in (repo / "docs/operate.md").read_text()
+
+
+def test_the_launcher_copies_what_pip_needs_and_not_the_whole_checkout(launcher, repo):
+    inside = "/home/ray/hashnet/"
+    copied = {
+        at.removeprefix(inside): mine for at, mine in launcher["file_mounts"].items() if at.startswith(inside)
+    }
+    assert all(at == mine and (repo / mine).exists() for at, mine in copied.items())
+    project = tomllib.loads((repo / "pyproject.toml").read_text())["project"]
+    needed = {"pyproject.toml", "constraints.txt", project["readme"], *project["license-files"]}
+    assert set(copied) == needed | {"hashnet"}
+    copy, install = launcher["setup_commands"]
+    assert copy.endswith(" cp -r /home/ray/hashnet /tmp/hashnet")
+    assert '-c /tmp/hashnet/constraints.txt "/tmp/hashnet[gpu' in install
+    assert launcher["initialization_commands"][-1] == "sudo chown 1000:100 /mnt/hashnet"
+
+
+def test_the_launcher_keeps_strangers_out(launcher, repo):
     assert "-e RAY_AUTH_MODE=token" in launcher["docker"]["run_options"]
     assert "/home/ray/.ray/auth_token" in launcher["file_mounts"]
     (start,) = [c for c in launcher["head_start_ray_commands"] if "ray start" in c]
@@ -114,20 +169,39 @@ def test_rays_own_autoscaler_reads_the_cluster(repo, name):
     derived = autoscaling_config._derive_autoscaling_config_from_ray_cr(custom)  # validates it, too
     kinds = derived["available_node_types"]
     assert kinds["headgroup"]["resources"]["CPU"] == 0
-    assert kinds["gpu"]["resources"]["GPU"] == 1
-    assert (kinds["cpu"]["labels"], kinds["gpu"]["labels"]["hashnet.io/pool"]) == ({nodes.POOL: "cpu"}, "gpu")
-    # What we tell jobs about the autoscaler is what the autoscaler is told.
-    env = {e["name"]: e for e in spec["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]}
-    ours = {
-        kind: (resources, most) for kind, resources, most in nodes._from_json(env[nodes.NODE_TYPES]["value"])
-    }
-    for kind, (resources, most) in ours.items():
-        assert most == kinds[kind]["max_workers"]
-        assert {key: kinds[kind]["resources"][key] for key in resources} == resources
-    assert set(ours) == set(kinds) - {"headgroup"}
+    assert kinds["cpu"]["labels"] == {nodes.POOL: "cpu"}
+    if name != "serve.yaml":
+        assert kinds["gpu"]["resources"]["GPU"] == 1
+        assert kinds["gpu"]["labels"][nodes.POOL] == "gpu"
+    # What we tell jobs about the autoscaler, wherever their driver runs, is what the autoscaler is told.
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        env = {e["name"]: e for e in group["template"]["spec"]["containers"][0]["env"]}
+        told = nodes._from_json(env[nodes.NODE_TYPES]["value"])
+        assert {kind for kind, _, _ in told} == set(kinds) - {"headgroup"}
+        for kind, resources, most in told:
+            assert most == kinds[kind]["max_workers"]
+            assert {key: kinds[kind]["resources"][key] for key in resources} == resources
 
 
-POD_KEYS = {"containers", "volumes", "tolerations", "nodeSelector", "affinity", "serviceAccountName"}
+@pytest.mark.parametrize("name", KUBERNETES)
+def test_gpus_come_from_zero_on_spot_or_not_at_all(repo, name):
+    groups = [g for g in _ray_cluster(repo, name)["workerGroupSpecs"] if g["groupName"] == "gpu"]
+    # An encoder that takes a GPU "where there is one" never asks for the first: a server would not use them.
+    assert bool(groups) == (name != "serve.yaml")
+    for group in groups:
+        assert group["minReplicas"] == 0
+        assert group["template"]["spec"]["nodeSelector"]
+
+
+POD_KEYS = {
+    "containers",
+    "volumes",
+    "tolerations",
+    "nodeSelector",
+    "affinity",
+    "serviceAccountName",
+    "securityContext",
+}
 CONTAINER_KEYS = {
     "name",
     "image",
@@ -145,6 +219,7 @@ def _check_pod(template):
     """A pod template Kubernetes could take: known keys, quantities that parse, mounts that exist."""
     pod = template["spec"]
     assert set(pod) <= POD_KEYS
+    assert pod["securityContext"]["fsGroup"] == 100  # the images' user is ray, 1000:100
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert volumes["shm"]["emptyDir"]["medium"] == "Memory"
     for container in pod["containers"]:
@@ -186,6 +261,8 @@ def test_ray_jobs_go_on_after_a_failure_and_clean_up(repo, name):
         if "configs/" in word:
             assert (repo / word.removeprefix("/home/ray/hashnet/")).exists()
     assert any(word.startswith("run=/mnt/hashnet/") for word in words)
+    settings = {"train.yaml": TrainConfig, "encode.yaml": EncodeConfig}[name]
+    read_settings(settings, [word.replace("/home/ray/hashnet", str(repo)) for word in words[2:]])
 
 
 def test_serve_reads_the_rayservice_and_finds_the_application(repo):
@@ -209,6 +286,7 @@ def test_the_rest_of_the_kubernetes_files_parse(repo):
         "network.yaml": "NetworkPolicy",
         "monitor.yaml": "PodMonitor",
     }
+    assert _document(repo, "monitor.yaml")["metadata"]["labels"] == {"release": "prometheus"}
     claim = _document(repo, "storage.yaml")
     for name in KUBERNETES:
         pod = _ray_cluster(repo, name)["headGroupSpec"]["template"]["spec"]
