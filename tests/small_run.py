@@ -23,7 +23,7 @@ def make_model(uri: str, n_features: int | None = None, seed: int = 0) -> str:
 
 
 def make_run(folder: Path | str, modality: str = "image", kind: str = "flat") -> str:
-    """RUN with manifest.parquet, model/, codes/ and index/ of 400 digits; returns its path."""
+    """RUN with manifest.parquet, model/, codes/, codes-query/ and index/ of 400 digits; returns its path."""
     from hashnet import BinaryIndex, Encoder
     from hashnet.data.fetch import feature_matrix, fetch_images
     from hashnet.data.sources import make_manifest
@@ -35,19 +35,20 @@ def make_run(folder: Path | str, modality: str = "image", kind: str = "flat") ->
     )
     make_model(f"{run}/model", manifest.n_features)
     encoder = Encoder.load(f"{run}/model", engine="cpu-eager", batch_rows=4 if modality == "image" else None)
-    rows = manifest.read("database")
-    codes = encoder.encode(fetch_images(rows) if modality == "image" else feature_matrix(rows))
-    store = write_store(
-        f"{run}/codes",
-        codes,
-        ids=rows["row_id"].to_numpy(),
-        labels=manifest.labels("database"),
-        uris=rows["uri"].to_pylist(),
-        n_classes=manifest.n_classes,
-        rows_per_shard=150,
-        lineage=encoder.lineage,
-    )
-    BinaryIndex.build(store, kind=kind).save(f"{run}/index")
+    stores = {}
+    for split, name, n in (("database", "codes", 400), ("query", "codes-query", 100)):
+        rows = manifest.read(split).slice(0, n)
+        stores[split] = write_store(
+            f"{run}/{name}",
+            encoder.encode(fetch_images(rows) if modality == "image" else feature_matrix(rows)),
+            ids=rows["row_id"].to_numpy(),
+            labels=manifest.labels(split)[:n],
+            uris=rows["uri"].to_pylist(),
+            n_classes=manifest.n_classes,
+            rows_per_shard=150,
+            lineage=encoder.lineage,
+        )
+    BinaryIndex.build(stores["database"], kind=kind).save(f"{run}/index")
     return run
 
 
