@@ -14,7 +14,7 @@ STAMP := $(VENV_DIR)/.hashnet-$(WANTED)
 
 # ARGS="tests/unit/index -x" runs a part. Without it, files side by side, those that start a Ray first.
 PYTEST = "$(BIN)/python" -m pytest -q $(or $(ARGS),--numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder \
-  tests/e2e tests/cluster tests/contract tests/unit hashnet)
+  tests/e2e tests/cluster tests/contract tests/unit hashnet cluster)
 
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export RAY_USAGE_STATS_ENABLED := 0
@@ -67,6 +67,6 @@ audit:  ## look the pinned packages up for known vulnerabilities (needs the netw
 	@"$(PYTHON)" -m venv "$(VENV_DIR)/audit" && "$(VENV_DIR)/audit/bin/pip" install --quiet pip-audit
 	@"$(VENV_DIR)/audit/bin/pip-audit" --strict --disable-pip --no-deps -r constraints.txt
 
-clean:  ## remove the environment, caches and runs
-	@rm -rf .venv runs .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove the environment and caches (runs stay)
+	@rm -rf .venv .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
