@@ -13,6 +13,8 @@
     │   └── TooManyBad       more bad rows than ``max_bad_fraction`` allows
     ├── SearchError          the search index
     │   ├── IndexMismatch    query and index do not fit together
+    │   │   ├── IdTaken      an id to be added that the index holds already
+    │   │   └── StaleIndex   somebody else has written the index meanwhile
     │   ├── UnknownId        an id the index does not hold
     │   └── Unsupported      something this kind of index cannot do
     ├── ModelError           unknown backbone, weights that do not fit
@@ -97,6 +99,14 @@ class SearchError(HashnetError):
 
 class IndexMismatch(SearchError, ValueError):
     """A query and an index that do not fit together."""
+
+
+class IdTaken(IndexMismatch):
+    """An id to be added that the index holds already."""
+
+
+class StaleIndex(IndexMismatch):
+    """The index on disk is of another version by now: refresh and repeat the update."""
 
 
 class UnknownId(SearchError, KeyError):

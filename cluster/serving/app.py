@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from itertools import islice
 from typing import Annotated, Any
 
 import numpy as np
@@ -208,13 +209,11 @@ class Routes:
             for i, hit in enumerate(rows)
         ]
         if want_items:
-            start = 0
+            ids = np.concatenate([hit.ids for hit in rows])
+            codes = np.zeros((0, 0), np.uint8) if found.hit_codes is None else found.hit_codes
+            items = iter(await self.backend.describe(ids, codes))
             for result, hit in zip(results, rows, strict=True):
-                codes = (
-                    np.zeros((0, 0)) if found.hit_codes is None else found.hit_codes[start : start + len(hit)]
-                )
-                result["items"] = await self.backend.describe(hit.ids, codes)
-                start += len(hit)
+                result["items"] = list(islice(items, len(hit)))
         return results
 
 

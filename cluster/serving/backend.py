@@ -150,8 +150,8 @@ class Backend:
         by_id: dict[int, list[int]] = {}
         if not all(own):
             foreign = ids[~np.array(own)]
-            found = (await self.look(foreign, with_labels=True))[3]
-            by_id = dict(zip(foreign.tolist(), found, strict=True)) if found is not None else {}
+            _, held, _, found = await self.look(foreign, with_labels=True)
+            by_id = dict(zip(foreign[held].tolist(), found, strict=True)) if found is not None else {}
         out = []
         for id_, record, text, ours in zip(ids.tolist(), records, texts, own, strict=True):
             item_labels = record.labels if ours else by_id.get(id_)

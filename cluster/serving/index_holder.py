@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cluster.serving.asks import IndexAnswer, IndexAsk, blame
-from hashnet.errors import HashnetError, IndexMismatch, LineageMismatch
+from hashnet.errors import HashnetError, IndexMismatch, LineageMismatch, RequestRejected
 from hashnet.results import SearchResult
 from hashnet.wire import bad
 
@@ -111,48 +111,53 @@ class IndexHolder:
             elif ask.k is not None:
                 hits = index.search(joined, k=ask.k, **options)
             else:
-                hits = self._within(index, joined, ask, options)
+                hits = self._within(index, joined, asks, options)
         except HashnetError as error:
             return [IndexAnswer(index.version, error=blame(error)) for _ in asks]
         answers = []
         for one, own, start, stop in zip(asks, codes, bounds[:-1], bounds[1:], strict=True):
             part = hits[start:stop] if isinstance(hits, list) else _slice(hits, start, stop)
+            if isinstance(part, list) and sum(map(len, part)) > one.max_hits:
+                answers.append(IndexAnswer(index.version, error=blame(_too_many(one))))
+                continue
             hit_codes = index.codes(_used(part)) if one.want_hit_codes and len(index) else None
             answers.append(IndexAnswer(index.version, part, own if one.want_codes else None, hit_codes))
         return answers
 
     def _within(
-        self, index: Any, codes: np.ndarray, ask: IndexAsk, options: dict[str, Any]
+        self, index: Any, codes: np.ndarray, asks: list[IndexAsk], options: dict[str, Any]
     ) -> list[SearchResult]:
-        """A radius search that stops when it has found more than an answer may hold."""
-        found: list[SearchResult] = []
-        total = 0
+        """A radius search; an ask that has found more than its answer may hold is not searched further."""
+        ask_of = np.repeat(np.arange(len(asks)), [len(ask) for ask in asks])  # (q,)
+        most = np.array([ask.max_hits for ask in asks])
+        totals = np.zeros(len(asks), dtype=np.int64)
+        found = _nothing_near(len(codes))
         own = options.pop("exclude_self", None)
         for start in range(0, len(codes), RADIUS_BLOCK):
-            rows = slice(start, start + RADIUS_BLOCK)
+            rows = np.arange(start, min(start + RADIUS_BLOCK, len(codes)))
+            rows = rows[(totals <= most)[ask_of[rows]]]
+            if not len(rows):
+                continue
             some = options if own is None else options | {"exclude_self": own[rows]}
-            block = index.search_radius(codes[rows], radius=ask.radius, **some)
-            total += sum(len(hit) for hit in block)
-            if total > ask.max_hits:
-                raise bad(
-                    "too_many_hits",
-                    f"more than {ask.max_hits:,} items lie within {ask.radius} bits; "
-                    "ask for a smaller radius or fewer queries",
-                    413,
-                )
-            found += block
+            block = index.search_radius(codes[rows], radius=asks[0].radius, **some)
+            for row, hits in zip(rows, block, strict=True):
+                found[row] = hits
+                totals[ask_of[row]] += len(hits)
         return found
 
     def look(
         self, ids: np.ndarray, with_labels: bool = False
     ) -> tuple[int, np.ndarray, np.ndarray, list[list[int]] | None]:
-        """(version, bool (n,) whether each is indexed, their codes, and their labels where asked for)."""
+        """(version, bool (n,) whether each is indexed, codes (n, bytes), labels of those that are).
+
+        Codes of ids that are not indexed are 0; labels are None where not asked for or not there.
+        """
         index = self.index
         held = index.contains(ids)
         codes = np.zeros((len(ids), index.n_bits // 8), dtype=np.uint8)
         if held.any():
             codes[held] = index.codes(ids[held])
-        return index.version, held, codes, index.labels(ids) if with_labels and held.all() else None
+        return index.version, held, codes, index.labels(ids[held]) if with_labels else None
 
 
 def check_model(lineage: dict[str, Any], model_sha256: str | None, uri: str) -> None:
@@ -175,8 +180,21 @@ def check_model(lineage: dict[str, Any], model_sha256: str | None, uri: str) -> 
 
 def _nothing(n: int, ask: IndexAsk) -> SearchResult | list[SearchResult]:
     if ask.k is None:
-        return [SearchResult(np.zeros(0, np.int64), np.zeros(0, np.int32)) for _ in range(n)]
+        return _nothing_near(n)
     return SearchResult(np.full((n, ask.k), -1, np.int64), np.full((n, ask.k), -1, np.int32))
+
+
+def _nothing_near(n: int) -> list[SearchResult]:
+    return [SearchResult(np.zeros(0, np.int64), np.zeros(0, np.int32)) for _ in range(n)]
+
+
+def _too_many(ask: IndexAsk) -> RequestRejected:
+    return bad(
+        "too_many_hits",
+        f"more than {ask.max_hits:,} items lie within {ask.radius} bits; "
+        "ask for a smaller radius or fewer queries",
+        413,
+    )
 
 
 def _slice(hits: SearchResult, start: int, stop: int) -> SearchResult:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from cluster.serving.asks import blame
 from cluster.serving.index_holder import check_model
-from hashnet.errors import HashnetError, IndexMismatch, LineageMismatch
+from hashnet.errors import HashnetError, IdTaken, LineageMismatch, StaleIndex
 from hashnet.wire import bad
+
+ATTEMPTS = 5  # at a change, while somebody else writes the index, too
 
 
 class Writer:
@@ -24,17 +27,23 @@ class Writer:
     def write(self, what: str, *arguments: Any) -> tuple[int, int] | tuple[str, str, int]:
         """(version, size), or (code, message, status) of what is wrong."""
         try:
-            self.index.refresh()
-            check_model(self.index.lineage, self.model_sha256, self.uri)  # built anew with another one?
-            changes: dict[str, Any] = {"add": self._add, "remove": self.index.remove}
-            changes[what](*arguments)
-            return self.index.version, len(self.index)
+            for _ in range(ATTEMPTS):
+                with suppress(StaleIndex):  # a job compacts or builds it just now: nothing was changed yet
+                    return self._change(what, *arguments)
         except LineageMismatch as error:
             return "index_changed", str(error), 409
+        except IdTaken as error:
+            return "id_taken", str(error), 409
         except HashnetError as error:
-            if isinstance(error, IndexMismatch) and "already" in str(error):
-                return "id_taken", str(error), 409
             return blame(error)
+        return "unavailable", "somebody else goes on writing the index; nothing was changed, try again", 503
+
+    def _change(self, what: str, *arguments: Any) -> tuple[int, int]:
+        self.index.refresh()
+        check_model(self.index.lineage, self.model_sha256, self.uri)  # built anew with another one?
+        changes: dict[str, Any] = {"add": self._add, "remove": self.index.remove}
+        changes[what](*arguments)
+        return self.index.version, len(self.index)
 
     def _add(self, codes: np.ndarray, ids: np.ndarray, labels: list[list[int]] | None) -> None:
         multi_hot = None

@@ -25,7 +25,7 @@ import numpy as np
 
 from hashnet.arrays import as_array
 from hashnet.codes import check_codes
-from hashnet.errors import IndexMismatch, Unsupported
+from hashnet.errors import StaleIndex, Unsupported
 from hashnet.index import exact, files, gpu, opening, tuning
 from hashnet.index.build import Part, build_state, lineage_of, read_parts
 from hashnet.index.checks import (
@@ -364,7 +364,7 @@ class BinaryIndex:
 
     def _refuse_stale(self, on_disk: int) -> None:
         if on_disk != self.version:
-            raise IndexMismatch(
+            raise StaleIndex(
                 f"{self._path} is at version {on_disk}, this index at {self.version}: somebody else "
                 "wrote it; call refresh() and repeat the update"
             )

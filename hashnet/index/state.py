@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hashnet.errors import IndexMismatch, UnknownId
+from hashnet.errors import IdTaken, UnknownId
 from hashnet.index.kinds import (
     FlatOptions,
     MultihashOptions,
@@ -100,7 +100,7 @@ class State:
         """
         known = np.flatnonzero(self.contains(ids))
         if len(known):
-            raise IndexMismatch(
+            raise IdTaken(
                 f"id {ids[known[0]]} is in the index already ({len(known)} of {len(ids)} are); "
                 "remove them first to replace their codes"
             )

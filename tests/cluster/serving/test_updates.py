@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -15,9 +16,10 @@ from cluster.serving.config import ServeConfig, Tokens
 from cluster.serving.guard import Guard, digest
 from cluster.serving.index_holder import IndexHolder
 from cluster.serving.opening import look_over
+from cluster.serving.writer import Writer
 from hashnet import AsyncClient, BinaryIndex
 from hashnet.errors import LineageMismatch
-from tests.serving_app import BASE, CODE, WRITE, error_of
+from tests.serving_app import BASE, CODE, WRITE, LocalBackend, error_of
 from tests.small_run import make_model, some_codes
 
 
@@ -58,6 +60,64 @@ def test_add_and_remove(app: Callable[..., Guard], own_run: str) -> None:
     after = BinaryIndex.load(f"{own_run}/index")
     assert after.version == before.version + 3
     assert after.contains([9001, 9002]).all()
+
+
+def test_a_change_is_repeated_where_somebody_else_writes_too(
+    own_run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the disk and the commit somebody adds an item, as often as ``times`` says."""
+    writer = Writer(f"{own_run}/index", None)
+    codes, size = some_codes(2, seed=9), len(writer.index)
+    refresh, times, others = BinaryIndex.refresh, 1, iter(range(9000, 9010))
+
+    def refresh_and_be_overtaken(self: BinaryIndex) -> bool:
+        nonlocal times
+        done = refresh(self)
+        if times:
+            BinaryIndex.load(f"{own_run}/index").add(codes[1:], ids=[next(others)])
+            times -= 1
+        return done
+
+    monkeypatch.setattr(BinaryIndex, "refresh", refresh_and_be_overtaken)
+    assert writer.write("add", codes[:1], np.array([8000]), None) == (3, size + 2)
+    times = 1
+    assert writer.write("remove", np.array([8000])) == (5, size + 2)
+    times = 1  # the id that the other one takes meanwhile
+    taken = writer.write("add", codes[:1], np.array([9002]), None)
+    assert (taken[0], taken[-1]) == ("id_taken", 409)
+    monkeypatch.setattr("cluster.serving.writer.ATTEMPTS", 2)
+    times = 3
+    given_up = writer.write("add", codes[:1], np.array([8001]), None)
+    assert (given_up[0], given_up[-1]) == ("unavailable", 503)
+    assert not BinaryIndex.load(f"{own_run}/index").contains([8001]).any()
+
+
+def test_labels_are_told_although_another_item_was_removed_meanwhile(
+    app: Callable[..., Guard], own_run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two added items are found; one of them is gone when their labels are looked up."""
+    codes = some_codes(2, seed=9)
+    writer = BinaryIndex.load(f"{own_run}/index")
+    writer.add(codes, ids=[9000, 9001], labels=np.eye(10, dtype=np.uint8)[3:5])
+    guard = app(folder=own_run)
+    look, calls = LocalBackend.look, 0
+
+    async def look_after_the_removal(self: LocalBackend, *arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        writer.remove([9001])
+        self.index.follow()
+        return await look(self, *arguments, **options)
+
+    monkeypatch.setattr(LocalBackend, "look", look_after_the_removal)
+    body = {"codes": [code.tobytes().hex() for code in codes], "k": 1, "items": True}
+    with TestClient(guard, base_url=BASE) as http:
+        results = http.post("/v1/search", json=body).json()["results"]
+    assert [(item["id"], item["labels"]) for result in results for item in result["items"]] == [
+        (9000, [3]),
+        (9001, None),
+    ]
+    assert calls == 1  # the items of all queries are looked up together
 
 
 def test_a_version_of_another_model_is_not_taken_over(own_run: str) -> None:
@@ -158,6 +218,33 @@ def test_a_batch_is_answered_by_one_version_and_errors_stay_apart(run: str, inde
     assert answers[3].hits == index.search_radius(codes, radius=10)
     assert answers[4].error is not None
     assert answers[4].error[0] == "timeout"
+
+
+def test_each_radius_search_of_a_batch_keeps_its_own_bound(run: str, index: BinaryIndex) -> None:
+    from cluster.serving.asks import IndexAsk
+
+    holder = IndexHolder(f"{run}/index")
+    codes = some_codes(40)
+    asks = [  # every query has all 400 items within 64 bits
+        IndexAsk(codes=codes[:1], radius=64, max_hits=399),
+        IndexAsk(codes=codes, radius=64, max_hits=40 * 400),
+        IndexAsk(codes=codes[:5], radius=64, max_hits=5 * 400 - 1, want_hit_codes=True),
+        IndexAsk(codes=codes[:5], radius=64, max_hits=5 * 400, want_hit_codes=True),
+    ]
+    small, all_of_it, one_too_many, just_enough = holder.answer(asks)
+    assert all_of_it.hits == index.search_radius(codes, radius=64)
+    assert just_enough.hits == index.search_radius(codes[:5], radius=64)
+    assert just_enough.hit_codes is not None
+    assert len(just_enough.hit_codes) == 5 * 400
+    for answer, bound in ((small, "399"), (one_too_many, "1,999")):
+        assert answer.error is not None
+        assert (answer.error[0], answer.error[2]) == ("too_many_hits", 413)
+        assert f"more than {bound} items" in answer.error[1]
+    ids = index.ids()[:3]
+    near = [IndexAsk(ids=ids[i : i + 1], radius=64, exclude_self=True, max_hits=399 - i) for i in range(3)]
+    alone = holder.answer(near)  # 399 others each
+    assert alone[0].hits == index.search_radius(index.codes(ids[:1]), radius=64, exclude_self=ids[:1])
+    assert [answer.error is None for answer in alone] == [True, False, False]
 
 
 def test_an_emptied_index_answers_with_nothing(tmp_path: Path) -> None:
