@@ -72,5 +72,5 @@ def blame(error: HashnetError) -> tuple[str, str, int]:
         return "unsupported", message, 422
     if isinstance(error, (IndexMismatch, ValueError)):
         return "invalid_request", message, 422
-    log.error("search failed: %s", error)
+    log.error("a request failed", exc_info=error)
     return "internal", "the server failed; its log has the details", 500

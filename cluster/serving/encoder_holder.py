@@ -15,65 +15,53 @@ from hashnet.errors import BadImage, HashnetError
 from hashnet.queries import Queries
 from hashnet.wire import bad
 
+CHUNK = 256  # rows that are decoded, and lie in memory, at a time: 40 MB of pictures of 224 x 224
 Mistake = tuple[str, str, int]  # code, message, status
 
 
 class EncoderHolder:
-    """The model. Pictures are decoded within bounds on threads, the rest is one call."""
+    """The model. Pictures are decoded within bounds on threads; a chunk of them is one call."""
 
     def __init__(self, uri: str, engine: str, batch_rows: int | None, max_pixels: int, threads: int) -> None:
         from hashnet.encoding import Encoder
 
         self.encoder = Encoder.load(uri, engine=engine, batch_rows=batch_rows)
         self.max_pixels = max_pixels
+        self.chunk = max(CHUNK, self.encoder.batch_rows)  # fewer would be padded to a batch
         # Few at a time: a picture at the bound takes 150 MB and more while it is decoded.
-        self._pool = ThreadPoolExecutor(min(threads, 4), thread_name_prefix="decode")
+        pool = ThreadPoolExecutor(min(threads, 4), thread_name_prefix="decode")
+        self._each: Any = pool.map if self.encoder.modality == "image" else map
 
     def encode(self, batches: Sequence[Queries], deadlines: Sequence[float]) -> list[np.ndarray | Mistake]:
         """One answer a batch: codes uint8 (n, n_bits // 8), or (code, message, status) of what is wrong.
 
-        Work for a batch ends at its deadline (as time.time()): nobody waits for it any more.
+        Rows of all batches are taken in chunks, so that what lies decoded in memory does not grow with
+        the requests. Work for a batch ends with the chunk in which its deadline (as time.time())
+        passes, or in which a row cannot be used: nobody waits for the rest.
         """
-        prepared: list[Any] = []
-        pictures = [
-            (i, j) for i, batch in enumerate(batches) if batch.kind == "images" for j in range(len(batch))
-        ]
-        decoded = dict(
-            zip(
-                pictures,
-                self._pool.map(lambda at: self._decode(batches[at[0]], at[1], deadlines[at[0]]), pictures),
-                strict=True,
-            )
-        )
-        for i, batch in enumerate(batches):
-            try:
-                if deadlines[i] < time.time():
-                    raise _late()
-                if batch.kind == "features":
-                    prepared.append(self.encoder.prepare(batch.values))
-                    continue
-                rows = [decoded[i, j] for j in range(len(batch))]
-                wrong = next((row for row in rows if isinstance(row, Exception)), None)
-                if wrong is not None:
-                    raise wrong
-                prepared.append(np.stack(rows))  # type: ignore[arg-type] # pictures, all of them
-            except HashnetError as error:
-                prepared.append(blame(error))
-        good = [rows for rows in prepared if isinstance(rows, np.ndarray)]
-        codes = self.encoder.encode(np.concatenate(good)) if good else np.zeros((0, 0), np.uint8)
-        out: list[np.ndarray | Mistake] = []
-        start = 0
-        for rows in prepared:
-            if isinstance(rows, np.ndarray):
-                out.append(codes[start : start + len(rows)])
-                start += len(rows)
-            else:
-                out.append(rows)
-        return out
+        n_bytes = self.encoder.n_bits // 8
+        answers: list[Any] = [np.zeros((len(batch), n_bytes), np.uint8) for batch in batches]
+        places = [(i, j) for i, batch in enumerate(batches) for j in range(len(batch))]
+        for start in range(0, len(places), self.chunk):
+            chunk = [(i, j) for i, j in places[start : start + self.chunk] if not _refused(answers[i])]
+            rows = list(self._each(lambda at: self._row(batches[at[0]], at[1], deadlines[at[0]]), chunk))
+            for (i, _), row in zip(chunk, rows, strict=True):
+                if isinstance(row, HashnetError) and not _refused(answers[i]):
+                    answers[i] = blame(row)
+            good = [n for n, (i, _) in enumerate(chunk) if not _refused(answers[i])]
+            if good:
+                codes = self.encoder.encode(np.stack([rows[n] for n in good]))
+                for n, code in zip(good, codes, strict=True):
+                    i, j = chunk[n]
+                    answers[i][j] = code
+        return answers
 
-    def _decode(self, batch: Queries, number: int, deadline: float) -> np.ndarray | HashnetError:
+    def _row(self, batch: Queries, number: int, deadline: float) -> np.ndarray | HashnetError:
+        """What the model takes of one query, or why it cannot be had."""
         if deadline < time.time():
             return _late()
+        if batch.kind == "features":  # their width and values were checked when the request was read
+            return batch.values[number]
         picture = batch.values[number]
         name = "the file" if len(batch) == 1 else f"image {number}"
         try:
@@ -85,6 +73,10 @@ class EncoderHolder:
             return bad("not_an_image", f"{name} cannot be read as a picture ({error.reason})", 422)
         except HashnetError as error:
             return error
+
+
+def _refused(answer: np.ndarray | Mistake) -> bool:
+    return isinstance(answer, tuple)
 
 
 def _late() -> HashnetError:

@@ -72,8 +72,10 @@ async def add_request(request: Request, limits: Limits) -> tuple[Queries, np.nda
         ids, labels = _ids(table), _labels(table)
     else:
         raise _wrong_type(kind, f"{JSON} or {wire.ARROW}")
-    if len(ids) != len(queries) or (labels is not None and len(labels) != len(queries)):
+    if len(ids) != len(queries):
         raise bad("invalid_request", f"{len(queries)} items came with {len(ids)} ids", 422)
+    if labels is not None and len(labels) != len(queries):
+        raise bad("invalid_request", f"{len(queries)} items came with {len(labels)} lists of labels", 422)
     if len(np.unique(ids)) != len(ids) or (ids < 0).any():
         raise bad("invalid_request", "ids must be different from each other and not negative", 422)
     return queries, ids, labels

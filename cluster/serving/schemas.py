@@ -36,6 +36,14 @@ Base64 = Annotated[
 ]
 Version = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1), WHOLE]
 
+# One mistake ends the reading of a list: a large body of wrong entries would make millions of them.
+FIRST = Field(fail_fast=True)
+Codes = Annotated[list[Hex], FIRST]
+Images = Annotated[list[Base64], FIRST]
+Features = Annotated[list[Annotated[list[Finite], Field(min_length=1, fail_fast=True)]], FIRST]
+Ids = Annotated[list[Id], FIRST]
+ClassIds = Annotated[list[Annotated[list[ClassId], Field(max_length=1000, fail_fast=True)]], FIRST]
+
 
 class Strict(BaseModel):
     """Unknown fields are mistakes; a field that is not meant is left out, not null."""
@@ -44,8 +52,11 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_nulls(cls, data: Any) -> Any:
+    def _known_and_given(cls, data: Any) -> Any:
         if isinstance(data, dict):
+            unknown = next((name for name in data if name not in cls.model_fields), None)
+            if unknown is not None:  # the first is enough: there may be millions
+                raise ValueError(f"there is no field {str(unknown)[:40]!r}")
             empty = [str(name) for name, value in data.items() if value is None]
             if empty:
                 raise ValueError(f"leave {', '.join(empty[:3])} out instead of null")
@@ -61,12 +72,12 @@ class QueryBody(Strict):
 
     model_config = _exactly_one("codes", "images", "features", "ids")
 
-    codes: list[Hex] | None = Field(None, min_length=1, description="packed codes, hex")
-    images: list[Base64] | None = Field(None, min_length=1, description="picture files, base64")
-    features: list[Annotated[list[Finite], Field(min_length=1)]] | None = Field(
+    codes: Codes | None = Field(None, min_length=1, description="packed codes, hex")
+    images: Images | None = Field(None, min_length=1, description="picture files, base64")
+    features: Features | None = Field(
         None, min_length=1, description="feature vectors, where the model takes features"
     )
-    ids: list[Id] | None = Field(None, min_length=1, description="ids of indexed items")
+    ids: Ids | None = Field(None, min_length=1, description="ids of indexed items")
 
 
 class SearchBody(QueryBody):
@@ -85,7 +96,7 @@ class SearchBody(QueryBody):
     radius: Annotated[int, Field(strict=True, ge=0), WHOLE] | None = Field(
         None, description="every item within so many bits"
     )
-    labels: list[Label] | None = Field(
+    labels: Annotated[list[Label], FIRST] | None = Field(
         None,
         min_length=1,
         max_length=1000,
@@ -101,8 +112,8 @@ class EncodeBody(Strict):
 
     model_config = _exactly_one("images", "features")
 
-    images: list[Base64] | None = Field(None, min_length=1, description="picture files, base64")
-    features: list[Annotated[list[Finite], Field(min_length=1)]] | None = Field(None, min_length=1)
+    images: Images | None = Field(None, min_length=1, description="picture files, base64")
+    features: Features | None = Field(None, min_length=1)
 
 
 class AddBody(Strict):
@@ -110,17 +121,15 @@ class AddBody(Strict):
 
     model_config = _exactly_one("codes", "images", "features")
 
-    item_ids: list[Id] = Field(min_length=1, description="ids that the index does not hold yet")
-    codes: list[Hex] | None = Field(None, min_length=1)
-    images: list[Base64] | None = Field(None, min_length=1)
-    features: list[Annotated[list[Finite], Field(min_length=1)]] | None = Field(None, min_length=1)
-    labels: list[Annotated[list[ClassId], Field(max_length=1000)]] | None = Field(
-        None, description="class ids of each item"
-    )
+    item_ids: Ids = Field(min_length=1, description="ids that the index does not hold yet")
+    codes: Codes | None = Field(None, min_length=1)
+    images: Images | None = Field(None, min_length=1)
+    features: Features | None = Field(None, min_length=1)
+    labels: ClassIds | None = Field(None, description="class ids of each item")
 
 
 class RemoveBody(Strict):
-    ids: list[Id] = Field(min_length=1)
+    ids: Ids = Field(min_length=1)
 
 
 class ItemOut(BaseModel):

@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,12 +18,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import ValidationError
 
+from cluster.serving import schemas as s
+from cluster.serving.asks import blame
 from cluster.serving.config import Limits, Tokens
 from cluster.serving.encoder_holder import EncoderHolder
 from cluster.serving.guard import Guard, digest
 from hashnet import BinaryIndex, wire
 from hashnet.arrays import binary_column
+from hashnet.errors import StorageError
 from hashnet.queries import Queries
 from tests.serving_app import BASE, CODE, WRITE, LocalBackend, error_of, make_app
 from tests.small_run import make_run, some_codes
@@ -171,6 +176,69 @@ def test_the_encoder_ends_work_that_nobody_waits_for(encoder: EncoderHolder, mon
     assert len(decoded) == 50  # the late ones were not even decoded
 
 
+def test_the_encoder_works_in_chunks_and_looks_at_the_clock_between(
+    encoder: EncoderHolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, sizes = SimpleNamespace(now=100.0), []
+    encode = encoder.encoder.encode
+
+    def slowly(rows: np.ndarray) -> np.ndarray:
+        sizes.append(len(rows))
+        clock.now += 10
+        return encode(rows)
+
+    monkeypatch.setattr(encoder, "chunk", 8)
+    monkeypatch.setattr(encoder.encoder, "encode", slowly)
+    monkeypatch.setattr("cluster.serving.encoder_holder.time", SimpleNamespace(time=lambda: clock.now))
+    pictures = [png(8 + i, 8) for i in range(20)]
+    batches = [
+        Queries("images", pictures),  # late after its first chunk of three
+        Queries("images", [*pictures[:3], b"junk", *pictures]),
+        Queries("images", pictures[:10]),
+    ]
+    late, wrong, codes = encoder.encode(batches, [105.0, 1000.0, 1000.0])
+    assert isinstance(late, tuple)
+    assert late[0] == "timeout"
+    assert isinstance(wrong, tuple)
+    assert (wrong[0], "image 3 " in wrong[1]) == ("not_an_image", True)
+    assert (codes == encode(pictures[:10])).all()
+    # 54 rows; 8 of the first batch, none of it later; rows 16-23 end with 4 of the second, row 3 of it bad;
+    # then 4 of the last batch and 6
+    assert sizes == [8, 4, 6]
+
+
+def test_wrong_entries_of_a_large_list_are_told_by_the_first() -> None:
+    """A body of 32 MB holds millions of them; each would be an object of its own."""
+    wrong = ["?", -1, [None], {}] * 1000
+    bodies = [
+        (s.SearchBody, ("codes", "images", "features", "ids", "labels")),
+        (s.EncodeBody, ("images", "features")),
+        (s.AddBody, ("item_ids", "codes", "images", "features", "labels")),
+        (s.RemoveBody, ("ids",)),
+    ]
+    for model, names in bodies:
+        lists = {name for name, field in model.model_fields.items() if "list" in str(field.annotation)}
+        assert lists == set(names)
+        for name in names:
+            for entries in (wrong[1:], [wrong[1:]] if name in ("features", "labels") else wrong[2:]):
+                with pytest.raises(ValidationError) as caught:
+                    model.model_validate_json(json.dumps({name: entries}))
+                mistakes = [one for one in caught.value.errors() if one["type"] != "missing"]
+                assert len(mistakes) <= (2 if name == "labels" else 1)  # a label is a number or a name
+    with pytest.raises(ValidationError) as caught:
+        s.SearchBody.model_validate_json(json.dumps({"x" * 10_000 + str(i): 1 for i in range(100)}))
+    assert caught.value.error_count() == 1
+    assert len(str(s.explain(caught.value))) < 200
+
+
+def test_a_failure_of_ours_is_in_the_log_and_not_in_the_answer(caplog: pytest.LogCaptureFixture) -> None:
+    code, message, status = blame(StorageError("cannot read s3://bucket/secret"))
+    assert (code, status) == ("internal", 500)
+    assert "secret" not in message
+    assert caplog.messages == ["a request failed"]  # a search, an encoding or a write
+    assert "s3://bucket/secret" in caplog.text
+
+
 def test_too_many_at_once_are_told_to_come_later(
     app: Callable[..., Guard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +281,18 @@ def test_no_request_takes_longer_than_the_limit(
         headers = {"authorization": f"Bearer {WRITE}"}
         answer = http.post("/v1/items/remove", json={"ids": [1]}, headers=headers)
         assert error_of(answer) == (504, "timeout")  # 503 would say: nothing was done
+
+
+def test_each_item_to_be_added_has_an_id_and_a_list_of_labels(app: Callable[..., Guard]) -> None:
+    item = {"codes": [CODE], "item_ids": [9000], "labels": [[1]]}
+    with TestClient(app(tokens=Tokens(write=digest(WRITE))), base_url=BASE) as http:
+        for wrong, sentence in (
+            ({"item_ids": [9000, 9001]}, "1 items came with 2 ids"),
+            ({"labels": [[1], [2]]}, "1 items came with 2 lists of labels"),
+        ):
+            answer = http.post("/v1/items", json=item | wrong, headers={"authorization": f"Bearer {WRITE}"})
+            assert error_of(answer) == (422, "invalid_request")
+            assert answer.json()["error"]["message"] == sentence
 
 
 def test_arrow_columns_besides_the_known_ones_are_refused(app: Callable[..., Guard], own_run: str) -> None:
