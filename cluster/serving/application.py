@@ -11,7 +11,8 @@ from cluster.serving.config import ServeConfig, Tokens, is_loopback, read_tokens
 from cluster.serving.guard import digest
 from cluster.serving.opening import Ground
 
-SMALL_CPUS, WORK_CPUS = 0.1, 0.5  # what Ray books for a process; threads are set apart from it
+# What Ray books for a process; threads are set apart from it.
+KEEPER_CPUS, SMALL_CPUS, WORK_CPUS = 0.05, 0.1, 0.5
 LIFE: dict[str, Any] = {
     "health_check_period_s": 2,
     "health_check_timeout_s": 20,
@@ -27,15 +28,15 @@ def hashed_tokens(host: str) -> Tokens:
 
 
 def needs(config: ServeConfig, ground: Ground) -> list[Need]:
-    """What the cluster must have room for."""
+    """What the cluster must have room for: Serve waits, without a word, until every replica is up."""
     wanted = [
-        Need("http", config.http_replicas, {"CPU": SMALL_CPUS}, at_least=1, fix="lower http_replicas"),
-        Need("index", config.index_replicas, size("index", config), at_least=1, fix="lower index_replicas"),
+        Need("keeper", 1, {"CPU": KEEPER_CPUS}),
+        Need("http", config.http_replicas, {"CPU": SMALL_CPUS}, fix="lower http_replicas"),
+        Need("index", config.index_replicas, size("index", config), fix="lower index_replicas"),
     ]
     if ground.paths["model"] is not None:
         resources = size("encoder", config)
-        fix = "lower encoder_replicas"
-        wanted.append(Need("encoder", config.encoder_replicas, resources, at_least=1, fix=fix))
+        wanted.append(Need("encoder", config.encoder_replicas, resources, fix="lower encoder_replicas"))
     return wanted
 
 
@@ -81,7 +82,7 @@ def build(config: ServeConfig, ground: Ground, tokens: Tokens) -> Any:
             **LIFE,
         ).bind(paths["model"], engine, config.max_pixels, config.threads)
     keeper = of_keeper.options(
-        num_replicas=1, max_ongoing_requests=256, ray_actor_options=_actor({"CPU": SMALL_CPUS / 2}), **LIFE
+        num_replicas=1, max_ongoing_requests=256, ray_actor_options=_actor({"CPU": KEEPER_CPUS}), **LIFE
     ).bind(paths["index"], ground.model_sha256)
     local_only = is_loopback(config.host) and not tokens.read
     return of_http.options(

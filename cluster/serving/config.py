@@ -78,6 +78,11 @@ class ServeConfig:
         )
 
     @property
+    def address(self) -> str:
+        """The host as Serve is given it and tells it."""
+        return "127.0.0.1" if self.host == "localhost" else self.host
+
+    @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http{'s' if self.tls_cert else ''}://{host}:{self.port}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from cluster.serving.writer import written_or_raise
 from hashnet.errors import RequestRejected
 from hashnet.queries import Queries
 from hashnet.wire import bad
+
+log = logging.getLogger(__name__)
 
 LOST = (RayActorError, DeploymentUnavailableError)  # the replica went away; another one can answer
 
@@ -75,7 +78,7 @@ class RayBackend(Backend):
                 await self.keeper.exchange.remote(self.name, counts)
                 before = counts
             except Exception as error:  # counting must not end serving
-                print(f"counters were not handed on: {error}", flush=True)
+                log.warning("counters were not handed on: %s", error)
 
     async def _read(self, send: Callable[[], Any]) -> Any:
         """The answer of some replica; the request's own time limit ends the attempts."""

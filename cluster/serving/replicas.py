@@ -11,6 +11,7 @@ look for a new version on disk every ``follow_s`` seconds and take it over besid
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,8 @@ from cluster.serving.config import Limits, Tokens
 from cluster.serving.meter import Meter
 from cluster.serving.writer import Writer
 from hashnet.queries import Queries
+
+log = logging.getLogger(__name__)
 
 BULK = 64  # queries from which a request is a batch of its own
 
@@ -124,7 +127,7 @@ class IndexReplica:
             try:
                 await self._follow()
             except Exception as error:  # storage that is away comes back; the old version goes on answering
-                print(f"cannot look for a new index version: {error}", flush=True)
+                log.warning("cannot look for a new index version: %s", error)
             await asyncio.sleep(self.follow_s)
 
     def _report(self) -> None:

@@ -54,8 +54,10 @@ class Server:
         from ray import serve
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        self._start_serve(serve)
+        running = self._serve_runs()
         try:
+            if not running:
+                self._start_serve(serve)
             serve.run(
                 build(self.config, self.ground, self.tokens),
                 name=self.config.name,
@@ -81,7 +83,8 @@ class Server:
 
         if not ray.is_initialized():
             return
-        serve.delete(self.config.name)
+        if _serve_client() is not None:
+            serve.delete(self.config.name)
         if self._owns_serve and "RAY_ADDRESS" in os.environ:  # a Ray that was started here ends with us
             serve.shutdown()
 
@@ -112,26 +115,28 @@ class Server:
         found = catalog.sample(1) if catalog is not None else []
         return found[0] if found else 0
 
+    def _serve_runs(self) -> bool:
+        """Whether Serve's HTTP runs already; one that listens elsewhere is not ours to change."""
+        config, client = self.config, _serve_client()
+        if client is None:
+            if is_loopback(config.host):
+                _refuse_taken_port(config.address, config.port)
+            return False
+        found = client.http_config
+        if (found.host, found.port) != (config.address, config.port):
+            raise ClusterError(
+                f"Ray Serve listens on {found.host}:{found.port} in this cluster already; serve there "
+                f"(host={found.host} port={found.port}), or stop it first: serve shutdown"
+            )
+        return True
+
     def _start_serve(self, serve: Any) -> None:
-        """Starts Serve's HTTP where it does not run yet; one that listens elsewhere is not ours to change."""
         from ray.serve.config import HTTPOptions, ProxyLocation
-        from ray.serve.context import _get_global_client
 
         config = self.config
-        running = _get_global_client(raise_if_no_controller_running=False)
-        if running is not None:
-            found = running.http_config
-            if (found.host, found.port) != (config.host, config.port):
-                raise ClusterError(
-                    f"Ray Serve listens on {found.host}:{found.port} in this cluster already; serve there "
-                    f"(host={found.host} port={found.port}), or stop it first: serve shutdown"
-                )
-            return
-        if is_loopback(config.host):
-            _refuse_taken_port(config.host, config.port)
         self._owns_serve = True
         options = HTTPOptions(
-            host="127.0.0.1" if config.host == "localhost" else config.host,
+            host=config.address,
             port=config.port,
             request_timeout_s=config.timeout_s + 10,  # the guard inside answers first
             ssl_certfile=config.tls_cert or None,
@@ -139,6 +144,13 @@ class Server:
         )
         location = ProxyLocation.HeadOnly if is_loopback(config.host) else ProxyLocation.EveryNode
         serve.start(proxy_location=location, http_options=options, logging_config=_serve_logging())
+
+
+def _serve_client() -> Any:
+    """Ray's client of the Serve in this cluster; None where there is none."""
+    from ray.serve.context import _get_global_client
+
+    return _get_global_client(raise_if_no_controller_running=False)
 
 
 def _why(serve: Any, name: str) -> str:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from cluster.serving import application, proxy, service
+from cluster import metrics
+from cluster.local import free_ports
+from cluster.nodes import Node
+from cluster.planning import plan
+from cluster.serving import Server, application, proxy, replicas, service
+from cluster.serving.asks import IndexAsk
 from cluster.serving.config import ServeConfig, Tokens
 from cluster.serving.opening import look_over
-from hashnet.errors import ConfigError
+from hashnet import BinaryIndex
+from hashnet.errors import ClusterError, ConfigError
 from tests.serving_app import BASE, READ
+from tests.small_run import some_codes
 
 
 def test_replicas_and_devices_by_configuration(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,11 +42,113 @@ def test_replicas_and_devices_by_configuration(run: str, monkeypatch: pytest.Mon
         "GPU": 0.5,
     }
     needs = application.needs(config, look_over(config))
-    assert [need.name for need in needs] == ["http", "index", "encoder"]
+    assert [need.name for need in needs] == ["keeper", "http", "index", "encoder"]
     with pytest.raises(ConfigError, match="max_index_replicas=1 is below index_replicas=3"):
         ServeConfig(run=run, index_replicas=3, max_index_replicas=1)
     with pytest.raises(ConfigError, match="belong together"):
         ServeConfig(run=run, tls_cert="cert.pem")
+
+
+def test_every_replica_asked_for_must_have_room(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve would wait for ever for one that has none. 2 CPUs: 0.05 keeper, 0.1 HTTP, 0.5 each other."""
+    monkeypatch.setattr(application.session, "resources", lambda: {"CPU": 2.0})
+
+    def fits(**settings: Any) -> bool:
+        config = ServeConfig(run=run, **settings)
+        return plan("serve", application.needs(config, look_over(config)), [Node("a", {"CPU": 2.0})]).possible
+
+    assert fits(index_replicas=2)  # 0.05 + 0.1 + 2 x 0.5 + 0.5
+    assert fits(index_replicas=2, max_index_replicas=8)  # more come when there is room
+    assert not fits(index_replicas=8)
+    assert not fits(index_replicas=3)
+    assert not fits(encoder_replicas=3)
+    assert fits(index_replicas=3, model="none", http_replicas=4)  # 0.05 + 4 x 0.1 + 3 x 0.5
+    assert not fits(index_replicas=3, model="none", http_replicas=5)  # all but the keeper
+
+
+class FakeServe:
+    """Ray Serve as far as starting and stopping it goes: it comes up, and then fails to be ready."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, listens: tuple[str, int] | None = None) -> None:
+        self.listens, self.calls = listens, list[str]()
+        patch.setattr("cluster.serving.run.session.connect", lambda: None)
+        patch.setattr("cluster.serving.run.placement.ensure", lambda stage, needs: None)
+        patch.setattr("cluster.serving.application.session.resources", lambda: {"CPU": 2.0})
+        patch.setattr("ray.is_initialized", lambda: True)
+        patch.setattr("ray.serve.context._get_global_client", lambda **_: self.client())
+        patch.setattr("ray.serve.start", self.start)
+        patch.setattr("ray.serve.delete", lambda name: self.calls.append("delete"))
+        patch.setattr("ray.serve.shutdown", lambda: self.calls.append("shutdown"))
+        patch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+
+    def client(self) -> Any:
+        if self.listens is None:
+            return None
+        host, port = self.listens
+        return SimpleNamespace(http_config=SimpleNamespace(host=host, port=port))
+
+    def start(self, http_options: Any, **_: Any) -> None:
+        self.calls.append("start")
+        self.listens = http_options.host, http_options.port
+        raise TimeoutError("HTTP proxies not available after 60s.")
+
+
+def test_a_serve_that_does_not_come_up_is_taken_down(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeServe(monkeypatch)
+    with (
+        pytest.raises(TimeoutError, match="proxies"),
+        Server(ServeConfig(run=run, host="localhost", port=free_ports(1)[0])),
+    ):
+        pass
+    assert fake.calls == ["start", "delete", "shutdown"]
+    assert fake.listens is not None
+    assert fake.listens[0] == "127.0.0.1"
+
+
+def test_localhost_is_the_address_that_serve_tells(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeServe(monkeypatch, ("127.0.0.1", 8000))
+    assert Server(ServeConfig(run=run, host="localhost"))._serve_runs()
+    assert Server(ServeConfig(run=run))._serve_runs()
+    with pytest.raises(ClusterError, match="listens on 127"), Server(ServeConfig(run=run, port=8001)):
+        pass
+    assert fake.calls == []  # somebody else's is left alone
+
+
+def test_a_replica_reports_what_it_searches_and_serves(own_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, float, dict[str, Any]]] = []
+
+    def tell(kind: str) -> Any:
+        def tell_one(name: str, value: float, **tags: Any) -> None:
+            assert metrics.METRICS[name].kind == kind
+            assert set(tags) == {"run", *metrics.METRICS[name].tags}
+            told.append((name, value, tags))
+
+        return tell_one
+
+    for function, kind in (("count", "counter"), ("gauge", "gauge"), ("observe", "histogram")):
+        monkeypatch.setattr(metrics, function, tell(kind))
+    monkeypatch.setattr(replicas, "use_threads", lambda threads: 1)  # it would set this process's environment
+    of_index: Any = replicas.IndexReplica
+    replica = of_index.func_or_class(f"{own_run}/index", "auto", "cpu", None, 1.0, 1, "demo")
+    served = {"run": "demo"}
+    assert told == [("index_version", 1, served), ("index_size", 400, served)]
+    told.clear()
+    codes = some_codes(5)
+    asks = [IndexAsk(codes=codes, k=3), IndexAsk(ids=np.array([99_999, 1]), k=3), IndexAsk(codes=codes, k=1)]
+    started = time.perf_counter()
+    asyncio.run(replica._run(asks))
+    (name, seconds, tags), *counts = told
+    flat = {"run": "demo", "kind": "flat"}
+    assert (name, tags) == ("search_seconds", flat)
+    assert 0 < seconds < time.perf_counter() - started
+    assert counts == [
+        ("search_queries", 10, flat | {"status": "ok"}),
+        ("search_queries", 2, flat | {"status": "refused"}),
+    ]
+    told.clear()
+    BinaryIndex.load(f"{own_run}/index").add(codes, ids=np.arange(5) + 9000)
+    asyncio.run(replica._follow())
+    assert told == [("index_version", 2, served), ("index_size", 405, served)]
 
 
 def test_what_is_configured_reaches_serve(run: str) -> None:
