@@ -52,9 +52,10 @@ class Catalog:
         self.store, self.manifest = store, manifest
         self._in_order = [shard for shard in store.shards if shard.rows and not shard.mends]
         self._mended = [shard for shard in store.shards if shard.rows and shard.mends]
+        # By a shard's sha256: a store written anew uses the names again.
         self._tables = _Cache(CACHE_BYTES)
+        self._last: dict[str, int] = {}  # its last row id
         self._thumbnails = _Cache(CACHE_BYTES)
-        self._last: dict[str, int] = {}  # shard name → its last row id
 
     def __len__(self) -> int:
         return len(self.store)
@@ -100,44 +101,48 @@ class Catalog:
 
         Raises BadImage when the picture cannot be read.
         """
-        if self.manifest is None or self.manifest.modality != "image":
+        manifest, thumbnails = self.manifest, self._thumbnails  # once: another thread may open them again
+        if manifest is None or manifest.modality != "image":
             return None
-        if (kept := self._thumbnails.get((id_, size))) is not None:
+        if (kept := thumbnails.get((id_, size))) is not None:
             return kept
-        if not 0 <= id_ < len(self.manifest):
+        if not 0 <= id_ < len(manifest):
             return None
-        columns = ["uri", "image"] if self.manifest.inline else ["uri"]
-        row = self.manifest.read(columns=columns, start=id_, stop=id_ + 1)
+        columns = ["uri", "image"] if manifest.inline else ["uri"]
+        row = manifest.read(columns=columns, start=id_, stop=id_ + 1)
         (picture,) = fetch_images(row, threads=1)
         if isinstance(picture, BadImage):
             raise picture
         small = shrink(picture, size)
-        self._thumbnails.put((id_, size), small, len(small[0]))
+        thumbnails.put((id_, size), small, len(small[0]))
         return small
 
     def _candidates(self, id_: int) -> list[ShardRecord]:
         """The shards that may hold an id: ids ascend from shard to shard, mended ones lie beside."""
-        place = bisect_left(self._in_order, id_, key=self._last_id)
-        return self._in_order[place : place + 1] + self._mended
+        in_order = self._in_order  # once: another thread may open the store again
+        place = bisect_left(in_order, id_, key=self._last_id)
+        return in_order[place : place + 1] + self._mended
 
     def _last_id(self, shard: ShardRecord) -> int:
-        if shard.name not in self._last:
+        last = self._last.get(shard.sha256)
+        if last is None:
             with storage.open_input(storage.join(self.store.uri, shard.file)) as source:
                 about = pq.ParquetFile(source).metadata
             column = about.schema.names.index("row_id")
             statistics = about.row_group(about.num_row_groups - 1).column(column).statistics
             if statistics is not None and statistics.has_min_max:
-                self._last[shard.name] = int(statistics.max)
+                last = int(statistics.max)
             else:
-                self._last[shard.name] = int(self._table(shard)["row_id"][-1].as_py())
-        return self._last[shard.name]
+                last = int(self._table(shard)["row_id"][-1].as_py())
+            self._last[shard.sha256] = last
+        return last
 
     def _table(self, shard: ShardRecord) -> pa.Table:
-        table = self._tables.get(shard.name)
+        table = self._tables.get(shard.sha256)
         if table is None:
             with storage.open_input(storage.join(self.store.uri, shard.file)) as source:
                 table = pq.read_table(source, columns=["row_id", "uri", "labels", "code"]).combine_chunks()
-            self._tables.put(shard.name, table, table.nbytes)
+            self._tables.put(shard.sha256, table, table.nbytes)
         return table
 
 

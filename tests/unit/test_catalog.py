@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +55,31 @@ def test_mended_shards_are_looked_through(catalog: Catalog) -> None:
     mended = Catalog(store)
     assert [item and item.id for item in mended.items(IDS[::7])] == IDS[::7].tolist()
     assert mended.item(-1) is None
+
+
+def test_a_store_that_grows_while_it_is_looked_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread opens it again between the reading of a shard and the keeping of what was read."""
+    uri = str(tmp_path / "codes")
+    catalog = Catalog(write_store(uri, CODES[:10], ids=np.arange(10)))
+    read, grown = catalogs.pq.ParquetFile, False
+
+    def read_and_grow(source: Any) -> Any:
+        nonlocal grown
+        file = read(source)
+        if not grown:
+            grown = True
+            write_store(uri, CODES[:11], ids=np.arange(11), overwrite=True)
+            assert catalog.refresh()
+        return file
+
+    monkeypatch.setattr(catalogs.pq, "ParquetFile", read_and_grow)
+    for id_ in (3, 10):
+        item = catalog.item(id_)
+        assert item is not None
+        assert (item.id, item.code) == (id_, CODES[id_].tobytes().hex())
+    assert grown
 
 
 def test_options_of_a_uri_are_not_told(catalog: Catalog) -> None:
