@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,14 @@ def test_the_description_is_true(server: Server) -> None:
     assert statuses[200] > 20
 
 
+def wait_until(true: Callable[[], Any], timeout_s: float = 20.0) -> None:
+    """Returns when it is true; fails when it does not become so."""
+    until = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < until, f"not within {timeout_s:g} s"
+        time.sleep(0.05)
+
+
 class Asking(threading.Thread):
     """Asks without a pause until told to stop; keeps every version and every error."""
 
@@ -165,13 +173,13 @@ class Asking(threading.Thread):
 
 
 def under_load(url: str, queries: Any, act: Any, truth: dict[int, Any]) -> list[Asking]:
-    """Three threads ask while ``act`` runs, and a while before and after."""
+    """Three threads ask while ``act(threads)`` runs, before and a while after."""
     asking = [Asking(url, queries, truth) for _ in range(3)]
     for one in asking:
         one.start()
     try:
-        time.sleep(1)
-        act()
+        wait_until(lambda: all(one.n or one.errors for one in asking))
+        act(asking)
         time.sleep(1)
     finally:
         for one in asking:
@@ -193,7 +201,7 @@ def test_a_killed_replica_loses_no_request(
         ids = index.ids()[:3]
         queries, codes = [client.thumbnail(int(id_)) for id_ in ids], index.codes(ids)
 
-    def kill() -> None:
+    def kill(asking: list[Asking]) -> None:
         ray = ray_served
         named = ray.util.list_named_actors(all_namespaces=True)
         victim = next(actor for actor in named if f"#{kind}#" in actor["name"])
@@ -218,15 +226,11 @@ def test_a_new_version_is_swapped_in_under_load(server: Server, run: str, index:
     )
     truth[index.version + 1] = truth[index.version + 2] = grown.search(codes, k=5)
 
-    def change() -> None:
+    def change(asking: list[Asking]) -> None:
         writer = BinaryIndex.load(f"{run}/index")
         for write in (lambda: writer.add(codes[:20], new_ids), writer.compact):
             write()
-            until = time.monotonic() + 20
-            with Client(server.config.url) as client:
-                while client.info()["version"] < writer.version and time.monotonic() < until:
-                    time.sleep(0.05)
-            time.sleep(0.5)  # the other replica follows, too
+            wait_until(lambda: all(writer.version in one.versions or one.errors for one in asking))
 
     asking = under_load(server.config.url, codes, change, truth)
     assert [one.errors for one in asking] == [[], [], []]
@@ -256,10 +260,7 @@ def test_writes_through_the_api(server: Server, client: Client, run: str) -> Non
     assert found[4, 0] == 60_004
     on_disk.refresh()
     assert on_disk.compact()
-    version = on_disk.version
-    until = time.monotonic() + 20
-    while client.info()["version"] < version and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_until(lambda: client.info()["version"] == on_disk.version)
     assert client.search(codes, k=5) == on_disk.search(codes, k=5)
 
 
@@ -268,13 +269,17 @@ def test_the_request_log_is_there_and_has_no_contents(server: Server, client: Cl
     from ray._private.worker import _global_node
 
     folder = Path(_global_node.get_logs_dir_path())
-    lines = [
-        json.loads(line) for file in folder.glob("hashnet-*.jsonl") for line in file.read_text().splitlines()
-    ]
-    requests = [line for line in lines if line["event"] == "request"]
-    found = [line for line in requests if line.get("queries") == 1021]
-    assert found
-    assert set(found[-1]) >= {
+
+    def requests() -> list[dict[str, Any]]:
+        files = folder.glob("hashnet-*.jsonl")
+        lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        return [line for line in lines if line["event"] == "request"]
+
+    def found() -> list[dict[str, Any]]:
+        return [line for line in requests() if line.get("queries") == 1021]
+
+    wait_until(found, timeout_s=5)  # it is written after the answer
+    assert set(found()[-1]) >= {
         "request_id",
         "method",
         "route",
@@ -284,7 +289,7 @@ def test_the_request_log_is_there_and_has_no_contents(server: Server, client: Cl
         "bytes_out",
         "version",
     }
-    assert WRITE not in json.dumps(requests)
+    assert WRITE not in json.dumps(requests())
 
 
 def test_one_serve_one_address(server: Server) -> None:
