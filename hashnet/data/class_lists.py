@@ -57,6 +57,16 @@ def one_each(ids: pa.Array) -> pa.Array:
     return lists if known.all() else pc.if_else(pa.array(known), lists, pa.scalar(None, lists.type))
 
 
+def class_sets(rows: np.ndarray, classes: np.ndarray, n: int) -> pa.Array:
+    """Lists list<int32> (n,) of pairs (row, class) in any order: each class once, ascending."""
+    order = np.lexsort((classes, rows))
+    rows, classes = rows[order], classes[order]
+    new = np.ones(len(rows), dtype=bool)
+    new[1:] = (rows[1:] != rows[:-1]) | (classes[1:] != classes[:-1])
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows[new], minlength=n))]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(classes[new], pa.int32()))
+
+
 def renumber(labels: pa.Array, old: Sequence[str], new: Sequence[str]) -> pa.Array:
     """Label lists whose ids mean names in ``old``, as ids of ``new``; DataError for names ``new`` lacks."""
     if list(old) == list(new):
@@ -66,5 +76,5 @@ def renumber(labels: pa.Array, old: Sequence[str], new: Sequence[str]) -> pa.Arr
     where = {name: i for i, name in enumerate(new)}
     table = np.array([where.get(name, -1) for name in old], dtype=np.int32)
     lengths = labels.value_lengths().fill_null(0).to_numpy()
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, pa.array(table[labels.flatten().to_numpy()], pa.int32()))
+    rows = np.repeat(np.arange(len(labels)), lengths)
+    return class_sets(rows, table[labels.flatten().to_numpy()], len(labels))

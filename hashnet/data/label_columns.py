@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hashnet import labels as label_sets
-from hashnet.data.class_lists import by_name, one_each
+from hashnet.data.class_lists import by_name, class_sets, one_each
 from hashnet.errors import CodeError, DataError
 
 Labels = tuple[pa.Array, tuple[str, ...] | None, int]
@@ -34,7 +34,7 @@ def read_labels(
         words = column.flatten().cast(pa.string())
         found = pc.unique(words).to_pylist()
         _refuse_unknown(found, class_names, name)
-        classes = class_names or tuple(sorted(found))
+        classes = class_names or tuple(sorted(word for word in found if word is not None))
         ids = pc.index_in(words, value_set=pa.array(classes, pa.string()))
         return _with_values(column, ids), classes, len(classes)
     if pa.types.is_integer(kind):
@@ -62,10 +62,11 @@ def _refuse_unknown(found: list[str | None], class_names: tuple[str, ...] | None
 
 
 def _with_values(column: pa.Array, values: pa.Array) -> pa.Array:
-    """The lists of ``column`` with other values in them."""
+    """The lists of ``column`` with other values in them, as sets: sorted, each once, without nulls."""
     lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, values.cast(pa.int32()))
+    rows = np.repeat(np.arange(len(column)), lengths)
+    known = values.is_valid().to_numpy(zero_copy_only=False)
+    return class_sets(rows[known], values.drop_null().cast(pa.int32()).to_numpy(), len(column))
 
 
 def _from_multi_hot(column: pa.Array, name: str) -> tuple[pa.Array, int]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from hashnet import labels as label_sets
 from hashnet import storage
 from hashnet.config import key
 from hashnet.data import shards
+from hashnet.data.class_lists import class_sets
 from hashnet.data.files import beside
 from hashnet.data.rows import Rows
 from hashnet.data.sources.drawing import BLOCK, draw_block, encode_jpegs
@@ -94,14 +94,8 @@ def _draw_classes(options: Options) -> np.ndarray:
 
 
 def _label_lists(classes: np.ndarray) -> pa.Array:
-    if classes.shape[1] == 1:
-        return pa.FixedSizeListArray.from_arrays(pa.array(classes[:, 0], pa.int32()), 1).cast(
-            pa.list_(pa.int32())
-        )
-    multi_hot = np.zeros((len(classes), classes.max() + 1), dtype=np.uint8)
     rows, slots = np.nonzero(classes >= 0)
-    multi_hot[rows, classes[rows, slots]] = 1
-    return label_sets.to_lists(multi_hot)
+    return class_sets(rows, classes[rows, slots], len(classes))
 
 
 def _pictures(options: Options, classes: np.ndarray, broken: np.ndarray, start: int) -> Iterator[bytes]:
