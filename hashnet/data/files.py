@@ -7,6 +7,8 @@ import os
 import re
 from collections.abc import Iterable
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import fs
 
 from hashnet import storage
@@ -16,10 +18,31 @@ PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", "
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
+def split_options(uri: str) -> tuple[str, str]:
+    """A URI without its ``?options``, and these with their question mark; a plain path has none."""
+    base, mark, options = uri.partition("?") if storage.is_uri(uri) else (uri, "", "")
+    return base, mark + options
+
+
+def parent(uri: str) -> str:
+    """The folder a file lies in; a URI's options stay."""
+    base, options = split_options(uri)
+    folder, slash, _ = base.rstrip("/").rpartition("/")
+    return (folder or slash or ".") + options
+
+
+def complete(folder: str, names: pa.Array) -> pa.Array:
+    """Names below a folder as uris; absolute paths and uris among them stay as they are."""
+    base, options = split_options(folder)
+    below = pc.binary_join_element_wise(base.rstrip("/") + "/", names, options, "")
+    whole = pc.or_(pc.starts_with(names, "/"), pc.match_substring(names, "://"))
+    return pc.if_else(whole, names, below)
+
+
 def beside(uri: str, suffix: str) -> str:
     """A neighbour of ``uri``: its name without ``.parquet``, plus ``suffix``."""
-    base, mark, options = uri.partition("?") if storage.is_uri(uri) else (uri, "", "")
-    return base.rstrip("/").removesuffix(".parquet") + suffix + mark + options
+    base, options = split_options(uri)
+    return base.rstrip("/").removesuffix(".parquet") + suffix + options
 
 
 def find_below(folder: str, endings: Iterable[str]) -> list[str]:
@@ -67,9 +90,7 @@ def expand(uri: str, ending: str) -> list[str]:
         names = [uri[: found.start()] + f"{i:0{len(low)}d}" + uri[found.end() :] for i in numbers]
         return [file for name in names for file in expand(name, ending)]
     if "*" in storage.name_of(uri):
-        pattern = storage.name_of(uri)
-        base, mark, options = uri.partition("?") if storage.is_uri(uri) else (uri, "", "")
-        folder = (base.rpartition("/")[0] or ".") + mark + options
+        pattern, folder = storage.name_of(uri), parent(uri)
         matching = [n for n in storage.list_names(folder) if fnmatch.fnmatch(n, pattern)]
         files = [storage.absolute(storage.join(folder, name)) for name in matching]
     elif storage.is_folder(uri):

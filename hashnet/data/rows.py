@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -42,15 +42,30 @@ def from_uris(uris: pa.Array, **about: Any) -> Rows:
     return Rows(n=len(uris), payload=lambda start, stop: pa.table({"uri": uris[start:stop]}), **about)
 
 
-def refuse_duplicates(ids: pa.Array, what: str) -> None:
-    """DataError that names the first id that comes twice, with both rows."""
+class Duplicate(NamedTuple):
+    """An id that comes twice, its first two rows, and the number of such repetitions."""
+
+    id: str
+    first: int
+    second: int
+    n: int
+
+
+def find_duplicate(ids: pa.Array) -> Duplicate | None:
+    """The first id that comes twice, or None."""
     codes = ids.dictionary_encode().indices.to_numpy()
     if len(codes) == 0 or len(codes) == codes.max() + 1:
-        return
+        return None
     order = np.argsort(codes, kind="stable")
     again = np.flatnonzero(np.diff(codes[order]) == 0)
-    first, second = order[again[0]], order[again[0] + 1]
-    raise DataError(
-        f"{what}: rows {first} and {second} both have id {ids[int(first)].as_py()!r} "
-        f"({len(again):,} duplicated ids in all); ids must differ"
-    )
+    first, second = int(order[again[0]]), int(order[again[0] + 1])
+    return Duplicate(ids[first].as_py(), first, second, len(again))
+
+
+def refuse_duplicates(ids: pa.Array, what: str) -> None:
+    """DataError that names the first id that comes twice, with both rows."""
+    if twice := find_duplicate(ids):
+        raise DataError(
+            f"{what}: rows {twice.first} and {twice.second} both have id {twice.id!r} "
+            f"({twice.n:,} duplicated ids in all); ids must differ"
+        )

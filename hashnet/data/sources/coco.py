@@ -14,8 +14,8 @@ import pyarrow as pa
 from hashnet import storage
 from hashnet.config import REQUIRED, key
 from hashnet.data.class_lists import choose, read_names
+from hashnet.data.files import complete, parent
 from hashnet.data.rows import Rows, from_uris
-from hashnet.data.sources.imagefolder import complete
 from hashnet.errors import DataError, FormatError, StorageError
 
 DEFAULTS = {"n_query": 5_000, "n_train": 10_000}
@@ -94,9 +94,10 @@ def _read(uri: str) -> dict[str, Any]:
 def _pictures(instances: str, path: str) -> str:
     """The folder of an instances file's pictures: ROOT/train2017, ROOT/images/train2017 or ROOT/images."""
     stem = storage.name_of(instances).removesuffix(".json").removeprefix("instances_")
-    root = (
-        path if storage.is_folder(path) else instances.rpartition("/")[0].removesuffix("annotations") or "."
-    )
+    root = path
+    if not storage.is_folder(path):
+        root = parent(instances)
+        root = parent(root) if storage.name_of(root) == "annotations" else root
     for names in ((stem,), ("images", stem), ("images",)):
         if storage.is_folder(storage.join(root, *names)):
             return storage.join(root, *names)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from hashnet import storage
 from hashnet.config import REQUIRED, key
 from hashnet.data.class_lists import by_name, choose, read_names
-from hashnet.data.files import PICTURES, find_below
+from hashnet.data.files import PICTURES, complete, find_below
 from hashnet.data.rows import Rows, from_uris
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.errors import DataError
@@ -62,18 +62,12 @@ def load(options: Options) -> Rows:
     )  # fmt: skip
 
 
-def complete(folder: str, names: pa.Array) -> pa.Array:
-    """Names below a folder as uris."""
-    base, mark, options = folder.partition("?") if storage.is_uri(folder) else (folder, "", "")
-    return pc.binary_join_element_wise(base.rstrip("/") + "/", names, mark + options, "")
-
-
 def _guess(names: pa.Array) -> str:
-    tops = set(pc.unique(pc.replace_substring_regex(names, "/.*", "")).to_pylist())
-    depth = pc.min(pc.count_substring(names, "/")).as_py()
-    if depth == 0:
+    """By the folders there are: a picture outside of them is not left to drop the labels of all others."""
+    if pc.max(pc.count_substring(names, "/")).as_py() == 0:
         return "flat"
-    return "splits" if depth >= 2 and tops <= set(SPLIT_FOLDERS) else "classes"
+    tops = set(pc.unique(pc.replace_substring_regex(names, "/.*", "")).to_pylist())
+    return "splits" if tops <= set(SPLIT_FOLDERS) else "classes"
 
 
 def _split_flags(path: str, names: pa.Array) -> np.ndarray:

@@ -14,9 +14,8 @@ import pyarrow as pa
 from hashnet import storage
 from hashnet.config import REQUIRED, key
 from hashnet.data.class_lists import by_name, choose, read_names
-from hashnet.data.files import PICTURES, find_below
+from hashnet.data.files import PICTURES, complete, find_below
 from hashnet.data.rows import Rows, from_uris
-from hashnet.data.sources.imagefolder import complete
 from hashnet.data.splits import DATABASE, QUERY
 from hashnet.errors import DataError, StorageError
 

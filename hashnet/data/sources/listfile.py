@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 from hashnet import storage
 from hashnet.config import key
 from hashnet.data.class_lists import read_names
+from hashnet.data.files import complete, parent
 from hashnet.data.lists import ListFile, read_list
-from hashnet.data.rows import Rows
+from hashnet.data.rows import Rows, find_duplicate
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.errors import DataError
 
@@ -42,7 +43,7 @@ class Options:
 def load(options: Options) -> Rows:
     """Rows of one list, or of the lists of three splits, joined by path."""
     files = _files(options)
-    root = storage.absolute(options.root or _folder(next(iter(files.values()))))
+    root = storage.absolute(options.root or parent(next(iter(files.values()))))
     lists = {name: read_list(uri) for name, uri in files.items()}
     for found in lists.values():
         _refuse_duplicates(found)
@@ -77,25 +78,13 @@ def _files(options: Options) -> dict[str, str]:
     return found
 
 
-def _folder(uri: str) -> str:
-    if not storage.is_uri(uri):
-        return uri.rpartition("/")[0] or "."
-    base, mark, options = uri.partition("?")
-    return base.rpartition("/")[0] + mark + options
-
-
 def _refuse_duplicates(found: ListFile) -> None:
     """A path twice in one list is a mistake: an image would be found twice."""
-    codes = found.paths.dictionary_encode().indices.to_numpy()
-    if len(codes) == codes.max() + 1:
-        return
-    order = np.argsort(codes, kind="stable")
-    again = np.flatnonzero(np.diff(codes[order]) == 0)
-    first, second = order[again[0]], order[again[0] + 1]
-    raise DataError(
-        f"{found.uri} line {found.lines[second]} repeats {found.paths[int(second)].as_py()!r} of line "
-        f"{found.lines[first]} ({len(again):,} duplicated ids in all); keep one of them"
-    )
+    if twice := find_duplicate(found.paths):
+        raise DataError(
+            f"{found.uri} line {found.lines[twice.second]} repeats {twice.id!r} of line "
+            f"{found.lines[twice.first]} ({twice.n:,} duplicated ids in all); keep one of them"
+        )
 
 
 def _join(options: Options, root: str, lists: dict[str, ListFile]) -> Rows:
@@ -192,13 +181,9 @@ def _rows(
     if options.strip:
         kept = pc.starts_with(paths, options.strip)
         paths = pc.if_else(kept, pc.utf8_slice_codeunits(paths, len(options.strip)), paths)
-    base, mark, tail = root.partition("?") if storage.is_uri(root) else (root, "", "")
 
     def payload(start: int, stop: int) -> pa.Table:
-        some = paths[start:stop]
-        complete = pc.or_(pc.starts_with(some, "/"), pc.match_substring(some, "://"))
-        below = pc.binary_join_element_wise(base.rstrip("/") + "/", some, mark + tail, "")
-        return pa.table({"uri": pc.if_else(complete, some, below)})
+        return pa.table({"uri": complete(root, paths[start:stop])})
 
     return Rows(
         n=len(paths), payload=payload, labels=labels, n_classes=n_classes, class_names=names, names=paths,

@@ -96,7 +96,7 @@ def _numbered(path: str, start: int, stop: int) -> pa.Array:
 
 def _read(options: Options) -> tuple[dict[str, _Block], np.ndarray]:
     scale = np.asarray(options.scale, dtype=np.float32)
-    if not options.path.partition("?")[0].endswith(".npz"):
+    if not storage.name_of(options.path).endswith(".npz"):
         labels = None if options.labels is None else _load(options.labels)
         ids = None if options.ids is None else _text(_load(options.ids))
         return {"all": _Block(options.path, _load(options.path), labels, ids)}, scale

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from hashnet import labels as label_sets
 from hashnet import storage
 from hashnet.config import REQUIRED, key
+from hashnet.data.files import complete
 from hashnet.data.rows import Rows, from_uris
-from hashnet.data.sources.imagefolder import complete
 from hashnet.errors import DataError, StorageError
 
 CONCEPTS = ("Concepts81.txt", "ConceptsList/Concepts81.txt")

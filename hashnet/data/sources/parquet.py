@@ -17,7 +17,7 @@ from hashnet import storage
 from hashnet.config import REQUIRED, key
 from hashnet.data import features as vectors
 from hashnet.data.class_lists import read_names
-from hashnet.data.files import expand
+from hashnet.data.files import complete, expand, parent
 from hashnet.data.label_columns import is_list, read_labels
 from hashnet.data.references import parquet_values
 from hashnet.data.rows import Rows, refuse_duplicates
@@ -44,17 +44,15 @@ class Options:
 def load(options: Options) -> Rows:
     """Rows in the order of the files."""
     files = expand(options.path, ".parquet")
-    schema = _open(files[0]).schema_arrow
-    for uri in files[1:]:
-        if not _open(uri).schema_arrow.equals(schema):
-            raise DataError(f"{uri} has other columns than {files[0]}; they must be the same")
+    schema, n = _schema_and_rows(files)
     image, feature = _payload_column(options, schema, files[0])
-    labels, names, n_classes = _labels(options, schema, files)
-    ids = _column(files, options.id).cast(pa.string()) if options.id else None
+    label = options.label or next((name for name in ("labels", "label") if name in schema.names), None)
+    columns = _columns(files, schema, [name for name in dict.fromkeys((label, options.id)) if name])
+    labels, names, n_classes = _labels(options, label, columns)
+    ids = columns[options.id].cast(pa.string()) if options.id else None
     if ids is not None:
         refuse_duplicates(ids, f"column {options.id!r} of {options.path}")
     about: dict[str, Any] = {"labels": labels, "n_classes": n_classes, "class_names": names, "names": ids}
-    n = sum(_open(uri).metadata.num_rows for uri in files)
     if feature is not None:
         first = next(_groups(files, [feature]), None)
         d = (
@@ -91,15 +89,27 @@ def _open(uri: str) -> pq.ParquetFile:
         raise DataError(f"{uri} is not Parquet: {error}") from error
 
 
-def _column(files: list[str], name: str) -> pa.Array:
-    """One column of all files."""
+def _schema_and_rows(files: list[str]) -> tuple[pa.Schema, int]:
+    """The columns all files have, and the rows of all together."""
+    schema, n = None, 0
     for uri in files:
-        if name not in _open(uri).schema_arrow.names:
-            raise DataError(
-                f"{uri} has no column {name!r}; it has {', '.join(_open(uri).schema_arrow.names)}"
-            )
-    chunks = [chunk for uri in files for chunk in _open(uri).read([name])[name].chunks]
-    return pa.chunked_array(chunks).combine_chunks()
+        file = _open(uri)
+        schema = schema or file.schema_arrow
+        if not file.schema_arrow.equals(schema):
+            raise DataError(f"{uri} has other columns than {files[0]}; they must be the same")
+        n += file.metadata.num_rows
+    return schema, n
+
+
+def _columns(files: list[str], schema: pa.Schema, names: list[str]) -> dict[str, pa.Array]:
+    """These columns of all files."""
+    missing = [name for name in names if name not in schema.names]
+    if missing:
+        raise DataError(f"{files[0]} has no column {missing[0]!r}; it has {', '.join(schema.names)}")
+    if not names:
+        return {}
+    table = pa.concat_tables([_open(uri).read(names) for uri in files])
+    return {name: table[name].combine_chunks() for name in names}
 
 
 def _groups(files: list[str], columns: list[str]) -> Iterator[tuple[tuple[str, int], pa.Table]]:
@@ -142,13 +152,12 @@ def _is_vector(kind: pa.DataType) -> bool:
 
 
 def _labels(
-    options: Options, schema: pa.Schema, files: list[str]
+    options: Options, name: str | None, columns: dict[str, pa.Array]
 ) -> tuple[pa.Array | None, tuple[str, ...] | None, int | None]:
-    name = options.label or next((n for n in ("labels", "label") if n in schema.names), None)
     if name is None:
         return None, None, None
     given = tuple(read_names(options.class_names)) or None
-    return read_labels(_column(files, name), name, options.multi_hot, options.n_classes, given)
+    return read_labels(columns[name], name, options.multi_hot, options.n_classes, given)
 
 
 def _feature_tables(files: list[str], column: str, d: int, ids: pa.Array | None) -> Iterator[pa.Table]:
@@ -203,9 +212,7 @@ def _paths(file: pq.ParquetFile, column: str, group: int, uri: str) -> pa.Array 
         .field(0)
         .cast(pa.string())
     )
-    folder = uri.partition("?")[0].rpartition("/")[0] + "/"
-    complete = pc.or_(pc.starts_with(paths, "/"), pc.match_substring(paths, "://"))
-    return pc.if_else(complete, paths, pc.binary_join_element_wise(folder, paths, ""))
+    return complete(parent(uri), paths)
 
 
 def _all_paths(file: pq.ParquetFile, group: int, value: str) -> bool:

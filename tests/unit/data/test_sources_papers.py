@@ -9,7 +9,7 @@ import pytest
 
 from hashnet.data.fetch import fetch_images
 from hashnet.data.images import decode
-from hashnet.data.sources import make_manifest
+from hashnet.data.sources import make_manifest, synthetic
 from hashnet.errors import BadImage, DataError
 
 
@@ -192,6 +192,15 @@ def test_coco_prunes_joins_files_and_orders_classes_by_id(tmp_path):
     assert rows_of(one, "uri", "labels")[0] == ("s3://b/val/COCO_val2014_000000000101.jpg", [0])
 
 
+def test_coco_one_file_by_its_uri(tmp_path):
+    instances(tmp_path / "c")
+    uri = f"file://{tmp_path}/c/annotations/instances_train2014.json?option=1"
+    manifest = make_manifest("coco", str(tmp_path / "m"), path=uri, n_query=2, n_train=4)
+    (first, *_) = rows_of(manifest, "uri")
+    assert first[0].startswith(f"file://{tmp_path}/c/train2014/")
+    assert first[0].endswith(".jpg?option=1")
+
+
 def test_coco_mistakes(tmp_path):
     instances(tmp_path / "c")
     path = str(tmp_path / "c")
@@ -303,6 +312,14 @@ def test_synthetic_several_labels_imbalance_and_broken_pictures(tmp_path):
     assert 25 <= broken <= 80
     single = make_manifest("synthetic", str(tmp_path / "s"), n_images=500, n_classes=3, side=8, imbalance=1)
     assert (single.labels().sum(1) == 1).all()
+
+
+def test_synthetic_labels_are_the_sorted_classes_of_each_picture():
+    classes = np.array([[4, 1, -1], [2, -1, -1], [-1, -1, -1], [3, 0, 5]])
+    assert synthetic._label_lists(classes).to_pylist() == [[1, 4], [2], [], [0, 3, 5]]
+    assert synthetic._label_lists(classes[:2, :1]).to_pylist() == [[4], [2]]
+    rare = 2_000_000_000  # a byte a class and picture would not fit into memory
+    assert synthetic._label_lists(np.array([[rare, 7]] * 100)).to_pylist() == [[7, rare]] * 100
 
 
 def test_synthetic_leaves_foreign_pictures_alone_and_nothing_behind(tmp_path):

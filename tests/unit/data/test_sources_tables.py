@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from hashnet import storage
 from hashnet.data import Manifest
 from hashnet.data.fetch import feature_matrix, fetch_images
 from hashnet.data.images import decode
@@ -192,6 +193,20 @@ def test_imagefolder_with_split_folders_and_flat(tmp_path):
         make_manifest("imagefolder", str(tmp_path / "o"), path=str(tmp_path / "empty"))
 
 
+@pytest.mark.parametrize(
+    ("names", "stray"),
+    [
+        (("cat/1.jpg", "dog/1.jpg", "preview.jpg"), "preview.jpg"),
+        (("train/cat/1.jpg", "val/2.jpg"), "val/2.jpg"),
+        (("train/cat/1.jpg", "val/dog/2.jpg", "preview.jpg"), "preview.jpg"),
+    ],
+)
+def test_imagefolder_a_stray_picture_does_not_take_the_labels_of_all(tmp_path, names, stray):
+    path = folders(tmp_path / "a", *names)
+    with pytest.raises(DataError, match=f"/{stray} lies in no class folder"):
+        make_manifest("imagefolder", str(tmp_path / "m"), path=path)
+
+
 # --- parquet ----------------------------------------------------------------------------------
 
 
@@ -234,6 +249,19 @@ def test_parquet_struct_with_paths_only(tmp_path):
     assert manifest.splits == {"database": 2}
 
 
+def test_parquet_files_are_opened_once_for_each_purpose(tmp_path, monkeypatch):
+    """For the schema, for labels and ids together, and for the pictures."""
+    for i in range(2):
+        table = pa.table({"image": [b"x"] * 3, "label": [0, 1, 2], "id": [f"{i}-{j}" for j in range(3)]})
+        pq.write_table(table, tmp_path / f"{i}.parquet")
+    opened, open_input = [], storage.open_input
+    monkeypatch.setattr(storage, "open_input", lambda uri: opened.append(str(uri)) or open_input(uri))
+    path = f"{tmp_path}/{{0..1}}.parquet"
+    manifest = make_manifest("parquet", str(tmp_path / "m"), path=path, id="id", all_in=["database"])
+    assert len(manifest) == 6
+    assert [opened.count(f"{tmp_path}/{i}.parquet") for i in range(2)] == [3, 3]
+
+
 @pytest.mark.parametrize(
     "kind", [pa.list_(pa.float32()), pa.list_(pa.float64(), 6), pa.large_list(pa.float16())]
 )
@@ -263,6 +291,9 @@ def test_parquet_features(tmp_path, kind):
     [
         (pa.array([2, 0, -1, None]), {}, [[2], [0], None, None], 3),
         (pa.array([[0, 2], [], [1], None]), {"n_classes": 5}, [[0, 2], [], [1], []], 5),
+        (pa.array([[3, 3], [2, 0, 2], [None, 1], [None]]), {}, [[3], [0, 2], [1], []], 4),
+        (pa.array([["b", "a", "b"], None, [None, "a"], []]), {}, [[0, 1], [], [0], []], 2),
+        (pa.array([[1, 1], [2, 0], None, [0, None]], pa.list_(pa.int64(), 2)), {}, [[1], [0, 2], [], [0]], 3),
         (pa.array(["b", "a", None, "b"]), {}, [[1], [0], None, [1]], 2),
         (pa.array(["b", "a", "a", "b"]).dictionary_encode(), {}, [[1], [0], [0], [1]], 2),
         (
