@@ -7,7 +7,7 @@ A manifest is a folder of Parquet parts plus ``_manifest.json``, which names the
         _manifest.json          modality, classes, the parts; written last, it makes them count
 
 Any Parquet reader opens the folder. Row ids are 0, 1, 2, … over all parts. Parts are frozen:
-``append`` adds one and changes none.
+``hashnet.data.writer.append_rows`` adds some and changes none.
 
     manifest = Manifest.open("manifest.parquet")
     for table in manifest.batches("database", columns=["row_id", "uri"]):
@@ -151,33 +151,6 @@ class Manifest:
         for part in self.parts:
             self._verify(part)
 
-    def append(
-        self,
-        payload: pa.Table,
-        labels: pa.Array | None,
-        flags: np.ndarray,
-        source: dict[str, Any] | None = None,
-    ) -> Manifest:
-        """This manifest with one more part (or more, when it is large); returns it opened anew.
-
-        ``payload`` has the columns ``uri``, and ``image`` or ``feature`` where this manifest has them;
-        ``labels`` are class id lists, ``flags`` split flags (see ``hashnet.data.splits``).
-        """
-        from hashnet.data.rows import Rows
-        from hashnet.data.writer import append_rows
-
-        rows = Rows(
-            n=len(payload),
-            payload=lambda start, stop: payload[start:stop],
-            modality=self.modality,
-            labels=labels,
-            n_classes=self.n_classes,
-            class_names=self.class_names,
-            n_features=self.n_features,
-            inline="image" in payload.column_names,
-        )
-        return append_rows(self, rows, flags, source=source)
-
     def copy_to(self, uri: str) -> Manifest:
         """A copy under ``uri``. One that is already there may be the same or a beginning of this one."""
         have: tuple[Part, ...] = ()
@@ -200,11 +173,11 @@ class Manifest:
             write_about(uri, self, self.parts, self.source)
         return Manifest.open(uri, check=self.check)
 
-    def summary(self, pairs: bool | None = None) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Sizes, classes and labels per image of each split; pair counts of the training set."""
         from hashnet.data.summary import summarise
 
-        return summarise(self, pairs)
+        return summarise(self)
 
     def _groups(
         self, split: str | None, columns: list[str] | None, start: int, stop: int | None
@@ -233,13 +206,16 @@ class Manifest:
         if not self.check or part.sha256 in self._checked:
             return
         uri = storage.join(self.uri, part.name)
-        if not storage.exists(uri):
+        size = storage.size_of(uri)
+        if size != part.bytes and not storage.exists(uri):
             raise ManifestError(f"{uri} is missing; make the manifest again or copy it whole")
-        found = storage.sha256_of(uri)
-        if found != part.sha256:
+        differs = f"it has {size:,} bytes, recorded are {part.bytes:,}" if size != part.bytes else ""
+        if not differs and (found := storage.sha256_of(uri)) != part.sha256:
+            differs = f"its sha256 is {found[:16]}…, recorded is {part.sha256[:16]}…"
+        if differs:
             raise ManifestError(
-                f"{uri} does not match its manifest: its sha256 is {found[:16]}…, recorded is "
-                f"{part.sha256[:16]}…; it was changed or damaged: restore it or make the manifest again"
+                f"{uri} does not match its manifest: {differs}; it was changed or damaged: restore it or "
+                "make the manifest again"
             )
         self._checked.add(part.sha256)
 

@@ -6,9 +6,8 @@ each, with row_a < row_b, in ascending order.
 >>> pairs = PairTable.from_arrays([0, 2, 1], [1, 0, 2], [True, False, True])
 >>> pairs.counts()
 PairCounts(n_pairs=3, n_similar=2, jaccard_sum=2.0)
->>> similar, known = pairs.block(np.array([0, 1, 3]))
->>> similar.astype(int).tolist(), known.astype(int).tolist()
-([[0, 1, 0], [1, 0, 0], [0, 0, 0]], [[0, 1, 0], [1, 0, 0], [0, 0, 0]])
+>>> pairs.row_a.tolist(), pairs.row_b.tolist(), pairs.similar.tolist()
+([0, 0, 1], [1, 2, 2], [True, False, True])
 """
 
 from __future__ import annotations
@@ -100,28 +99,10 @@ class PairTable:
     def __len__(self) -> int:
         return len(self.row_a)
 
-    def rows(self) -> np.ndarray:
-        """The rows that are in some pair, int64, ascending."""
-        return np.unique(np.concatenate([self.row_a, self.row_b]))
-
     def counts(self) -> PairCounts:
         """|S| and |S1| of the listed pairs; without labels c_ij is 1, so its sum is |S1|."""
         n_similar = int(np.count_nonzero(self.similar))
         return PairCounts(n_pairs=len(self), n_similar=n_similar, jaccard_sum=float(n_similar))
-
-    def block(self, row_ids: Any, other_ids: Any | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """(similar, known), both bool (n, m), of every row of a batch with every row of the other.
-
-        Pairs that are not listed, and a row with itself, are not known.
-        """
-        a = np.asarray(row_ids, dtype=np.int64)[:, None]
-        b = (np.asarray(row_ids if other_ids is None else other_ids, dtype=np.int64))[None, :]
-        wide = int(max(self.row_b.max(initial=0), a.max(initial=0), b.max(initial=0))) + 1
-        listed = self.row_a * wide + self.row_b  # ascending, as the pairs are
-        asked = np.minimum(a, b) * wide + np.maximum(a, b)  # (n, m)
-        at = np.minimum(np.searchsorted(listed, asked), len(listed) - 1)
-        known = (listed[at] == asked) & (a != b)
-        return self.similar[at] & known, known
 
     def save(self, uri: str) -> None:
         """Writes the pairs as Parquet."""

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 MAX_PATTERNS = 50_000  # different label sets up to which counting pairs takes seconds
 
 
-def summarise(manifest: Manifest, pairs: bool | None = None) -> dict[str, Any]:
+def summarise(manifest: Manifest) -> dict[str, Any]:
     """Sizes, classes and labels per image of each split, and the training set's pairs (exact counts).
 
-    ``pairs=None`` leaves the pairs out where counting them would take minutes.
+    The pairs are left out where counting them would take minutes.
     """
     about: dict[str, Any] = {"rows": len(manifest), "splits": {}}
     for name, rows in manifest.splits.items():
         about["splits"][name] = {"rows": rows, **_label_counts(manifest, name, rows)}
-    train = manifest.labels("train") if pairs is not False and manifest.count("train") else None
-    if train is None or (pairs is None and _patterns(train) > MAX_PATTERNS):
+    train = manifest.labels("train") if manifest.count("train") else None
+    if train is None or _patterns(train) > MAX_PATTERNS:
         return about
     counted = label_sets.count_pairs(train)
     about["train_pairs"] = {

@@ -120,14 +120,14 @@ def _fitting_labels(manifest: Manifest, rows: Rows) -> pa.Array | None:
 @contextmanager
 def _staged(uri: str, overwrite: bool) -> Iterator[str]:
     """A folder to write into that becomes ``uri`` at the end: by a rename where folders can be renamed."""
-    if storage.exists(uri):
-        ours = storage.exists(storage.join(uri, FILE))
-        if not ours and (not storage.is_folder(uri) or storage.list_names(uri)):
-            raise DataError(f"{uri} exists and is no manifest; choose another --out")
-        if ours and not overwrite:
-            raise ManifestError(f"{uri} exists; choose another --out, or replace it with --overwrite")
+    ours = storage.exists(storage.join(uri, FILE))
+    if ours and not overwrite:
+        raise ManifestError(f"{uri} exists; choose another --out, or replace it with --overwrite")
+    if not ours and storage.exists(uri) and (not storage.is_folder(uri) or storage.list_names(uri)):
+        raise DataError(f"{uri} exists and is no manifest; choose another --out")
     if not storage.is_local(uri):
-        storage.delete(storage.join(uri, FILE))
+        if ours:
+            storage.delete(uri)  # whole: the new manifest may have fewer parts
         yield uri
         return
     path = storage.resolve(uri)[1]

@@ -15,7 +15,7 @@ from hashnet.data import Manifest, parts
 from hashnet.data.fetch import feature_matrix
 from hashnet.data.rows import Rows, from_uris
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
-from hashnet.data.writer import write_manifest
+from hashnet.data.writer import append_rows, write_manifest
 from hashnet.errors import DataError, FormatError, ManifestError
 
 
@@ -37,6 +37,17 @@ def make(path, n: int = 100, **about) -> Manifest:
     uris = pa.array([f"/pictures/{i:05d}.jpg" for i in range(n)])
     rows = from_uris(uris, labels=label_lists(n), n_classes=4, block_rows=16, **about)
     return write_manifest(str(path), rows, flags_of(n), source={"name": "test"})
+
+
+def append(manifest: Manifest, payload: pa.Table, labels: pa.Array | None, flags: list[int]) -> Manifest:
+    rows = Rows(
+        n=len(payload),
+        payload=lambda start, stop: payload[start:stop],
+        labels=labels,
+        n_classes=None if labels is None else 4,
+        inline="image" in payload.column_names,
+    )
+    return append_rows(manifest, rows, np.array(flags, dtype=np.uint8))
 
 
 @pytest.fixture
@@ -153,6 +164,11 @@ def test_a_changed_part_is_refused_and_named(tmp_path, small_parts):
         manifest.read(start=39, stop=41)
     with pytest.raises(ManifestError, match="part-00001"):
         manifest.verify()
+    part.write_bytes(data + b"more")
+    with pytest.raises(
+        ManifestError, match=r"does not match its manifest: it has [\d,]+ bytes, recorded are [\d,]+; it was"
+    ):
+        Manifest.open(str(tmp_path / "m")).verify()
     part.unlink()
     with pytest.raises(ManifestError, match=r"part-00001.parquet is missing"):
         Manifest.open(str(tmp_path / "m")).verify()
@@ -215,9 +231,7 @@ def test_labels_outside_the_classes_are_refused(tmp_path):
 def test_append_adds_parts_and_changes_none(tmp_path, small_parts):
     before = make(tmp_path / "m", class_names=("a", "b", "c", "d"))
     new = pa.table({"uri": ["/more/1.jpg", "/more/2.jpg"]})
-    after = before.append(
-        new, pa.array([[3], [0, 1]], pa.list_(pa.int32())), np.array([DATABASE, QUERY], np.uint8)
-    )
+    after = append(before, new, pa.array([[3], [0, 1]], pa.list_(pa.int32())), [DATABASE, QUERY])
     assert after.parts[:3] == before.parts
     assert [p.name for p in after.parts[3:]] == ["part-00003.parquet"]
     assert after.read(start=100).select(["row_id", "uri", "labels", "splits"]).to_pylist() == [
@@ -231,17 +245,25 @@ def test_append_adds_parts_and_changes_none(tmp_path, small_parts):
 def test_append_refuses_what_does_not_fit(tmp_path):
     manifest = make(tmp_path / "m")
     new = pa.table({"uri": ["x"]})
-    flags = np.array([DATABASE], np.uint8)
+    flags = [DATABASE]
     with pytest.raises(DataError, match="class 4, but the classes are"):
-        manifest.append(new, pa.array([[4]], pa.list_(pa.int32())), flags)
+        append(manifest, new, pa.array([[4]], pa.list_(pa.int32())), flags)
     with pytest.raises(ManifestError, match="keeps its pictures by reference"):
-        manifest.append(new.append_column("image", pa.array([b"x"])), None, flags)
+        append(manifest, new.append_column("image", pa.array([b"x"])), None, flags)
     assert sorted(os.listdir(tmp_path / "m")) == ["_manifest.json", "part-00000.parquet"]
     stale = Manifest.open(manifest.uri)
-    manifest.append(new, None, flags)
+    append(manifest, new, None, flags)
     with pytest.raises(ManifestError, match="changed by somebody else"):
-        stale.append(new, None, flags)
+        append(stale, new, None, flags)
     assert len(Manifest.open(manifest.uri)) == 101
+
+
+def test_appended_labels_are_matched_by_name_and_sorted(tmp_path):
+    before = make(tmp_path / "m", class_names=("a", "b", "c", "d"))
+    labels = pa.array([[0, 1], None, [1]], pa.list_(pa.int32()))
+    rows = from_uris(pa.array(["x", "y", "z"]), labels=labels, n_classes=2, class_names=("d", "b"))
+    after = append_rows(before, rows, np.full(3, DATABASE, dtype=np.uint8))
+    assert after.read(start=100)["labels"].to_pylist() == [[1, 3], [], [1]]
 
 
 def test_a_copy_is_the_same_and_may_be_extended(tmp_path, small_parts):
@@ -249,7 +271,7 @@ def test_a_copy_is_the_same_and_may_be_extended(tmp_path, small_parts):
     copy = manifest.copy_to(str(tmp_path / "run" / "manifest.parquet"))
     assert copy.sha256 == manifest.sha256
     assert manifest.copy_to(copy.uri).sha256 == manifest.sha256
-    longer = manifest.append(pa.table({"uri": ["x"]}), None, np.array([DATABASE], np.uint8))
+    longer = append(manifest, pa.table({"uri": ["x"]}), None, [DATABASE])
     assert longer.copy_to(copy.uri).sha256 == longer.sha256
     assert copy.uri != longer.uri
     other = make(tmp_path / "other", n=20)

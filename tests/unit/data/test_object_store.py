@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from hashnet import storage
-from hashnet.data import Manifest
+from hashnet.data import Manifest, parts
 from hashnet.data.fetch import fetch_images
 from hashnet.data.sources import append_to, make_manifest
 from hashnet.errors import BadImage, DataError
@@ -58,6 +60,27 @@ def test_sources_read_from_s3(bucket, tmp_path):
     read = make_manifest("webdataset", str(tmp_path / "w"), path=tar, n_classes=10)
     assert len(fetch_images(read.read())) == 20
     assert not any(isinstance(picture, BadImage) for picture in fetch_images(read.read()))
+
+
+def test_overwriting_on_s3_leaves_no_part_of_the_old_manifest(bucket, monkeypatch):
+    uri = storage.join(bucket, "again", "m.parquet")
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "PART_ROWS", 40)
+        patch.setattr(parts, "GROUP_ROWS", 40)
+        assert len(make_manifest("synthetic", uri, n_images=100, side=8).parts) == 3
+    new = make_manifest("synthetic", uri, n_images=100, side=8, overwrite=True)
+    assert storage.list_names(uri) == ["_manifest.json", *(part.name for part in new.parts)]
+    assert len(new.parts) == 1
+
+
+def test_parquet_paths_keep_the_options_of_their_file(bucket, tmp_path):
+    storage.write_bytes(storage.join(bucket, "table", "a.jpg"), b"picture")
+    image = pa.StructArray.from_arrays([pa.nulls(1, pa.binary()), pa.array(["a.jpg"])], ["bytes", "path"])
+    uri = storage.join(bucket, "table", "x.parquet")
+    with storage.open_output(uri) as sink:
+        pq.write_table(pa.table({"image": image}), sink)
+    manifest = make_manifest("parquet", str(tmp_path / "m"), path=uri)
+    assert fetch_images(manifest.read()) == [b"picture"]
 
 
 def test_nothing_counts_when_writing_to_s3_fails(bucket):

@@ -1,4 +1,4 @@
-"""Pairs tables: validation, counts, blocks and hold-out, against loops."""
+"""Pairs tables: validation and counts, against loops."""
 
 from __future__ import annotations
 
@@ -37,33 +37,6 @@ def test_each_pair_once_in_order(pairs, seed):
     assert table.similar.tolist() == [pairs[pair] for pair in sorted(pairs)]
     assert table.counts().n_pairs == len(pairs)
     assert table.counts().n_similar == sum(pairs.values())
-    assert table.rows().tolist() == sorted({row for pair in pairs for row in pair})
-
-
-@given(
-    PAIRS,
-    st.lists(st.integers(0, 15), min_size=1, max_size=8),
-    st.lists(st.integers(0, 15), min_size=1, max_size=8),
-)
-def test_blocks_are_looked_up_pair_by_pair(pairs, rows, others):
-    table = table_of(pairs)
-    for other in (None, others):
-        similar, known = table.block(np.array(rows), None if other is None else np.array(other))
-        assert similar.shape == known.shape == (len(rows), len(other or rows))
-        for i, a in enumerate(rows):
-            for j, b in enumerate(other or rows):
-                listed = pairs.get((min(a, b), max(a, b)))
-                assert known[i, j] == (listed is not None)
-                assert similar[i, j] == bool(listed)
-
-
-def test_large_row_ids_do_not_collide():
-    big = 3_000_000_000
-    table = PairTable.from_arrays([1, 5], [big, 7], [True, False])
-    similar, known = table.block(np.array([1, 5, 7, big]))
-    assert known.sum() == 4
-    assert similar[0, 3]
-    assert not similar[1, 2]
 
 
 @pytest.mark.parametrize(
