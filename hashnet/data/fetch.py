@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from threading import Lock
 
@@ -25,6 +25,7 @@ from hashnet.errors import BadImage, DataError
 THREADS = 8  # reads in flight: they wait for disks and networks, not for processors
 MAX_BYTES = 512 << 20  # of one file: more than any picture that is decoded has, even uncompressed
 CACHE_BYTES = 256 << 20  # of Parquet columns already decoded
+State = tuple[int, int]  # of a file: its size, and when it was changed
 
 
 def fetch_images(
@@ -47,19 +48,18 @@ def fetch_images(
             reference = parse(uri)
             by_file[_placed(reference.file, base_uri)].append((i, reference))
 
-    def fill(job: tuple[str, list[tuple[int, Reference]]]) -> None:
-        for (i, _), data in zip(job[1], _read(*job), strict=True):
-            out[i] = data
+    with ThreadPoolExecutor(threads) as pool:
+        # First in the queue, so that no thread waits for what comes after it.
+        states = {file: pool.submit(_state, file) for file, wanted in by_file.items() if _in_parquet(wanted)}
 
-    # One job a file, but the many members of one tar are spread over the threads, too.
-    jobs = [(file, wanted[k::threads]) for file, wanted in by_file.items() for k in range(threads)]
-    jobs = [job for job in jobs if job[1]]
-    if threads > 1 and len(jobs) > 1:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(fill, jobs))
-    else:
-        for job in jobs:
-            fill(job)
+        def fill(job: tuple[str, list[tuple[int, Reference]]]) -> None:
+            file, wanted = job
+            for (i, _), data in zip(wanted, _read(file, wanted, states.get(file)), strict=True):
+                out[i] = data
+
+        # One job a file, but the many members of one tar are spread over the threads, too.
+        jobs = [(file, wanted[k::threads]) for file, wanted in by_file.items() for k in range(threads)]
+        list(pool.map(fill, [job for job in jobs if job[1]]))
     return out
 
 
@@ -88,7 +88,22 @@ def _placed(file: str, base_uri: str | None) -> str:
     return storage.join(base_uri, file)
 
 
-def _read(file: str, wanted: list[tuple[int, Reference]]) -> list[bytes | BadImage]:
+def _in_parquet(wanted: list[tuple[int, Reference]]) -> bool:
+    return any(reference.column is not None for _, reference in wanted)
+
+
+def _state(file: str) -> State:
+    """Size and time of a file: another one under the same name has others."""
+    filesystem, path = storage.resolve(file)
+    info = filesystem.get_file_info(path)
+    if info.type == fs.FileType.NotFound:
+        raise FileNotFoundError(file)
+    return info.size, info.mtime_ns
+
+
+def _read(
+    file: str, wanted: list[tuple[int, Reference]], state: Future[State] | None
+) -> list[bytes | BadImage]:
     """What each reference into one file names; one that is wrong takes no other with it."""
     with ExitStack() as opened:
         source: pa.NativeFile | None = None
@@ -96,7 +111,8 @@ def _read(file: str, wanted: list[tuple[int, Reference]]) -> list[bytes | BadIma
         def read(reference: Reference) -> bytes:
             nonlocal source
             if reference.column is not None:
-                return _value(file, reference)
+                assert state is not None
+                return _value(file, state.result(), reference)
             if source is None:
                 source = opened.enter_context(_open(file))
             return _range(source, reference) if reference.offset is not None else _whole(source, file)
@@ -151,25 +167,35 @@ class _ColumnCache:
     def __init__(self) -> None:
         self._lock = Lock()
         self._columns: OrderedDict[tuple, pa.ChunkedArray] = OrderedDict()
+        self._reading: dict[tuple, Lock] = {}
 
-    def get(self, file: str, column: str, group: int) -> pa.ChunkedArray:
-        filesystem, path = storage.resolve(file)
-        info = filesystem.get_file_info(path)
-        if info.type == fs.FileType.NotFound:
-            raise FileNotFoundError(file)
-        key = (file, info.size, info.mtime_ns, column, group)
-        with self._lock:  # held while reading: eight threads want the same row group, one reads it
-            if key not in self._columns:
-                with filesystem.open_input_file(path) as source:
-                    self._columns[key] = _read_column(pq.ParquetFile(source), column, group)
+    def get(self, file: str, state: State, column: str, group: int) -> pa.ChunkedArray:
+        key = (file, state, column, group)
+        with self._lock:
+            reading = self._reading.setdefault(key, Lock())
+        with reading:  # eight threads want the same row group, one reads it
+            try:
+                found = self._columns.get(key)
+                found = _read_column(file, column, group) if found is None else found
+                self._keep(key, found)
+                return found
+            finally:
+                with self._lock:
+                    self._reading.pop(key, None)
+
+    def _keep(self, key: tuple, column: pa.ChunkedArray) -> None:
+        """Puts it last, and lets the first ones go where they are too large together."""
+        with self._lock:
+            self._columns[key] = column
             self._columns.move_to_end(key)
             while len(self._columns) > 1 and sum(c.nbytes for c in self._columns.values()) > CACHE_BYTES:
                 self._columns.popitem(last=False)
-            return self._columns[key]
 
 
-def _read_column(file: pq.ParquetFile, column: str, group: int) -> pa.ChunkedArray:
-    values = file.read_row_group(group, columns=[column])
+def _read_column(file: str, column: str, group: int) -> pa.ChunkedArray:
+    filesystem, path = storage.resolve(file)
+    with filesystem.open_input_file(path) as source:
+        values = pq.ParquetFile(source).read_row_group(group, columns=[column])
     if values.num_columns == 0:
         raise pa.ArrowKeyError(f"there is no column {column!r}")
     array = values.column(0)
@@ -181,9 +207,9 @@ def _read_column(file: pq.ParquetFile, column: str, group: int) -> pa.ChunkedArr
 _cache = _ColumnCache()
 
 
-def _value(file: str, reference: Reference) -> bytes:
+def _value(file: str, state: State, reference: Reference) -> bytes:
     assert reference.column is not None
-    column = _cache.get(file, reference.column, reference.group)
+    column = _cache.get(file, state, reference.column, reference.group)
     if reference.row >= len(column):
         raise BadImage("missing", f"{file} has no row {reference.row} in row group {reference.group}")
     data = column[reference.row].as_py()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import tarfile
+from threading import Barrier
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hashnet import storage
 from hashnet.data import references
 from hashnet.data.fetch import describe_bad, fetch_images
 from hashnet.data.images import decode
@@ -86,6 +88,47 @@ def test_parquet_values_plain_and_struct(tmp_path):
         f"{path}x#column=plain&group=0&row=0",
     ):
         assert isinstance(fetch_images(rows(wrong))[0], BadImage)
+
+
+class Watched:
+    """A file system that counts the looks at a file and may hold an opening up."""
+
+    def __init__(self, filesystem, before_opening=lambda: None):
+        self.filesystem, self.before_opening, self.looks = filesystem, before_opening, 0
+
+    def get_file_info(self, path):
+        self.looks += 1
+        return self.filesystem.get_file_info(path)
+
+    def open_input_file(self, path):
+        self.before_opening()
+        return self.filesystem.open_input_file(path)
+
+
+def watch(monkeypatch, **options) -> Watched:
+    filesystem, resolve = Watched(storage.resolve("/")[0], **options), storage.resolve
+    monkeypatch.setattr(storage, "resolve", lambda uri: (filesystem, resolve(uri)[1]))
+    return filesystem
+
+
+def test_a_parquet_file_is_looked_at_once_a_batch(tmp_path, monkeypatch):
+    path = str(tmp_path / "p.parquet")
+    pictures = [b"p%d" % i for i in range(60)]
+    pq.write_table(pa.table({"image": pictures}), path, row_group_size=10)
+    uris = [f"{path}#column=image&group={i // 10}&row={i % 10}" for i in range(60)]
+    filesystem = watch(monkeypatch)
+    for batches in (1, 2):
+        assert fetch_images(rows(*uris)) == pictures
+        assert filesystem.looks == batches
+
+
+def test_row_groups_are_read_side_by_side(tmp_path, monkeypatch):
+    path = str(tmp_path / "p.parquet")
+    pq.write_table(pa.table({"image": [b"first", b"second"]}), path, row_group_size=1)
+    both = Barrier(2)
+    watch(monkeypatch, before_opening=lambda: both.wait(timeout=10))
+    found = fetch_images(rows(*[f"{path}#column=image&group={i}&row=0" for i in range(2)]))
+    assert found == [b"first", b"second"]
 
 
 def test_a_parquet_file_that_was_replaced_is_read_anew(tmp_path):
