@@ -59,7 +59,7 @@ def inspect(uri: str, pictures: int = 0) -> Finding:
                 return reader(uri, pictures)
         if "config.yaml" in names or len(names & set(_STAGES)) >= 2:
             return _run(uri, pictures)
-    elif uri.endswith(".json"):
+    elif storage.name_of(uri).endswith(".json"):
         return _any_json(uri)
     elif storage.name_of(uri).endswith((".parquet", ".csv")):
         return _table(uri)
@@ -112,7 +112,10 @@ def _codes(uri: str, pictures: int) -> Finding:
     facts["shards"] = len(about["shards"])
     statistics = about.get("statistics") or {}
     facts |= {name: value for name, value in statistics.items() if not isinstance(value, list)}
-    problems = list(_wrong_files(uri, [(f"{s['name']}.parquet", s["sha256"]) for s in about["shards"]]))
+    listed = [(f"{s['name']}.parquet", s["sha256"]) for s in about["shards"]]
+    refused = [s for s in about["shards"] if s.get("quarantine_sha256")]
+    listed += [(f"_quarantine/{s['name']}.parquet", s["quarantine_sha256"]) for s in refused]
+    problems = list(_wrong_files(uri, listed))
     problems += _code_health(about.get("rows", 0), statistics)
     return Finding(uri, about["kind"], facts, dict(about.get("lineage", {})), problems)
 
@@ -142,8 +145,7 @@ def _index(uri: str, pictures: int) -> Finding:
 
 
 def _report(uri: str, pictures: int) -> Finding:
-    name = next(n for n in ("report.json", "metrics.json") if n in storage.list_names(uri))
-    return dataclasses.replace(_any_json(storage.join(uri, name)), uri=uri)
+    return dataclasses.replace(_any_json(storage.join(uri, "report.json")), uri=uri)
 
 
 def _any_json(uri: str) -> Finding:
@@ -159,7 +161,7 @@ def _any_json(uri: str) -> Finding:
 def _table(uri: str) -> Finding:
     from hashnet.data.pairs import COLUMNS, PairTable
 
-    if uri.endswith(".parquet"):
+    if storage.name_of(uri).endswith(".parquet"):
         try:
             with storage.open_input(uri) as source:
                 names = pq.ParquetFile(source).schema_arrow.names
@@ -200,7 +202,6 @@ _FOLDERS: dict[str, Callable[[str, int], Finding]] = {  # the file that marks a 
     "_plan.json": _codes,
     "index.json": _index,
     "report.json": _report,
-    "metrics.json": _report,
 }
 
 

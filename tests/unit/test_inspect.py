@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from hashnet.arrays import binary_column
 from hashnet.cli import main
+from hashnet.commit import commit_shard, finish
 from hashnet.data.pairs import PairTable
 from hashnet.data.sources import make_manifest
 from hashnet.errors import FormatError
 from hashnet.inspect import inspect
+from hashnet.plan import Part, Plan, begin
 from hashnet.store import write_store
 
 
@@ -53,6 +57,21 @@ def test_codes(tmp_path):
     assert inspect(str(tmp_path / "codes")).problems == ["codes-00001.parquet is missing"]
     (tmp_path / "codes" / "_SUCCESS").unlink()
     assert "not finished" in inspect(str(tmp_path / "codes")).problems[0]
+
+
+def test_the_quarantine_of_codes(tmp_path):
+    plan = Plan("codes", 8, rows_per_shard=2, parts=(Part("part-00000", "aa", 2),))
+    (shard,) = begin(str(tmp_path), plan).ranges()
+    rows = pa.table(
+        {"row_id": [0], "uri": ["0.jpg"], "labels": [[0]], "code": binary_column(np.array([[7]], np.uint8))}
+    )
+    bad = pa.table({"row_id": [1], "uri": ["1.jpg"], "reason": ["corrupt"]})
+    commit_shard(str(tmp_path), plan, shard, rows, bad)
+    finish(str(tmp_path), plan)
+    assert inspect(str(tmp_path)).sound
+    damage(tmp_path / "_quarantine" / "codes-00000.parquet")
+    (problem,) = inspect(str(tmp_path)).problems
+    assert problem.startswith("_quarantine/codes-00000.parquet is damaged: its sha256 is")
 
 
 def test_codes_that_say_nothing(tmp_path):
@@ -101,6 +120,7 @@ def test_an_index(tmp_path):
 def test_pairs_reports_and_other_json(tmp_path):
     PairTable.from_arrays([0, 1], [1, 2], [True, False]).save(str(tmp_path / "pairs.parquet"))
     assert inspect(str(tmp_path / "pairs.parquet")).facts == {"pairs": 2, "similar": 1}
+    assert inspect(f"file://{tmp_path}/pairs.parquet?option=1").kind == "pairs"
     (tmp_path / "report").mkdir()
     about = {
         "kind": "report",
@@ -112,6 +132,7 @@ def test_pairs_reports_and_other_json(tmp_path):
     (tmp_path / "report" / "report.json").write_text(json.dumps(about))
     found = inspect(str(tmp_path / "report"))
     assert (found.kind, found.facts, found.lineage) == ("report", {"map": 0.71}, {"model_sha256": "x"})
+    assert inspect(f"file://{tmp_path}/report/report.json?option=1").kind == "report"
 
 
 def test_a_run_whose_stages_do_not_fit(tmp_path, capsys):
