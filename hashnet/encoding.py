@@ -104,7 +104,8 @@ class Encoder:
             return self._feature_rows(batch)
         if isinstance(batch, np.ndarray) and batch.ndim == 4:
             return self._check_pixels(batch)
-        single = isinstance(batch, (str, bytes, os.PathLike)) or not isinstance(batch, (Sequence, np.ndarray))
+        one_picture = (str, bytes, bytearray, memoryview, os.PathLike)  # some of which are sequences, too
+        single = isinstance(batch, one_picture) or not isinstance(batch, (Sequence, np.ndarray))
         if isinstance(batch, np.ndarray) and batch.ndim == 3:
             single = True
         items = [batch] if single else list(batch)
@@ -144,7 +145,7 @@ class Encoder:
                 f"pixels must be uint8 (n, 3, {crop}, {crop}), got {pixels.dtype} {pixels.shape}; "
                 "give paths, bytes or PIL pictures to have them resized"
             )
-        return pixels
+        return np.ascontiguousarray(pixels)  # torch takes no negative strides, as of pixels[::-1]
 
     def _feature_rows(self, batch: Any) -> np.ndarray:
         rows = np.asarray(batch)

@@ -63,7 +63,9 @@ def test_every_form_of_a_picture_gives_the_same_code(image_encoder, tmp_path):
         list(pixels), list(torch.from_numpy(pixels)), (data[0], paths[1], several[2]),
     ):  # fmt: skip
         assert np.array_equal(image_encoder.encode(form), wanted)
-    for one in (several[0], data[0], paths[0], str(paths[0]), pixels[0]):
+    for one in (
+        several[0], data[0], bytearray(data[0]), memoryview(data[0]), paths[0], str(paths[0]), pixels[0],
+    ):  # fmt: skip
         assert np.array_equal(image_encoder.encode(one), wanted[:1])
 
 
@@ -86,6 +88,15 @@ def test_a_pil_picture_is_what_its_file_is(image_encoder):
     opened = Image.open(io.BytesIO(encoded(picture.resize((800, 600)), "JPEG")))
     image_encoder.encode(opened)
     assert opened.size == (800, 600)  # the caller's picture is left as it was
+
+
+def test_pixels_in_any_memory_order(image_encoder):
+    """A full batch is not copied for padding, so that its strides once came as far as torch."""
+    n, crop = image_encoder.batch_rows, image_encoder.preprocess.crop
+    pixels = np.random.default_rng(0).integers(0, 256, (n, 3, crop, crop), dtype=np.uint8)
+    wanted = image_encoder.encode(pixels)
+    assert np.array_equal(image_encoder.encode(pixels[::-1])[::-1], wanted)
+    assert np.array_equal(image_encoder.encode(pixels[::-1].copy()[::-1]), wanted)
 
 
 def test_codes_are_the_signs_of_the_logits(image_encoder):
