@@ -35,6 +35,7 @@ from hashnet.plan import BIT_ORDER, FORMAT_VERSION, Plan, ShardRange
 
 RECORDS, QUARANTINE = "_records", "_quarantine"
 LIST, SUCCESS = "manifest.json", "_SUCCESS"
+READERS = 16  # files read at once: on an object store each is a round trip
 QUARANTINE_SCHEMA = pa.schema([("row_id", pa.int64()), ("uri", pa.string()), ("reason", pa.string())])
 
 
@@ -155,7 +156,7 @@ def read_records(uri: str) -> dict[str, ShardRecord]:
         about = storage.check_format(storage.read_json(where), where, "shard record", FORMAT_VERSION)
         return ShardRecord.from_dict(about)
 
-    with ThreadPoolExecutor(16) as pool:  # on an object store each record is a round trip
+    with ThreadPoolExecutor(READERS) as pool:
         records = list(pool.map(read, names))
     whole = {record.name: record for record in records if sizes.get(record.file) == record.bytes}
     mended = any(record.mends for record in whole.values())
@@ -220,15 +221,19 @@ def listed(uri: str, plan: Plan) -> list[ShardRecord]:
 
 
 def code_statistics(uri: str, plan: Plan, shards: list[ShardRecord]) -> dict[str, Any]:
-    """How many different codes there are, and the share of ones per bit; one shard in memory at a time."""
+    """How many different codes there are, and the share of ones per bit; ``READERS`` shards in memory."""
     counter, ones, rows = DistinctCounter(), np.zeros(plan.width), 0
-    for record in shards:
+
+    def read(record: ShardRecord) -> np.ndarray:
         with storage.open_input(storage.join(uri, record.file)) as source:
-            column = pq.read_table(source, columns=["code"])["code"]
-        codes = binary_matrix(column, plan.width // 8)
-        counter.add(codes)
-        ones += bit_balance(codes) * len(codes)
-        rows += len(codes)
+            return binary_matrix(pq.read_table(source, columns=["code"])["code"], plan.width // 8)
+
+    with ThreadPoolExecutor(READERS) as pool:
+        for start in range(0, len(shards), READERS):
+            for codes in pool.map(read, shards[start : start + READERS]):
+                counter.add(codes)
+                ones += bit_balance(codes) * len(codes)
+                rows += len(codes)
     return {
         "distinct_codes": counter.count,
         "distinct_is_exact": counter.exact,

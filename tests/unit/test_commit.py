@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -218,6 +219,34 @@ def test_a_shard_of_bad_rows_alone_is_an_empty_shard(tmp_path):
     assert CodeStore.open(folder).ids().tolist() == [4, 5]
     assert about["statistics"]["bit_balance"][:2] == [0, 0]
     assert about["statistics"]["distinct_codes"] == 2
+
+
+def test_shards_are_read_side_by_side_at_the_end(tmp_path, monkeypatch):
+    run(str(tmp_path))
+    both, open_input = threading.Barrier(2), storage.open_input
+
+    def watched(uri):
+        if storage.name_of(uri).endswith(".parquet"):
+            both.wait(timeout=10)
+        return open_input(uri)
+
+    before = storage.read_json(str(tmp_path / "manifest.json"))
+    monkeypatch.setattr(storage, "open_input", watched)
+    assert finish(str(tmp_path), PLAN)["statistics"] == before["statistics"]
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+def test_statistics_of_many_shards_are_those_of_all_codes(tmp_path, monkeypatch, readers):
+    monkeypatch.setattr(commit, "READERS", readers)
+    plan = Plan("codes", 16, rows_per_shard=2, parts=(Part("part-00000", "aa", 14),), n_classes=3)
+    begin(str(tmp_path), plan)
+    for shard in plan.ranges():
+        commit_shard(str(tmp_path), plan, shard, rows_of([i % 5 for i in range(shard.start, shard.stop)]))
+    found = finish(str(tmp_path), plan)["statistics"]
+    values = [i % 5 for i in range(14)]
+    ones = [sum(value >> (7 - bit) & 1 for value in values) / 14 for bit in range(8)]
+    assert found["distinct_codes"] == 5
+    assert found["bit_balance"][:8] == [round(share, 6) for share in ones]
 
 
 def test_features_go_by_the_same_protocol(tmp_path):
