@@ -36,8 +36,11 @@ def train_head_first(
     config: TrainConfig,
     sampler: Sampler | None,
     device: str | torch.device,
-) -> dict[str, float]:
-    """Trains the head on the frozen backbone's features at beta = 1; returns the last epoch's J and L."""
+) -> dict[str, float | None]:
+    """Trains the head on the frozen backbone's features at beta = 1; returns the last epoch's J and L.
+
+    None where no step of it was logged, as on every worker but the first.
+    """
     probe, features = probe_of(model), backbone_features(model, source, device)
     if config.standardise and world()[0] == 0:
         standardise(probe, features)
@@ -47,7 +50,7 @@ def train_head_first(
     )
     history = fit(probe, features, loss, plain(epochs), settings, sampler=sampler, device=device)
     adopt(model, probe)
-    return {name: history.stages[-1][name] for name in ("J", "L", "epochs")}
+    return {name: history.stages[-1][name] for name in ("J", "L")}
 
 
 def probe_of(model: HashModel) -> HashModel:

@@ -1,17 +1,23 @@
 """The one training loop: HashNet, its variants, DHN, CNNH and DNNH differ only in loss, head and stages.
 
-    import numpy as np
+    import torch
+    from sklearn.datasets import load_digits
+
+    from hashnet.codes import pack_signs
     from hashnet.losses import LabelSimilarity, PairwiseLoss
     from hashnet.models import build_model
     from hashnet.training.loop import fit
     from hashnet.training.schedule import staged
     from hashnet.training.settings import FitSettings
+    from hashnet.training.standardise import standardise
 
+    X, y = load_digits(return_X_y=True)                     # rows (n, d) and class ids (n,)
+    X = X.astype("float32")
     model = build_model("features", n_bits=48, n_features=X.shape[1], dropout=0.5)
     standardise(model, X)                                   # mean and std of X go into the model
     loss = PairwiseLoss(LabelSimilarity(y), n_bits=48)      # any loss with the signature of hashnet.losses
     history = fit(model, X, loss, staged(), FitSettings(lr=0.01, seed=0))
-    codes = pack_signs(model.eval()(torch.from_numpy(X)))
+    codes = pack_signs(model(torch.from_numpy(X)))
 
 It runs in one process, or in every process of a torch.distributed group at once: then each takes its slice
 of every batch, and the pair matrix spans the whole batch.
@@ -158,7 +164,7 @@ class _Trainer:
             raise Diverged(self._diverged(f"the loss is {j}"))
         self.optimiser.zero_grad(set_to_none=True)
         # A shorter last batch takes a shorter step: its few pairs are no better than the others.
-        (value * float(part.valid.mean() * len(part.valid) / self.sampler.batch_size)).backward()
+        (value * float(part.valid.sum() / self.sampler.batch_size)).backward()
         self.optimiser.step()
         state.epoch_loss += j
         self._rows_since += int(part.valid.sum())

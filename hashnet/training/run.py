@@ -20,6 +20,7 @@ from hashnet.training.bundle import ABOUT, bundle_info
 from hashnet.training.config import HOW, TrainConfig
 
 MODEL, MANIFEST, CHECKPOINTS, CONFIG = "model", "manifest.parquet", "checkpoints", "config.yaml"
+FORMAT_VERSION = 1  # of checkpoints/data.json
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def prepare(config: TrainConfig) -> Prepared:
     if finished is not None:
         return Prepared(resolved, manifest, finished)
     check_data(resolved, manifest)
+    record_data(config.run, manifest)
     configs.save(config, saved_at)
     return Prepared(resolved, manifest, None)
 
@@ -140,13 +142,19 @@ def check_data(config: TrainConfig, manifest: Manifest) -> None:
         raise TrainingError(
             f"{n_train} training rows for {config.num_workers} workers: each needs at least one a batch"
         )
-    recorded = storage.join(config.run, CHECKPOINTS, "data.json")
-    if storage.exists(recorded):
-        trained_on = storage.read_json(recorded).get("manifest_sha256")
-        if trained_on != manifest.sha256:
-            raise LineageMismatch(
-                f"{config.run} was begun on data with sha256 {str(trained_on)[:12]}…, its manifest now has "
-                f"{manifest.sha256[:12]}…; use another run folder"
-            )
-    else:
-        storage.write_json(recorded, {"kind": "training_data", "manifest_sha256": manifest.sha256})
+
+
+def record_data(run: str, manifest: Manifest) -> None:
+    """Writes down what data a run is begun on; LineageMismatch when it was begun on other data."""
+    uri, kind = storage.join(run, CHECKPOINTS, "data.json"), "training_data"
+    if not storage.exists(uri):
+        about = {"kind": kind, "format_version": FORMAT_VERSION, "manifest_sha256": manifest.sha256}
+        storage.write_json(uri, about)
+        return
+    about = {"format_version": 1, **storage.read_json(uri)}  # the first ones did not say it
+    trained_on = storage.check_format(about, uri, kind, FORMAT_VERSION).get("manifest_sha256")
+    if trained_on != manifest.sha256:
+        raise LineageMismatch(
+            f"{run} was begun on data with sha256 {str(trained_on)[:12]}…, its manifest now has "
+            f"{manifest.sha256[:12]}…; use another run folder"
+        )

@@ -1,5 +1,6 @@
 """What every worker of a training run does; also the whole run, in one process without a cluster.
 
+from hashnet.training.config import TrainConfig
 from hashnet.training.run import prepare
 from hashnet.training.worker import train_run
 
@@ -72,7 +73,8 @@ def train_run(
     if config.head_epochs and model.modality == "image" and not probing and not begun:
         centres = open_rows(manifest, "train", model, config, positions=kept if config.validation else None)
         first = train_head_first(model, centres.source, loss, config, sampler, device)
-        logger.info("hash layer alone: J %.4f, L %.4f", first["J"], first["L"])
+        if first["J"] is not None:
+            logger.info("hash layer alone: J %.4f, L %.4f", first["J"], first["L"])
     elif config.standardise and rank == 0 and not begun:  # the other workers are told by worker 0
         standardise(learner, source, seed=config.seed, device=device)
     watch = _Watch(config, model, learner, manifest, device, on_epoch, on_stage)

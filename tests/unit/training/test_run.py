@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hashnet.data import Manifest
 from hashnet.data.pairs import PairTable
 from hashnet.data.sources import make_manifest
 from hashnet.encoding import Encoder
-from hashnet.errors import ConfigError, DataError, LineageMismatch, ManifestError, TrainingError
+from hashnet.errors import ConfigError, DataError, FormatError, LineageMismatch, ManifestError, TrainingError
 from hashnet.losses import PairwiseLoss, TableSimilarity
 from hashnet.models import build_model
 from hashnet.models.small import SmallCNN
@@ -139,7 +140,8 @@ def test_a_frozen_backbone_sees_each_picture_once(tmp_path, monkeypatch):
     assert model.feature_std.std() > 0  # the probe's standardisation came over, too
 
 
-def test_the_hash_layer_is_trained_before_a_pretrained_backbone(tmp_path):
+def test_the_hash_layer_is_trained_before_a_pretrained_backbone(tmp_path, caplog):
+    caplog.set_level("INFO", "hashnet.training.worker")
     torch.manual_seed(0)
     weights = tmp_path / "weights.pth"
     torch.save(SmallCNN().state_dict(), weights)
@@ -149,7 +151,40 @@ def test_the_hash_layer_is_trained_before_a_pretrained_backbone(tmp_path):
     )  # fmt: skip
     summary = train_run(prepare(config).config)
     assert summary["steps"] == 4  # the stages alone are counted
+    assert "hash layer alone: J 0." in caplog.text
     assert summary["stages"][-1]["map"] > 0.5  # with lr=0 all of it comes from the hash layer's own training
+
+
+def test_a_worker_that_logged_no_step_has_no_figures_to_tell(tmp_path, caplog, monkeypatch):
+    """As every worker but the first: None once came as far as "%.4f"."""
+    caplog.set_level("INFO", "hashnet.training.worker")
+    monkeypatch.setattr("hashnet.training.frozen.HEAD_STEPS", 5)
+    torch.save(SmallCNN().state_dict(), tmp_path / "weights.pth")
+    config = TrainConfig(
+        run=str(tmp_path / "run"), dataset="digits", n_bits=8, backbone="small_cnn", resize=8, crop=8,
+        weights=str(tmp_path / "weights.pth"), head_epochs=2, first_epochs=1, stages=1, log_every=1000,
+    )  # fmt: skip
+    assert train_run(prepare(config).config)["steps"] > 0
+    assert "hash layer alone" not in caplog.text
+
+
+def test_data_that_was_recorded_is_held_to(tmp_path, manifest):
+    config = _config(tmp_path, manifest)
+    prepare(config)
+    recorded = tmp_path / "run" / "checkpoints" / "data.json"
+    about = json.loads(recorded.read_text())
+    assert about == {
+        "kind": "training_data", "format_version": 1, "manifest_sha256": Manifest.open(manifest).sha256,
+    }  # fmt: skip
+    del about["format_version"]  # as the first ones were
+    recorded.write_text(json.dumps(about))
+    prepare(config)
+    recorded.write_text(json.dumps({**about, "manifest_sha256": "00" * 32}))
+    with pytest.raises(LineageMismatch, match="was begun on data with sha256 000000000000…, its manifest"):
+        prepare(config)
+    recorded.write_text(json.dumps({**about, "format_version": 9}))
+    with pytest.raises(FormatError, match="format version 9"):
+        prepare(config)
 
 
 def test_a_run_on_an_object_store_resumes_there(bucket, manifest):
