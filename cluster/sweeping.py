@@ -35,6 +35,7 @@ from hashnet.training.run import (
     check_data,
     finished_result,
     read_config,
+    record_data,
     refuse_other_config,
     settle_manifest,
 )
@@ -93,6 +94,7 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
     if left:
         manifest = settle_manifest(config)
         check_data(config.resolved(manifest.modality, manifest.count("train")), manifest)
+        record_data(config.run, manifest)
         _run_trials(config, left)
         _refuse_failures(left)
     rows = [{"variant": t.variant, "lr": t.lr, "seed": t.seed, **(_outcome(t) or {})} for t in trials]
