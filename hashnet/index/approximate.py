@@ -19,7 +19,7 @@ from hashnet.codes import as_words
 from hashnet.index import exact, list_kernel
 from hashnet.index.faiss_flat import split_hits
 from hashnet.index.merge import widen
-from hashnet.index.threads import default_threads, run_all
+from hashnet.threads import default_threads, run_all
 
 if TYPE_CHECKING:
     from hashnet.index.segment import Segment

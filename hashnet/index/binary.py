@@ -41,8 +41,8 @@ from hashnet.index.checks import (
 from hashnet.index.filters import parse_where
 from hashnet.index.merge import merge, merge_hits
 from hashnet.index.state import State
-from hashnet.index.threads import default_threads
 from hashnet.results import SearchResult
+from hashnet.threads import default_threads
 
 if TYPE_CHECKING:
     from hashnet.store import CodeStore
@@ -270,9 +270,7 @@ class BinaryIndex:
         with self._writing:
             if self._path is None or files.disk_version(self._path) == self.version:
                 return False
-            self._state = opening.read_state(self._path, known=self._state.segments)
-            if self._gpu is not None:
-                self._move_to_gpu()
+            self._take(opening.read_state(self._path, known=self._state.segments))
             return True
 
     def newest(self) -> BinaryIndex:
@@ -285,7 +283,10 @@ class BinaryIndex:
             if self._path is None or files.disk_version(self._path) == self.version:
                 return self
             state = opening.read_state(self._path, known=self._state.segments)
-            return BinaryIndex(state, engine=self.engine, device=self.device, path=self._path)
+            newest = BinaryIndex(state, engine=self.engine, path=self._path)
+            newest.device, newest._gpu = self.device, self._gpu
+            newest._take(state)
+            return newest
 
     # -- looking
 
@@ -360,7 +361,13 @@ class BinaryIndex:
             with files.writer_lock(self._path):
                 self._refuse_stale(files.disk_version(self._path))
                 state = files.write_state(self._path, state)
+        self._take(state)
+
+    def _take(self, state: State) -> None:
+        """Searches from here on see this state; a GPU is sent the main rows where it lacks them."""
         self._state = state
+        if self._gpu is not None and state.segments and state.segments[0].rows is not self._gpu.rows:
+            self._move_to_gpu()
 
     def _refuse_stale(self, on_disk: int) -> None:
         if on_disk != self.version:

@@ -19,7 +19,7 @@ from hashnet.index.postings import Postings
 from hashnet.index.rows import Rows, flat_rows, new_flat
 from hashnet.index.segment import Segment
 from hashnet.index.state import State, is_plain_range
-from hashnet.index.threads import default_threads
+from hashnet.threads import default_threads
 
 if TYPE_CHECKING:
     from hashnet.store import CodeStore

@@ -7,6 +7,7 @@ whose last one is as far as its k-th is answered again on the CPU.
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import faiss
@@ -24,8 +25,10 @@ log = logging.getLogger(__name__)
 
 def why_not(state: State) -> str | None:
     """Why this index cannot be searched on a GPU by this process; None when it can."""
-    if state.kind != "flat" or not state.segments:
+    if state.kind != "flat":
         return f"a {state.kind} index has no GPU form; kind='flat' has"
+    if not state.segments:
+        return "the index is empty"
     if not hasattr(faiss, "StandardGpuResources"):
         return "the installed FAISS has no GPU support (install hashnet[gpu] instead of hashnet[cpu])"
     if faiss.get_num_gpus() == 0:
@@ -39,12 +42,13 @@ class GpuFlat:
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
         self._said = False
+        self._lock = threading.Lock()  # a GPU index answers one caller at a time
         self._resources = faiss.StandardGpuResources()  # must outlive the index
         self._index: Any = faiss.index_binary_cpu_to_gpu(self._resources, 0, rows.flat)
 
     def holds(self, segment: Segment, k: int) -> bool:
         """Whether the GPU can answer for this segment; what it cannot, the CPU does."""
-        if self.rows is not segment.rows or len(segment.dead):
+        if self.rows is not segment.rows:
             return False
         if k > MAX_K and not self._said:
             self._said = True
@@ -57,7 +61,8 @@ class GpuFlat:
         """(ids, distances) (q, k), as ``Segment.search``."""
         n = len(segment.rows)
         fetch = min(n, MAX_K, 2 * k + 64)
-        found, near = self._index.search(queries, fetch)
+        with self._lock:
+            found, near = self._index.search(queries, fetch)
         cut_at = found[:, -1].copy()
         ids = segment.rows.ids_at(near.astype(np.int64))
         ids, distances, count = approximate.tidy(segment, ids, found, exclude)

@@ -9,7 +9,6 @@ is the same, bit for bit, however the database was cut.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from hashnet.metrics.relevance import ClassItems, LabelSets, class_items
 from hashnet.metrics.scan import scan, scratch_planes
 from hashnet.metrics.ties import tie_hash
 from hashnet.popcount import compiled, popcount
+from hashnet.threads import default_threads
 
 QUERIES = 64  # queries that share a block of the database while it is in the cache
 SCRATCH = 1 << 24  # words a thread may hold for candidates and marks: 128 MiB
@@ -122,12 +122,6 @@ class Shard:
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(work, (starts[place::threads] for place in range(threads))))
         return Partial(counts[:, :, : self.n_bits + 1].copy(), keys)
-
-
-def default_threads() -> int:
-    """OMP_NUM_THREADS (Ray sets it to a task's CPUs), else the processors this process may use."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return max(1, int(given)) if given.isdigit() else len(os.sched_getaffinity(0))
 
 
 def merge(partials: Sequence[Partial], k: int) -> Partial:

@@ -33,9 +33,9 @@ from hashnet import BinaryIndex
 from hashnet.codes import as_words
 from hashnet.index import exact, kernel
 from hashnet.index.build import read_parts
-from hashnet.threads import default_threads, run_all
 from hashnet.popcount import compiled
 from hashnet.store import CodeStore, write_store
+from hashnet.threads import default_threads, run_all
 
 CLUSTERS, NOISE = 1000, 0.1
 SPEND_S = 2.0  # on one case with its peers

@@ -1,4 +1,4 @@
-"""How many threads a search uses, and the pool they live in."""
+"""How many threads a search or an evaluation uses, and the pool searches share."""
 
 from __future__ import annotations
 
