@@ -46,9 +46,13 @@ class Postings:
             return found[0]
         return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
 
-    def labels_at(self, row: int) -> np.ndarray:
-        """The labels of one row, ascending int32; one pass over all pairs, so for single rows."""
-        return self.labels[self.rows == row]
+    def labels_at(self, rows: np.ndarray) -> list[list[int]]:
+        """The labels of each of these rows, ascending; one pass over all pairs."""
+        found = np.isin(self.rows, rows)
+        of_row: dict[int, list[int]] = {}
+        for row, label in zip(self.rows[found].tolist(), self.labels[found].tolist(), strict=True):
+            of_row.setdefault(row, []).append(label)
+        return [list(of_row.get(row, ())) for row in rows.tolist()]
 
     def take(self, rows: np.ndarray, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
         """(labels, new rows) of the rows picked: row ``rows[i]`` of the ``n_rows`` becomes row i."""

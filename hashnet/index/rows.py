@@ -117,8 +117,9 @@ class Rows:
         _, of_list, place = self._lists
         taken = np.empty((len(positions), self.n_bits // 8), dtype=np.uint8)
         lists = self.inner.invlists
-        for i in np.unique(of_list[positions]):
-            here = np.flatnonzero(of_list[positions] == i)
+        order = np.argsort(of_list[positions], kind="stable")
+        numbers, starts = np.unique(of_list[positions][order], return_index=True)
+        for i, here in zip(numbers, np.split(order, starts)[1:], strict=True):
             size = lists.list_size(int(i)) * self.n_bits // 8
             codes = faiss.rev_swig_ptr(lists.get_codes(int(i)), size).reshape(-1, self.n_bits // 8)
             taken[here] = codes[place[positions[here]]]

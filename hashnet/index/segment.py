@@ -119,7 +119,7 @@ class Segment:
             return None, self.alive
         if self.rows.kind == "ivf":
             raise Unsupported(
-                "an ivf index cannot filter: FAISS scans whole lists; build kind='flat' (exact), "
+                "an ivf index cannot filter: it scans whole lists; build kind='flat' (exact), "
                 "'multihash' or 'hnsw' for where="
             )
         positions = where.positions(self.rows)

@@ -26,7 +26,10 @@ from hashnet.index.segment import Segment
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """``segments[0]`` is of the index's kind; what was added since lies in flat segments behind it."""
+    """``segments[0]`` is of the index's kind; what was added since lies in flat segments behind it.
+
+    A segment whose last row is removed goes: without the first, only flat ones are left until ``compacted``.
+    """
 
     kind: str
     n_bits: int
@@ -85,8 +88,9 @@ class State:
             missing &= positions < 0
             if segment.rows.postings is None:
                 continue
-            for i in np.flatnonzero(positions >= 0):
-                labels[i] = segment.rows.postings.labels_at(int(positions[i])).tolist()
+            here = np.flatnonzero(positions >= 0)
+            for i, found in zip(here, segment.rows.postings.labels_at(positions[here]), strict=True):
+                labels[i] = found
         self._refuse_missing(ids, missing)
         return labels
 
@@ -126,25 +130,25 @@ class State:
             if len(gone):
                 dead = np.union1d(segment.dead, gone)
                 segment = dataclasses.replace(segment, dead=dead)
-            if segment.n_live or segment is self.segments[0]:
+            if segment.n_live:
                 segments.append(segment)
         self._refuse_missing(ids, missing)
         return self._next(segments=tuple(segments), updates=self.updates + 1)
 
     def compacted(self) -> State:
         """The same items in one segment of the index's kind; itself where there is nothing to do."""
-        if len(self.segments) == 1 and not self.n_dead:
+        if not self.segments:
             return self
-        if not self.n_live:
-            return self._next(segments=())
-        options, centroids = self.options, None
-        if self.segments and self.segments[0].rows.kind == self.kind:
-            base = self.segments[0].rows
-            centroids = base.centroids if base.kind == "ivf" else None  # the same lists: tuning stays true
-        if centroids is None:  # lists that suited the old size need not suit the new one
-            options = parse_options(self.kind, dataclasses.asdict(options), self.n_bits, self.n_live)
+        base = self.segments[0].rows
+        if len(self.segments) == 1 and not self.n_dead and base.kind == self.kind:
+            return self
+        if base.kind == "ivf":  # the same lists: tuning stays true
+            options, centroids, tuned = self.options, base.centroids, self.tuned
+        else:  # lists that suited the old size need not suit the new one
+            options = parse_options(self.kind, dataclasses.asdict(self.options), self.n_bits, self.n_live)
+            centroids, tuned = None, None
         segment = merged(list(self.segments), self.kind, options, self.n_classes, centroids)
-        return self._next(segments=(segment,), options=options)
+        return self._next(segments=(segment,), options=options, tuned=tuned)
 
     def describe(self) -> dict[str, Any]:
         """What it is, as plain JSON-able values."""

@@ -25,14 +25,16 @@ def tuned_state(state: State, queries: np.ndarray | None, recall: float, k: int)
     """The next state, with nprobe and how it was found in ``tuned``."""
     if isinstance(recall, bool) or not isinstance(recall, (int, float, np.number)) or not 0 < recall <= 1:
         raise IndexMismatch(f"recall must lie above 0 and at most at 1, got {recall!r}")
-    if not state.segments or not isinstance(state.segments[0].options, IvfOptions):
+    if state.kind != "ivf":
         raise Unsupported(f"only an ivf index has something to tune, this one is {state.kind}")
     segment = state.segments[0]
+    if not isinstance(segment.options, IvfOptions):
+        raise Unsupported("every row of its lists was removed; compact() makes new lists, then tune")
     if queries is None:
         queries = sample_queries(segment, SAMPLE, seed=0)
     if not len(queries):
         raise IndexMismatch("tune needs at least one query, got 0")
-    nlist = segment.options.nlist  # type: ignore[union-attr]
+    nlist = segment.options.nlist
     truth = _kth_distance(segment, queries, k, nlist)
     reached: dict[int, float] = {}
 

@@ -81,7 +81,9 @@ class IndexMachine(RuleBasedStateMachine):
         self.index.compact()
         about = self.index.describe()
         assert about["removed_rows"] == 0
-        assert about["segments"] <= 1
+        held = [segment.rows.kind for segment in self.index._state.segments]
+        assert held == ([self.kind] if self.items else [])
+        assert not self.index.compact(), "nothing is left to do"
 
     @precondition(lambda self: self.index.path is not None)
     @rule(mmap=st.booleans())
@@ -207,6 +209,38 @@ def test_a_removed_id_may_come_back_with_another_code(codes_of):
     assert not index.contains([3])[0]
 
 
+@pytest.mark.parametrize("kind", ["flat", "ivf", "multihash", "hnsw"])
+def test_an_emptied_index_gets_its_kind_back(codes_of, tmp_path, kind):
+    codes = codes_of("random", 300, 32)
+    index = BinaryIndex.from_arrays(codes[:200], kind=kind)
+    index.save(tmp_path)
+    if kind == "ivf":
+        index.tune(recall=0.5)
+    index.add(codes[200:], np.arange(200, 300))
+    index.remove(np.arange(200))
+    if kind == "ivf":
+        with pytest.raises(errors.Unsupported, match="compact"):
+            index.tune()
+    assert index.compact() == (kind != "flat")
+    assert BinaryIndex.load(tmp_path).search(codes[200:], 1).ids[:, 0].tolist() == list(range(200, 300))
+    assert [segment.rows.kind for segment in index._state.segments] == [kind]
+    assert "tuned" not in index.describe(), "new lists were never tuned"
+    index.remove(np.arange(200, 300))
+    version = index.version
+    assert not index.compact()
+    assert index.version == version
+    index.add(codes)
+    assert index.compact() == (kind != "flat")
+    assert [segment.rows.kind for segment in index._state.segments] == [kind]
+
+
+def test_codes_of_ivf_rows_in_any_order(codes_of):
+    codes = codes_of("clustered", 500, 32)
+    index = BinaryIndex.from_arrays(codes, kind="ivf", nlist=20)
+    for ids in ([], [7], np.random.default_rng(0).integers(0, 500, 800), np.arange(500)):
+        assert (index.codes(ids) == codes[np.array(ids, dtype=int)]).all()
+
+
 def test_labels_come_along(codes_of):
     codes = codes_of("random", 60, 32)
     labels = np.arange(60) % 5
@@ -218,5 +252,17 @@ def test_labels_come_along(codes_of):
         found = index.search(codes[:1], 60, where={"labels": [1, 4]}).ids[0]
         wanted = [i for i in range(50) if i % 7 and i % 5 in (1, 4)]
         assert sorted(found[found >= 0]) == wanted
-        assert index.labels([1, 33, 55]) == [[1], [3], []]
+        assert index.labels([1, 33, 55, 1]) == [[1], [3], [], [1]]
         index.compact()
+
+
+def test_labels_of_many_ids_are_looked_up_at_once(codes_of, monkeypatch):
+    codes, looked = codes_of("random", 90, 32), []
+    labels = np.random.default_rng(0).random((90, 7)) < 0.4
+    index = BinaryIndex.from_arrays(codes[:80], labels=labels[:80])
+    index.add(codes[80:], labels=labels[80:])
+    isin = np.isin
+    monkeypatch.setattr(np, "isin", lambda *given: looked.append(1) or isin(*given))
+    ids = np.random.default_rng(0).permutation(90)
+    assert index.labels(ids) == [np.flatnonzero(labels[i]).tolist() for i in ids]
+    assert len(looked) == 2, "once a segment"
