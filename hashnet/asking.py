@@ -85,9 +85,10 @@ class Asker:
         """One search request a part of the queries."""
         asked: dict[str, Any] = {name: int(value) for name, value in params.items()}
         if labels is not None:
-            asked["labels"] = [
-                str(label) for label in ([labels] if isinstance(labels, (int, str)) else labels)
-            ]
+            one = isinstance(labels, (int, str, np.integer))
+            asked["labels"] = [str(label) for label in ([labels] if one else labels)]
+            if not asked["labels"]:
+                raise DataError("labels= names none; leave it out to search everything")
         if exclude_self:
             asked["exclude_self"] = "true"
         if self._written:
@@ -122,10 +123,9 @@ class Asker:
         parts = Queries("ids", as_ids(ids)).parts(self.batch)
         return [Ask("POST", "/v1/items/remove", {}, wire.write_queries(part), safe=False) for part in parts]
 
-    def wrote(self, versions: list[int]) -> int:
-        """Remembers what was written, so that searches of this client see it."""
-        self._written = max([self._written, *versions])
-        return self._written
+    def wrote(self, answer: httpx.Response) -> None:
+        """Remembers the version that was written, so that searches of this client see it."""
+        self._written = max(self._written, answer.json()["version"])
 
     def judge(
         self, ask: Ask, answer: httpx.Response | httpx.TransportError, attempt: int, elapsed_s: float

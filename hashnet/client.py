@@ -107,11 +107,11 @@ class Client(Asker):
         ``labels`` is one list of class ids an item. Searches of this client see the items from here on.
         """
         asks = self.ask_add(as_queries(queries, None), ids, labels)
-        return self.wrote([self._send(ask).json()["version"] for ask in asks])
+        return self._write(asks)
 
     def remove(self, ids: Any) -> int:
         """Removes items; returns the index version without them. Needs the write token."""
-        return self.wrote([self._send(ask).json()["version"] for ask in self.ask_remove(ids)])
+        return self._write(self.ask_remove(ids))
 
     def close(self) -> None:
         """Ends the connections; a client in a ``with`` block does it by itself."""
@@ -123,6 +123,11 @@ class Client(Asker):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _write(self, asks: list[Ask]) -> int:
+        for ask in asks:  # what was written is known also when a later part fails
+            self.wrote(self._send(ask))
+        return self._written
 
     def _send(self, ask: Ask) -> httpx.Response:
         started, attempt = time.monotonic(), 0
@@ -217,11 +222,11 @@ class AsyncClient(Asker):
     async def add(self, queries: Any, ids: Any, labels: Any = None) -> int:
         """Adds items under new ``ids``, as Client.add."""
         asks = self.ask_add(as_queries(queries, None), ids, labels)
-        return self.wrote([(await self._send(ask)).json()["version"] for ask in asks])
+        return await self._write(asks)
 
     async def remove(self, ids: Any) -> int:
         """Removes items; returns the index version without them."""
-        return self.wrote([(await self._send(ask)).json()["version"] for ask in self.ask_remove(ids)])
+        return await self._write(self.ask_remove(ids))
 
     async def close(self) -> None:
         """Ends the connections; a client in an ``async with`` block does it by itself."""
@@ -232,6 +237,11 @@ class AsyncClient(Asker):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+    async def _write(self, asks: list[Ask]) -> int:
+        for ask in asks:
+            self.wrote(await self._send(ask))
+        return self._written
 
     async def _send(self, ask: Ask) -> httpx.Response:
         started, attempt = time.monotonic(), 0

@@ -96,8 +96,9 @@ def label_lists(labels: Any) -> list[list[int]]:
 
 
 def _features(array: np.ndarray) -> np.ndarray:
-    array = array[None, :] if array.ndim == 1 else array
-    if array.ndim != 2:
+    if array.ndim == 1:
+        array = array[None, :] if len(array) else array.reshape(0, 0)  # [] asks nothing
+    if array.ndim != 2 or (len(array) and not array.shape[1]):
         raise DataError(f"features must have shape (n, d), got {array.shape}")
     if not np.isfinite(array).all():
         row = int((~np.isfinite(array)).any(axis=1).argmax())

@@ -81,6 +81,10 @@ def test_nothing_asked_nothing_sent() -> None:
         hits = one.search(CODES[:0], k=5)
         assert hits.ids.shape == (0, 5)
         assert one.search_radius(CODES[:0], radius=2) == []
+        assert one.search([], k=5).ids.shape == (0, 5)
+        assert one.search(np.zeros((0, 7), dtype=np.float32), k=5).ids.shape == (0, 5)
+    with client(lambda request: httpx.Response(200, json={"n_bits": 64})) as one:
+        assert one.encode([]).shape == (0, 8)
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -227,6 +231,42 @@ def test_after_a_write_the_same_client_reads_no_older_version() -> None:
     assert seen == [None, "9"]
 
 
+def test_what_was_written_before_a_failure_is_read() -> None:
+    """The third of four parts is refused: the client must not read what was before the second."""
+    versions: list[int] = []
+    asked: list[str | None] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/search":
+            asked.append(request.url.params.get("min_version"))
+            return answer_codes(request)
+        versions.append(5 + len(versions))
+        return (
+            refusal(409, "id_taken")
+            if len(versions) == 3
+            else httpx.Response(200, json={"version": versions[-1]})
+        )
+
+    for write in ("add", "remove"):
+        versions.clear()
+        with client(handler, batch=3) as one:
+            with pytest.raises(RequestRejected):
+                one.remove(np.arange(10)) if write == "remove" else one.add(CODES, ids=np.arange(10))
+            one.search(CODES[:3], k=1)
+        assert asked.pop() == "6"
+
+    async def later() -> None:
+        versions.clear()
+        transport = httpx.MockTransport(handler)
+        async with AsyncClient(URL, transport=transport, batch=3) as one:
+            with pytest.raises(RequestRejected):
+                await one.add(CODES, ids=np.arange(10))
+            await one.search(CODES[:3], k=1)
+
+    asyncio.run(later())
+    assert asked.pop() == "6"
+
+
 def test_parts_of_one_answer_are_never_of_two_versions() -> None:
     """The first part is answered by version 1, the others by 2: the first must be asked again."""
     asked, lock = [], threading.Lock()
@@ -267,6 +307,9 @@ def test_radius_features_ids_and_labels_travel() -> None:
         assert seen["kind"] == "features"
         assert seen["values"].dtype == np.float32  # type: ignore[attr-defined]
         assert seen["params"].get_list("labels") == ["2", "cat"]  # type: ignore[attr-defined]
+        for labels in (np.int64(2), np.array([2]), 2):
+            one.search_radius(CODES, radius=5, labels=labels)  # type: ignore[arg-type]
+            assert seen["params"].get_list("labels") == ["2"]  # type: ignore[attr-defined]
         one.search_radius(ids=[7, 9], radius=0, exclude_self=True)
         assert (seen["kind"], seen["values"].tolist()) == ("ids", [7, 9])  # type: ignore[attr-defined]
         assert seen["params"]["exclude_self"] == "true"  # type: ignore[index]
@@ -299,11 +342,19 @@ def test_pictures_travel_as_the_bytes_they_are(tmp_path: object) -> None:
         (np.zeros((2, 4, 4, 3), dtype=np.uint8), DataError, "pixels"),
         (np.array([[1.0, np.nan]]), DataError, "NaN"),
         (np.zeros((2, 3, 4)), DataError, r"\(n, d\)"),
+        ([[], []], DataError, r"\(n, d\), got \(2, 0\)"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_sent(queries: object, error: type, words: str) -> None:
     with client(lambda request: pytest.fail("a request was sent")) as one, pytest.raises(error, match=words):
         one.search(queries, k=1)
+
+
+def test_a_filter_that_names_no_label_is_refused() -> None:
+    with client(lambda request: pytest.fail("a request was sent")) as one:
+        for labels in ([], (), np.zeros(0, dtype=np.int64)):
+            with pytest.raises(DataError, match="labels= names none"):
+                one.search(CODES, k=1, labels=labels)
 
 
 def test_bad_settings_are_refused() -> None:
