@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hashnet import commit, storage
+from hashnet.codes import dead_bits
 from hashnet.commit import ShardRecord
 from hashnet.errors import TooManyBad
 from hashnet.plan import Plan
@@ -123,7 +124,7 @@ def _code_summary(plan: Plan, statistics: Mapping[str, Any]) -> dict[str, Any]:
             "min": min(balance),
             "mean": round(sum(balance) / len(balance), 6),
             "max": max(balance),
-            "dead_bits": sum(share in (0, 1) for share in balance),
+            "dead_bits": int(dead_bits(balance).sum()),
         },
     }
 

@@ -24,6 +24,7 @@ import numpy as np
 from hashnet.errors import CodeError
 
 MIN_BITS, MAX_BITS = 8, 1024
+DEAD = 0.001  # a bit that is equal on all but this share of the rows says nothing
 
 
 def check_n_bits(n_bits: int) -> int:
@@ -119,3 +120,13 @@ def bit_balance(codes: Any) -> np.ndarray:
     for start in range(0, len(codes), 65_536):  # unpacked bits of one block at a time
         ones += np.unpackbits(codes[start : start + 65_536], axis=1).sum(axis=0, dtype=np.int64)
     return ones / max(len(codes), 1)
+
+
+def dead_bits(shares: Any) -> np.ndarray:
+    """bool (n_bits,): which bits are equal on nearly all rows, of the share of ones per bit.
+
+    >>> dead_bits([0.5, 0.0, 0.002, 0.9995]).tolist()
+    [False, True, False, True]
+    """
+    shares = np.asarray(shares)
+    return (shares < DEAD) | (shares > 1 - DEAD)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hashnet.codes import dead_bits
 from hashnet.errors import ConfigError
 from hashnet.report.style import BAD, INK, PALETTE, QUIET, legend, line_style, new_axes
 
@@ -199,8 +200,8 @@ def bit_balance(shares: Sequence[float] | np.ndarray, ax: Axes | None = None) ->
     """The share of ones of each bit over the database: 0.5 carries most, 0 and 1 carry nothing."""
     ax = new_axes(ax)
     values = np.asarray(shares)
-    dead = (values < 0.01) | (values > 0.99)
-    ax.bar(np.arange(len(values)), values, color=np.where(dead, BAD, PALETTE[0]).tolist(), width=0.8)
+    colours = np.where(dead_bits(values), BAD, PALETTE[0]).tolist()
+    ax.bar(np.arange(len(values)), values, color=colours, width=0.8)
     ax.axhline(0.5, color=INK, linewidth=1, linestyle="--")
     ax.set(xlabel="bit", ylabel="share of ones", ylim=(0, 1), xlim=(-0.6, len(values) - 0.4))
     ax.grid(axis="x", visible=False)

@@ -113,3 +113,10 @@ def test_code_lengths_are_checked(n_bits, sentence):
 def test_wrong_input_names_the_fix(call, sentence):
     with pytest.raises(CodeError, match=sentence):
         call()
+
+
+def test_a_dead_bit_is_equal_on_all_but_one_row_in_a_thousand():
+    ones = np.array([0, 1, 2, 1000, 1998, 1999, 2000, 3])  # of 2000 rows; 2 and 1998 are exactly one in 1000
+    bits = np.arange(2000)[:, None] < ones
+    dead = codes.dead_bits(codes.bit_balance(np.packbits(bits, axis=1)))
+    assert dead.tolist() == [True, True, False, False, False, True, True, False]
