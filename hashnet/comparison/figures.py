@@ -109,6 +109,8 @@ def _tsne(entry: Entry, ax: Axes) -> None:
     where = storage.join(entry.records[0]["folder"], CODES)
     with np.load(io.BytesIO(storage.read_bytes(where)), allow_pickle=False) as arrays:
         codes, classes = arrays["database"], arrays["classes"]
+    if classes.max(initial=-1) < 0:  # no row has exactly one label
+        return
     rows, of_row = pick_rows(classes[:, None] == np.arange(classes.max() + 1))
     if len(rows) > 3:  # else there is nothing to lay out
         figures.embedding(project(codes[rows]), [f"class {c}" for c in of_row], ax)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hashnet import __version__, storage
-from hashnet.codes import bit_balance
 from hashnet.data import Manifest
 from hashnet.errors import HashnetError
 from hashnet.metrics.report import EvalReport
@@ -41,7 +40,7 @@ def write_run_report(values: dict[str, Any], sources: dict[str, Any], out: str) 
     store = CodeStore.open(sources.get("codes") or storage.join(run, "codes"))
     queries = CodeStore.open(sources.get("query_codes") or storage.join(run, "codes-query"))
     summary = model_summary(sources.get("model") or storage.join(run, "model"))
-    manifest = _or_none(Manifest.open, storage.join(run, "manifest.parquet"))
+    manifest = _or_none(_open_manifest, storage.join(run, "manifest.parquet"))
     class_names = list(manifest.class_names) if manifest and manifest.class_names else None
     drawn = evaluation_figures(report, siblings(report, sources.get("beside") or []))
     drawn += training_figures(sources.get("model") or storage.join(run, "model"), summary)
@@ -156,16 +155,16 @@ def training_figures(model: str, summary: dict[str, Any]) -> Drawn:
 
 def code_figures(store: CodeStore, class_names: list[str] | None, seed: int) -> Drawn:
     """Bit balance and t-SNE of the database codes."""
-    codes = store.codes()
     drawn: Drawn = [
         (
             "bit-balance",
             "Bit balance",
             "Share of ones of each bit in the database; red: a dead bit.",
-            figures.bit_balance(bit_balance(codes)),
+            figures.bit_balance(store.statistics["bit_balance"]),
         )
     ]
-    rows, classes = embedding.pick_rows(_labels_of_some(store), seed)
+    codes, labels = _some_rows(store)
+    rows, classes = embedding.pick_rows(labels, seed)
     if len(rows) > 10:
         names = [class_names[c] if class_names else str(c) for c in classes]
         points = embedding.project(codes[rows], seed)
@@ -180,15 +179,16 @@ def code_figures(store: CodeStore, class_names: list[str] | None, seed: int) -> 
     return drawn
 
 
-def _labels_of_some(store: CodeStore) -> np.ndarray:
-    """The labels of the first rows of the store, enough to pick from; memory stays small."""
-    found = []
-    for _, _, labels in store.blocks(rows=65_536):
-        assert labels is not None
-        found.append(labels)
-        if sum(map(len, found)) >= 200_000:
+def _some_rows(store: CodeStore) -> tuple[np.ndarray, np.ndarray]:
+    """Codes and labels of the first rows of the store, enough to pick from; memory stays small."""
+    codes, labels = [], []
+    for _, some_codes, some_labels in store.blocks(rows=65_536):
+        assert some_labels is not None
+        codes.append(some_codes)
+        labels.append(some_labels)
+        if sum(map(len, codes)) >= 200_000:
             break
-    return np.concatenate(found)
+    return np.concatenate(codes), np.concatenate(labels)
 
 
 def siblings(report: EvalReport, runs: list[str]) -> list[EvalReport]:
@@ -212,6 +212,10 @@ def model_summary(model: str) -> dict[str, Any]:
 
     info = _or_none(bundle_info, model)
     return dict(info.summary or {}) if info else {}
+
+
+def _open_manifest(uri: str) -> Manifest:
+    return Manifest.open(uri, check=False)  # a few pictures are not worth hashing every part
 
 
 def _read_history(model: str) -> Any:

@@ -4,10 +4,11 @@ import io
 import numpy as np
 import pytest
 
-from hashnet.comparison import differences, tables
+from hashnet.comparison import differences, figures, tables
 from hashnet.comparison.page import write_report
 from hashnet.comparison.results import gather
 from hashnet.metrics import evaluate
+from hashnet.report.style import new_axes
 
 
 def record(method, n_bits, seed, good, part="main"):
@@ -157,3 +158,13 @@ def test_the_report_is_one_page_without_outside_requests(records, tmp_path):
     assert page.count("<img") == 3
     assert page.count("<caption>Difference of MAP to the first") == 1
     assert result["first"] == {"16": "itq", "32": "itq"}
+
+
+def test_rows_that_all_have_several_labels_leave_the_embedding_empty(records, tmp_path):
+    """-1 says that a row does not have exactly one label."""
+    codes = np.zeros((40, 2), dtype=np.uint8)
+    np.savez(tmp_path / figures.CODES, query=codes, database=codes, classes=np.full(40, -1))
+    cell = next(r for r in records if r["made_from"]["method"] == "hashnet") | {"folder": str(tmp_path)}
+    ax = new_axes()
+    figures._tsne(gather([cell])[0].entry("hashnet", 16), ax)
+    assert not ax.collections

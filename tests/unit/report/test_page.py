@@ -128,6 +128,31 @@ def test_examples_are_best_median_and_worst(run, page):
         assert f"row {example.query.row_id}: precision@10 {example.precision:.2f}" in text
 
 
+def test_a_report_reads_only_what_it_shows(run, page, tmp_path, monkeypatch):
+    """Not every row id, nor every code at once, nor every part for its sha256."""
+    from hashnet.data import manifest as manifests
+
+    def refuse(*_):
+        raise AssertionError("too much is read")
+
+    real = CodeStore.codes
+    monkeypatch.setattr(hashnet.Manifest, "row_ids", refuse)
+    monkeypatch.setattr(manifests.storage, "sha256_of", refuse)
+    monkeypatch.setattr(CodeStore, "codes", lambda store: refuse() if store.n_rows == 210 else real(store))
+    write_run_report(page[2].to_dict(), {"run": str(run)}, str(tmp_path))
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == page[1]
+    assert (tmp_path / "figures" / "bit-balance.svg").read_bytes() == (
+        page[0] / "figures" / "bit-balance.svg"
+    ).read_bytes()
+
+
+def test_a_row_that_the_manifest_lacks_has_no_picture(run):
+    manifest = hashnet.Manifest.open(str(run / "manifest.parquet"))
+    found = examples.thumbnails(manifest, {-1, 0, 239, 240})
+    assert set(found) == {0, 239}
+    assert all(picture.startswith("data:image/") for picture in found.values())
+
+
 def test_few_queries_are_shown_once():
     assert examples.pick_queries([0.5]) == [("best", 0)]
     kinds = examples.pick_queries([0.1, 0.9, 0.5, 0.4])
