@@ -24,9 +24,8 @@ from hashnet.training.schedule import plain
 from hashnet.training.settings import FitSettings
 from hashnet.training.standardise import standardise
 
-BLOCK = (
-    256  # rows encoded at once; the last block is padded: one shape, so a row's code never depends on others
-)
+# rows encoded at once; the last block is padded: one shape, so a row's code never depends on others
+BLOCK = 256
 
 
 class DeepBaseline(Baseline):

@@ -97,9 +97,8 @@ def smooth_objective(a: np.ndarray, K: np.ndarray, R: np.ndarray) -> tuple[float
     """(-y^T R y, its gradient in a), y = 2 sigmoid(Ka) - 1 = tanh(Ka / 2)."""
     y = np.tanh(K @ a.astype(K.dtype) / 2)
     Ry = R @ y.astype(R.dtype)
-    return -float(y.astype(np.float64) @ Ry), -(
-        Ry * (1 - y**2)
-    ) @ K  # dy/d(Ka) = (1 - y^2) / 2, and y appears twice
+    # dy/d(Ka) = (1 - y^2) / 2, and y appears twice
+    return -float(y.astype(np.float64) @ Ry), -(Ry * (1 - y**2)) @ K
 
 
 def refine(a: np.ndarray, K: np.ndarray, R: np.ndarray, n_iterations: int) -> np.ndarray:

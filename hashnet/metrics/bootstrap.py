@@ -30,22 +30,20 @@ class Difference(NamedTuple):
         return self.low > 0 or self.high < 0
 
 
-def interval(values: Any, seed: int = 0, samples: int = SAMPLES, level: float = LEVEL) -> tuple[float, float]:
+def interval(values: Any, seed: int = 0) -> tuple[float, float]:
     """Low and high end of the percentile interval of the mean of per-query values."""
     values = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(seed)
-    at_once = max(1, min(samples, _AT_ONCE // len(values)))
+    at_once = max(1, min(SAMPLES, _AT_ONCE // len(values)))
     means = [
-        values[rng.integers(0, len(values), (min(at_once, samples - done), len(values)))].mean(axis=1)
-        for done in range(0, samples, at_once)
+        values[rng.integers(0, len(values), (min(at_once, SAMPLES - done), len(values)))].mean(axis=1)
+        for done in range(0, SAMPLES, at_once)
     ]
-    low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(np.concatenate(means), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
-def paired_difference(
-    ap_a: Any, ap_b: Any, seed: int = 0, samples: int = SAMPLES, level: float = LEVEL
-) -> Difference:
+def paired_difference(ap_a: Any, ap_b: Any, seed: int = 0) -> Difference:
     """By how much method a is better than b on the same queries, with its bootstrap interval.
 
     An interval that leaves out 0 says the difference is not a matter of which queries were drawn.
@@ -58,5 +56,5 @@ def paired_difference(
         raise CodeError(
             f"paired values need the same queries in the same order, got shapes {a.shape} and {b.shape}"
         )
-    low, high = interval(a - b, seed, samples, level)
+    low, high = interval(a - b, seed)
     return Difference(*(round(x, 12) for x in (float((a - b).mean()), low, high)))

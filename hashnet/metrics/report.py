@@ -1,17 +1,14 @@
-"""EvalReport: every metric of one evaluation, frozen, with a JSON round trip and its figures."""
+"""EvalReport: every metric of one evaluation, frozen, with a JSON round trip."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hashnet import storage
 from hashnet.errors import FormatError, HashnetError
 from hashnet.metrics.definitions import DEFINITIONS
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 KIND, FORMAT_VERSION = "evaluation", 1
 
@@ -50,7 +47,7 @@ class EvalReport:
 
     ``k`` is the rank MAP and the curves by rank stop at (never more than the database has).
     ``similar`` and ``dissimilar`` count (query, item) pairs at each distance 0 … n_bits.
-    ``ap``, ``ap_relevant`` and ``ap_tie_aware`` hold one value a query, or nothing when left out.
+    ``ap``, ``ap_relevant`` and ``ap_tie_aware`` hold one value a query.
     """
 
     n_queries: int
@@ -113,12 +110,9 @@ class EvalReport:
             raise HashnetError(f"radius must lie between 0 and n_bits = {self.n_bits}, got {radius}")
         return radius
 
-    def to_dict(self, per_query: bool = True) -> dict[str, Any]:
-        """Plain JSON values, with what each metric means; ``per_query=False`` leaves the APs out."""
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, with what each metric means."""
         values = dataclasses.asdict(self)
-        if not per_query:
-            for name in ("ap", "ap_relevant", "ap_tie_aware"):
-                values[name] = ()
         values["precision_within_2"], values["empty_within_2"] = (
             self.precision_within(2),
             self.empty_within(2),
@@ -139,50 +133,14 @@ class EvalReport:
         except (KeyError, TypeError, AttributeError) as error:
             raise FormatError(f"{where} is damaged: {error}") from error
 
-    def save(self, uri: str, per_query: bool = True) -> None:
+    def save(self, uri: str) -> None:
         """Writes the report as JSON."""
-        storage.write_json(uri, self.to_dict(per_query))
+        storage.write_json(uri, self.to_dict())
 
     @classmethod
     def load(cls, uri: str) -> EvalReport:
         """Reads a report that ``save`` wrote."""
         return cls.from_dict(storage.read_json(uri), str(uri))
-
-    def plot_precision_recall(self, ax: Axes | None = None, by: str = "rank") -> Axes:
-        """Precision over recall, ``by`` rank (1 … k) or by Hamming radius (0 … n_bits)."""
-        from hashnet.report import figures
-
-        return figures.precision_recall({f"{self.n_bits} bits": self}, ax, by)
-
-    def plot_precision_at(self, ax: Axes | None = None) -> Axes:
-        """Precision of the N nearest items over N."""
-        from hashnet.report import figures
-
-        return figures.precision_at({f"{self.n_bits} bits": self}, ax)
-
-    def plot_recall_at(self, ax: Axes | None = None) -> Axes:
-        """Recall of the N nearest items over N."""
-        from hashnet.report import figures
-
-        return figures.recall_at({f"{self.n_bits} bits": self}, ax)
-
-    def plot_radius(self, ax: Axes | None = None) -> Axes:
-        """Precision, recall and the share of empty balls over the Hamming radius."""
-        from hashnet.report import figures
-
-        return figures.radius(self, ax)
-
-    def plot_distances(self, ax: Axes | None = None) -> Axes:
-        """The distances of similar and of dissimilar pairs."""
-        from hashnet.report import figures
-
-        return figures.distances(self, ax)
-
-    def plot_per_class(self, ax: Axes | None = None) -> Axes:
-        """MAP of the best and the worst classes."""
-        from hashnet.report import figures
-
-        return figures.per_class(self, ax)
 
 
 def _plain(value: Any) -> Any:

@@ -85,9 +85,8 @@ def scan(
             distances(P, at, zeros, plan, i, S, C, D)
             _count(D, odd, valid, T, R, j, block, few[j], counts, i)
             now = _reach(counts, i, wanted, n_bits)
-            guess[j] = min(
-                guess[j], now + ((now + 1 - odd) & 1)
-            )  # now + 1 does not occur here if it is not odd
+            # now + 1 does not occur here if it is not odd
+            guess[j] = min(guess[j], now + ((now + 1 - odd) & 1))
             if n_kept[j] + ITEMS > kept.shape[1]:
                 n_kept[j] = _drop(kept, j, n_kept[j], before)
             radius = min(now, before - 1)

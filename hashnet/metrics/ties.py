@@ -12,7 +12,6 @@ from __future__ import annotations
 import numpy as np
 
 HASH_BITS = 52
-NO_ITEM = np.uint64(2**64 - 1)  # sorts behind every candidate; its distance bits are 2047
 _MASK = np.uint64(2**HASH_BITS - 1)
 _ODD_1, _ODD_2 = np.uint64(0x9E6C63D0876A9), np.uint64(0xD1B54A32D192D)  # odd: multiplying is a bijection
 
@@ -35,5 +34,5 @@ def tie_hash(row_ids: np.ndarray, seed: int = 0) -> np.ndarray:
 
 
 def relevance_of(keys: np.ndarray) -> np.ndarray:
-    """uint8 relevance (0 or 1) of candidate keys; 0 where there is no item."""
-    return ((keys & np.uint64(1)) * (keys != NO_ITEM)).astype(np.uint8)
+    """uint8 relevance (0 or 1) of candidate keys."""
+    return (keys & np.uint64(1)).astype(np.uint8)

@@ -60,7 +60,7 @@ def make_backbone(
         if weights != "random":
             raise ModelError(f"the backbone 'features' has no weights to load, got weights={weights}")
         module: nn.Module = Identity(n_inputs, hidden)
-        return module, BackboneSpec(name, "features", hidden or n_inputs, n_inputs=n_inputs)
+        return module, BackboneSpec("features", hidden or n_inputs, n_inputs=n_inputs)
     if hidden:
         raise ModelError(f"hidden={hidden} is for the backbone 'features'; {name} takes pictures")
     if name == "small_cnn":
@@ -90,4 +90,4 @@ def _make_small(weights: str) -> tuple[nn.Module, BackboneSpec]:
     if weights != "random":
         fit_weights(module, read_weights(weights), weights)
     preprocess = Preprocess(resize=36, crop=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), flip=False)
-    return module, BackboneSpec("small_cnn", "image", module.n_features, preprocess=preprocess)
+    return module, BackboneSpec("image", module.n_features, preprocess=preprocess)

@@ -46,7 +46,7 @@ def make_lite(name: str, weights: str) -> tuple[nn.Module, BackboneSpec]:
         fit_weights(net, read_weights(weights), weights, optional=("_fc.",))
     crop = LITE[name]
     preprocess = Preprocess(resize=crop + LITE_CROP_BORDER, crop=crop, mean=LITE_MEAN, std=LITE_STD)
-    return LiteBackbone(net), BackboneSpec(name, "image", n_features, preprocess=preprocess)
+    return LiteBackbone(net), BackboneSpec("image", n_features, preprocess=preprocess)
 
 
 def _lite_file(name: str) -> str:
@@ -89,9 +89,5 @@ def make_timm(name: str, weights: str, download: bool) -> tuple[nn.Module, Backb
     crop = about["input_size"][1]
     resize = math.floor(crop / about["crop_pct"])
     preprocess = Preprocess(resize=resize, crop=crop, mean=tuple(about["mean"]), std=tuple(about["std"]))
-    return module, BackboneSpec(
-        f"timm:{name}",
-        "image",
-        int(module.num_features),  # type: ignore[arg-type]
-        preprocess=preprocess,
-    )
+    n_features = int(module.num_features)  # type: ignore[arg-type]
+    return module, BackboneSpec("image", n_features, preprocess=preprocess)

@@ -33,7 +33,6 @@ class Identity(nn.Module):
 
     def __init__(self, n_inputs: int, hidden: int | None = None) -> None:
         super().__init__()
-        self.n_features = hidden or n_inputs
         self.layers = nn.Sequential(nn.Linear(n_inputs, hidden), nn.ReLU()) if hidden else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (n, n_inputs) → (n, n_features)

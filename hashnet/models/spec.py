@@ -13,13 +13,12 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class BackboneSpec:
-    """Name, modality (``image`` or ``features``), width of what it gives out, and preprocessing.
+    """Modality (``image`` or ``features``), width of what it gives out, and preprocessing.
 
     ``n_features`` is the number of values a row has when it reaches the hash layer. ``n_inputs`` is the
     width of the input rows of a ``features`` backbone. ``preprocess`` is None for ``features``.
     """
 
-    name: str
     modality: str
     n_features: int
     n_inputs: int | None = None

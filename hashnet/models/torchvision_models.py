@@ -56,7 +56,7 @@ def make_torchvision(name: str, weights: str, download: bool) -> tuple[nn.Module
         state = _with_today_names(name, read_weights(weights))
         fit_weights(module, state, weights, optional=(f"{last_name}.", *_AUXILIARY))
     preprocess = Preprocess(resize=resize, crop=crop, mean=mean, std=std)
-    return module, BackboneSpec(name, "image", n_features, preprocess=preprocess)
+    return module, BackboneSpec("image", n_features, preprocess=preprocess)
 
 
 def _replace(module: nn.Module, path: str, by: nn.Module) -> None:

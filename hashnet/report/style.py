@@ -18,7 +18,7 @@ PALETTE = (
     "#3d6fd6", "#e0702a", "#1f9d78", "#c2479a", "#b08900", "#3aa4c9", "#8a63d2", "#d6453d",
     "#6f8f2f", "#7a7a8c",
 )  # fmt: skip
-GOOD, BAD = "#1f9d78", "#d6453d"
+BAD = "#d6453d"
 DASHES = ("-", "--", "-.", ":")  # a second mark of difference once the colours come round again
 
 _RC: Any = {  # matplotlib's own type lists every key there is

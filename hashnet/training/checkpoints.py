@@ -47,8 +47,8 @@ class TrainState:
 class Checkpoints:
     """The checkpoints in one folder."""
 
-    def __init__(self, uri: str, keep: int = KEEP) -> None:
-        self.uri, self.keep = uri, keep
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, ascending."""
@@ -62,7 +62,7 @@ class Checkpoints:
     def save(
         self, state: TrainState, model: torch.nn.Module, optimiser: torch.optim.Optimizer, history: History
     ) -> None:
-        """Writes one and removes those older than the last ``keep``."""
+        """Writes one and removes those older than the last ``KEEP``."""
         folder = storage.join(self.uri, f"step-{state.step:08d}")
         optimiser_tensors, optimiser_rest = _flatten(optimiser)
         tensors = {f"model.{k}": v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
@@ -77,7 +77,7 @@ class Checkpoints:
             "optimiser": optimiser_rest,
         }
         storage.write_json(storage.join(folder, STATE), about)
-        for step in self.steps()[: -self.keep]:
+        for step in self.steps()[:-KEEP]:
             storage.delete(storage.join(self.uri, f"step-{step:08d}"))
 
     def restore(

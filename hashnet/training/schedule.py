@@ -19,7 +19,6 @@ from hashnet.errors import ConfigError
 SCHEDULES = ("staged", "smooth", "plain")
 ANNEALING = ("cosine", "step", "constant")
 STEP_EVERY, STEP_FACTOR = 1 / 3, 0.1  # step annealing: a tenth after each third
-COSINE_FLOOR = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,5 +78,5 @@ def anneal(kind: str, progress: float) -> float:
     if kind == "step":
         return STEP_FACTOR ** int(progress / STEP_EVERY + 1e-9)
     if kind == "cosine":
-        return COSINE_FLOOR + (1 - COSINE_FLOOR) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+        return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
     raise ConfigError(f"annealing must be one of {', '.join(ANNEALING)}, got {kind!r}")
