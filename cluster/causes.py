@@ -18,7 +18,8 @@ def ours(error: BaseException) -> HashnetError | None:
         if isinstance(seen, HashnetError) and not isinstance(wrapped, BaseException):
             return seen
         met.append(seen)
-        inner = (seen.__cause__, wrapped)
+        of_workers = getattr(seen, "worker_failures", {}).values()  # Ray Train's, each in a shell of its own
+        inner = (seen.__cause__, wrapped, getattr(seen, "_base_exc", None), *of_workers)
         waiting += [cause for cause in inner if isinstance(cause, BaseException) and cause not in met]
     return None
 

@@ -29,6 +29,8 @@ LESS_MEMORY = (
     "same command again with less at a time (train: a smaller batch_size; encode_db: a smaller chunk_rows; "
     "compare: a larger cpus_per_cell, so that fewer run at once), or on nodes with more memory"
 )
+OUTPUTS = ("run", "out", "query_codes")  # keys of all jobs that name what is written
+RECORDED = ("pairs", "weights")  # inputs that a run keeps the path of, and compares when it goes on
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's job supervisor sets it, under this very name
 
 
@@ -44,8 +46,6 @@ def run_job(cls: type[C], function: Callable[[C], dict[str, Any]], argv: list[st
         nodes = session.what_happened()
         if nodes is not None:
             result = {**result, "cluster": nodes}
-    except HashnetError as error:
-        _stop(f"error: {error}", error.exit_code)
     except KeyboardInterrupt:
         _stop("stopped; run the same command again to go on", 130)
     except Exception as error:
@@ -79,18 +79,24 @@ def read_settings(cls: type[C], argv: list[str]) -> C:
         else:
             words.append(word)
     settings = config.load(cls, config_file, words)
-    _check_run(getattr(settings, "run", None))
+    if SUBMITTED in os.environ:
+        _refuse_relative(settings)
     return config.with_absolute_paths(settings)
 
 
-def _check_run(run: str | None) -> None:
-    """A submitted job works in a throw-away copy of the working directory: no relative output there."""
-    submitted = SUBMITTED in os.environ
-    if run and submitted and not storage.is_uri(run) and not os.path.isabs(run):
-        raise ConfigError(
-            f"run={run} is relative, and a submitted job's working directory is thrown away; give an "
-            f"absolute path on storage that all nodes see (run=$PWD/{run}) or a URI such as s3://bucket/{run}"
-        )
+def _refuse_relative(settings: Any) -> None:
+    """A submitted job works in a throw-away copy of the working directory, at another place each time:
+    outputs there are lost, and paths that a run records would differ when it goes on."""
+    mistakes = []
+    for name, path in config.paths(settings).items():
+        why = "is thrown away" if name in OUTPUTS else "is elsewhere the next time, and the run records it"
+        if name in (*OUTPUTS, *RECORDED) and not storage.is_uri(path) and not os.path.isabs(path):
+            mistakes.append(
+                f"{name}={path} is relative, and a submitted job's working directory {why}; give an absolute "
+                f"path on storage that all nodes see ({name}=$PWD/{path}) or a URI such as s3://bucket/{path}"
+            )
+    if mistakes:
+        raise ConfigError(mistakes)
 
 
 def _help(cls: type) -> str:
@@ -101,7 +107,7 @@ def _help(cls: type) -> str:
 
 
 def _explain(error: BaseException) -> tuple[str, int]:
-    """A message and an exit code for an error that came through Ray or was not expected."""
+    """A message and an exit code: a sentence for an error of ours, also for one that came through Ray."""
     known = ours(error)
     if known is not None:
         return f"error: {_plain(known)}", known.exit_code

@@ -67,18 +67,23 @@ def key(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def paths(settings: Any) -> dict[str, Any]:
+    """The files and folders that settings name, by key; a key that holds a word instead is left out."""
+    found = {}
+    for field in dataclasses.fields(settings):
+        value, words = getattr(settings, field.name), field.metadata.get("path")
+        spoken = (field.default, "none", *(words if isinstance(words, tuple) else ()))
+        if words and value and value not in spoken:
+            found[field.name] = value
+    return found
+
+
 def with_absolute_paths(settings: C) -> C:
     """The same settings with relative paths made absolute: workers may run in another folder."""
-    changed = {}
-    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
-        value = getattr(settings, field.name)
-        words = field.metadata.get("path")
-        if not words or not value:
-            continue
-        if isinstance(value, list):
-            changed[field.name] = [storage.absolute(one) for one in value]
-        elif value not in (field.default, "none", *(words if isinstance(words, tuple) else ())):
-            changed[field.name] = storage.absolute(value)
+    changed = {
+        name: [storage.absolute(one) for one in value] if isinstance(value, list) else storage.absolute(value)
+        for name, value in paths(settings).items()
+    }
     return dataclasses.replace(settings, **changed) if changed else settings  # type: ignore[type-var]
 
 

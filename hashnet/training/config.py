@@ -138,7 +138,12 @@ class TrainConfig:
     collective: str | None = key(
         None, "how workers talk; none: nccl with GPUs, gloo without", choices=("gloo", "nccl")
     )
-    max_failures: int = key(3, "lost workers that are replaced before giving up", low=0)
+    max_failures: int = key(
+        3,
+        "times that lost workers are replaced before giving up; a spot node that goes without notice to Ray "
+        "counts as one; -1: without end",
+        low=-1,
+    )
     threads: int = key(2, "threads a worker decodes pictures with", low=1)
     checkpoint_every: int = key(
         200, "steps between checkpoints, besides one at each stage's end; 0: only those", low=0

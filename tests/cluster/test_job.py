@@ -1,5 +1,6 @@
 """The grammar of every job: settings, exit codes, the last line."""
 
+import dataclasses
 import json
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,11 @@ from dataclasses import dataclass
 import pytest
 
 from cluster import job
+from cluster.comparison import CompareConfig
+from cluster.demo import DemoConfig
+from cluster.encoding import EncodeConfig
+from cluster.evaluation import EvaluateConfig
+from cluster.indexing import IndexConfig
 from cluster.serving.config import ServeConfig
 from hashnet.config import REQUIRED, key
 from hashnet.errors import ConfigError, DataError
@@ -16,7 +22,7 @@ from hashnet.training.config import TrainConfig
 
 @dataclass(frozen=True)
 class Settings:
-    run: str = key(REQUIRED, "run folder")
+    run: str = key(REQUIRED, "run folder", path=True)
     k: int = key(10, "results a query")
 
 
@@ -63,6 +69,23 @@ def test_an_error_wrapped_by_ray_is_unwrapped(capsys):
     assert (code, err) == (2, "error: row 3\n")
 
 
+def test_an_error_that_ray_passes_on_is_its_sentence_alone(capsys):
+    from ray.exceptions import RayTaskError
+
+    passed_on = RayTaskError("work", "Traceback: in a worker", DataError("row 3")).as_instanceof_cause()
+    assert isinstance(passed_on, DataError)
+    assert end_of(raising(passed_on), ["run=/r"], capsys)[::2] == (2, "error: row 3\n")
+
+
+def test_an_error_of_a_training_worker_is_found(capsys):
+    from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
+    from ray.train.v2.api.exceptions import WorkerGroupError
+
+    of_ranks = {0: RuntimeError("connection reset"), 1: UserExceptionWithTraceback(DataError("row 3"), "…")}
+    failed = WorkerGroupError("two ranks", of_ranks)
+    assert end_of(raising(failed), ["run=/r"], capsys)[::2] == (2, "error: row 3\n")
+
+
 def test_a_node_without_memory_is_said_in_a_sentence(capsys):
     said = "4 worker(s) were killed due to the node running low on memory. Memory on the node was 22.40GB"
     code, _, err = end_of(raising(RuntimeError(said)), ["run=/r"], capsys)
@@ -100,13 +123,40 @@ def test_a_config_file_and_overrides(tmp_path):
     assert job.read_settings(Settings, [f"--config={tmp_path}/c.yaml"]) == Settings("/a", 5)
 
 
-def test_a_relative_run_is_refused_in_a_submitted_job(monkeypatch):
-    assert job.read_settings(Settings, ["run=runs/demo"]).run == "runs/demo"
+def test_relative_outputs_are_refused_in_a_submitted_job(monkeypatch):
+    words = ["run=runs/demo", "query_codes=q", "out=report"]
+    job.read_settings(EvaluateConfig, words)
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")  # what Ray's job supervisor sets
     for good in ("/abs/run", "s3://bucket/run"):
-        job.read_settings(Settings, [f"run={good}"])
-    with pytest.raises(ConfigError, match="run=runs/demo is relative"):
-        job.read_settings(Settings, ["run=runs/demo"])
+        job.read_settings(EvaluateConfig, [f"run={good}", f"out={good}"])
+    with pytest.raises(ConfigError) as caught:
+        job.read_settings(EvaluateConfig, words)
+    assert [m.partition(" is relative, and")[0] for m in caught.value.mistakes] == words
+    assert "working directory is thrown away; give an absolute path" in caught.value.mistakes[2]
+
+
+def test_paths_that_a_run_records_are_absolute_in_a_submitted_job_and_other_inputs_need_not(monkeypatch):
+    monkeypatch.setenv(job.SUBMITTED, "{}")
+    words = ["run=/r", "manifest=m.parquet", "base_uri=pictures", "weights=pretrained", "pairs=none"]
+    assert job.read_settings(TrainConfig, words).manifest.endswith("/m.parquet")
+    with pytest.raises(ConfigError) as caught:
+        job.read_settings(TrainConfig, ["run=/r", "pairs=clicks.csv", "weights=mine.pth"])
+    first, second = caught.value.mistakes
+    assert first.startswith(
+        "pairs=clicks.csv is relative, and a submitted job's working directory is elsewhere"
+    )
+    assert second.startswith("weights=mine.pth is relative")
+
+
+def test_every_path_of_every_job_is_known_as_output_or_input():
+    """A new key that names an output must be added to ``job.OUTPUTS``, or a submitted job loses it."""
+    inputs = {
+        "manifest", "base_uri", "model", "codes", "index", "beside", "settings", "zero_shot_manifest",
+        "images", "tls_cert", "tls_key",
+    }  # fmt: skip
+    jobs = (TrainConfig, EncodeConfig, IndexConfig, EvaluateConfig, CompareConfig, ServeConfig, DemoConfig)
+    named = {f.name for cls in jobs for f in dataclasses.fields(cls) if f.metadata.get("path")}
+    assert named == inputs | set(job.OUTPUTS) | set(job.RECORDED)
 
 
 def all_jobs(repo):

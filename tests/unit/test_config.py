@@ -9,6 +9,7 @@ from hashnet import config
 from hashnet.codes import check_n_bits
 from hashnet.config import REQUIRED, key
 from hashnet.errors import ConfigError
+from hashnet.training.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,31 @@ def test_what_is_saved_loads_again(tmp_path):
     assert config.load(Settings, str(tmp_path / "config.yaml")) == settings
     assert config.from_dict(Settings, config.to_dict(settings)) == settings
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["n_bits"] == 48
+
+
+def test_paths_are_named_and_made_absolute_and_words_are_left_alone(tmp_path, monkeypatch):
+    @dataclass(frozen=True)
+    class Files:
+        run: str = key(REQUIRED, "run folder", path=True)
+        model: str = key("auto", "a folder, or auto", path=True)
+        weights: str = key("random", "a file or a word", path=("random", "pretrained"))
+        beside: list[str] = key([], "other runs", path=True)
+        name: str = key("x", "not a path")
+
+    monkeypatch.chdir(tmp_path)
+    words = Files("s3://b/r", weights="pretrained", name="y")
+    assert config.paths(words) == {"run": "s3://b/r"}
+    assert config.with_absolute_paths(words) == words
+    files = Files("r", "none", "w.pth", ["a", "/b"])
+    assert config.paths(files) == {"run": "r", "weights": "w.pth", "beside": ["a", "/b"]}
+    expected = Files(f"{tmp_path}/r", "none", f"{tmp_path}/w.pth", [f"{tmp_path}/a", "/b"])
+    assert config.with_absolute_paths(files) == expected
+
+
+def test_lost_workers_may_be_replaced_without_end():
+    assert config.load(TrainConfig, None, ["run=/r", "max_failures=-1"]).max_failures == -1
+    with pytest.raises(ConfigError, match="max_failures: must be at least -1, got -2"):
+        config.load(TrainConfig, None, ["run=/r", "max_failures=-2"])
 
 
 def test_help_lists_every_key_with_type_default_and_meaning():
