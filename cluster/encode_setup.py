@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from cluster import placement
 from cluster.causes import raise_ours
 from cluster.encode_stages import ACTOR_CPUS, DECODE_CPUS, on_one_thread
+from cluster.nodes import describe
 from cluster.planning import Need
 from hashnet.data import Manifest
 from hashnet.plan import BIT_ORDER
@@ -45,13 +47,23 @@ def settle_engine(engine: str, model_uri: str, modality: str, gpus: float) -> st
         return "cpu-eager"  # nothing to ask for
     import ray
 
-    ask = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(engine_here)
+    ask = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(_begin_and_answer)
+    answers = ask.remote(engine, model_uri, modality)
+    while not ray.wait([answers], timeout=placement.LINE_EVERY_S)[0]:
+        log.info("waiting for room: a worker of %s, to settle the engine", describe({"CPU": 1, "GPU": gpus}))
     try:
-        name, why = ray.get(ask.remote(engine, model_uri, modality))
+        ray.get(next(answers))
+        name, why = ray.get(next(answers))
     except ray.exceptions.RayTaskError as error:
         raise_ours(error)
     log.info("engine: %s (%s)", name, why)
     return name
+
+
+def _begin_and_answer(engine: str, model_uri: str, modality: str) -> Iterator[Any]:
+    """What ``engine_here`` says, after a word that there is room to find out, which may take a minute."""
+    yield None
+    yield engine_here(engine, model_uri, modality)
 
 
 def engine_here(engine: str, model_uri: str, modality: str) -> tuple[str, str]:

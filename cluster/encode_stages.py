@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from cluster import metrics, placement
+from cluster import logs, metrics, placement
 from hashnet.commit import ShardRecord
 from hashnet.data.images import Preprocess
 from hashnet.errors import HashnetError, LineageMismatch
@@ -127,10 +127,33 @@ class FeatureEncoder(EncoderActor):
             for shard, rows in encode_features(stage.source, work, self.encoder, stage.plan.output):
                 with metrics.timed("commit_seconds", run=stage.run, stage="encode"):
                     record = commit_table(stage.uri, stage.plan, shard, rows, stage.mends)
-                records += [record] if record is not None else []
+                if record is not None:
+                    records.append(record)
+                    tell_commit(stage.run, record)
         n = sum(work.stop - work.start for work in works)
         listed = json.dumps([asdict(record) for record in records])
         return pa.table({"records": [listed], "rows": [n], "worker": [self.name]})
+
+
+def tell_commit(run: str, record: ShardRecord) -> None:
+    """The event of a shard, from whoever committed it."""
+    logs.event(
+        "shard committed", run=run, stage="encode", shard=record.name, rows=record.rows, bad=record.bad_rows
+    )
+
+
+def tell_bad(run: str, decoded: pa.Table) -> None:
+    """The event of pictures that could not be used, from whoever decoded them."""
+    reasons = bad_reasons(decoded)
+    if reasons:
+        shard = decoded["shard"][0].as_py()  # a decode task's rows are of one
+        logs.event("bad rows", run=run, stage="encode", shard=shard, reasons=reasons)
+
+
+def bad_reasons(table: pa.Table) -> dict[str, int]:
+    """The bad rows of a table, counted by reason."""
+    counts = table["reason"].drop_null().value_counts().to_pylist()
+    return {count["values"]: count["counts"] for count in counts}
 
 
 def run_pictures(stage: Stage, works: Iterator[Work]) -> Iterator[pa.Table]:
@@ -146,6 +169,7 @@ def run_pictures(stage: Stage, works: Iterator[Work]) -> Iterator[pa.Table]:
                     decoded = next(tables, None)
                 if decoded is None:
                     break
+                tell_bad(run, decoded)
                 yield decoded
 
     chunk_bytes = rows * 3 * preprocess.crop**2

@@ -18,11 +18,10 @@ import pyarrow.compute as pc
 from cluster import encode_setup as setup
 from cluster import encode_stages as stages
 from cluster import encode_summary as summary
-from cluster import logs, metrics, session
+from cluster import metrics, session
 from cluster.causes import raise_ours
 from hashnet import commit, storage
 from hashnet import plan as plans
-from hashnet.commit import ShardRecord
 from hashnet.config import REQUIRED, key
 from hashnet.data import Manifest
 from hashnet.errors import ConfigError, LineageMismatch, ModelError, StoreError
@@ -249,11 +248,6 @@ class _Job:
         metrics.gauge("shards_total", self.plan.n_shards, **about)
         metrics.gauge("shards_done", len(self.records), **about)
 
-    def _committed(self, records: list[ShardRecord]) -> None:
-        for record in records:
-            self.records[record.name] = record
-            logs.event("shard committed", run=self.run, stage="encode", shard=record.name, rows=record.rows)
-
     def _pictures(
         self, stage: stages.Stage, works: Iterator[Work], shards: list[ShardRange]
     ) -> Iterator[tuple[int, dict[str, int]]]:
@@ -261,13 +255,14 @@ class _Job:
         for table in stages.run_pictures(stage, works):
             self.workers.update(pc.unique(table["worker"]).to_pylist())
             before, started = len(gatherer.records), time.perf_counter()
-            reasons = pc.value_counts(table["reason"].drop_null()).to_pylist()
             n = gatherer.add(table.drop_columns(["worker"]))
             if len(gatherer.records) > before:
                 seconds = time.perf_counter() - started
                 metrics.observe("commit_seconds", seconds, run=self.run, stage="encode")
-            self._committed(gatherer.records[before:])
-            yield n, {count["values"]: count["counts"] for count in reasons}
+            for record in gatherer.records[before:]:
+                self.records[record.name] = record
+                stages.tell_commit(self.run, record)
+            yield n, stages.bad_reasons(table)
         if gatherer.unfinished:
             raise StoreError(f"rows of {len(gatherer.unfinished)} shards did not arrive; run again")
 
@@ -276,5 +271,5 @@ class _Job:
     ) -> Iterator[tuple[int, dict[str, int]]]:
         for records, n, worker in stages.run_features(stage, works):
             self.workers.add(worker)
-            self._committed(records)
+            self.records |= {record.name: record for record in records}
             yield n, reasons_of(records)

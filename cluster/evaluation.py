@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cluster import metrics, session
+from cluster import logs, metrics, session
 from cluster.counting import query_ranges, run_ranges, shard_groups
 from cluster.encoding import EncodeConfig, encode_database
 from hashnet import storage
@@ -190,6 +190,7 @@ def _measure_all(
                 storage.write_bytes(storage.join(folder, names[span]), to_bytes(blocks))
                 progress.update(1, queries=span[1])
                 about = {"stage": "evaluate", "run": metrics.run_name(config.run)}
+                logs.event("queries measured", first=span[0], stop=span[1], **about)
                 metrics.gauge("shards_done", progress.done, **about)
                 metrics.gauge("shards_total", len(ranges), **about)
     kept = [from_bytes(storage.read_bytes(storage.join(folder, names[span]))) for span in ranges]

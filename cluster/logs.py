@@ -1,8 +1,8 @@
-"""Structured events of workers: one JSON line each, with run and shard, in Ray's log folder.
+"""Structured events of workers and drivers: one JSON line each, with run and shard, in Ray's log folder.
 
     logs.event("shard committed", run="demo", stage="encode", shard="codes-00017", rows=8192, seconds=0.4)
 
-A worker's events go to ``hashnet-PID.jsonl`` beside Ray's own logs of its node, where
+A process writes its own to ``hashnet-PID.jsonl`` beside Ray's own logs of its node, where
 ``ray logs cluster hashnet-*`` and the dashboard find them; they do not flood the driver's terminal.
 Without Ray they go to the logger ``hashnet.events`` at level DEBUG. Give names, counts and seconds;
 never contents, URIs with options, or anything from the environment.
@@ -33,20 +33,25 @@ def event(message: str, *, run: str = "", stage: str = "", shard: str = "", **mo
     line = json.dumps({name: value for name, value in fields.items() if value != ""}, default=str)
     logger.debug("%s", line)
     try:
-        sink = _sink(os.getpid())
-        if sink is not None:
-            sink.write(line + "\n")
+        path = _path()
+        if path is not None:
+            _sink(path).write(line + "\n")
     except OSError as error:
         logger.warning("event not written: %s", error)
 
 
 @lru_cache(maxsize=1)
-def _sink(pid: int) -> IO[str] | None:
-    """This process's event file, line buffered; None outside Ray."""
+def _sink(path: str) -> IO[str]:
+    """An event file, line buffered, open as long as it is the one written to."""
+    return open(path, "a", buffering=1)
+
+
+def _path() -> str | None:
+    """Where this process's events go: None as long as it has no Ray."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
     from ray._private.worker import _global_node  # the log folder has no public name
 
     folder = _global_node.get_logs_dir_path() if _global_node else None
-    return open(os.path.join(folder, f"hashnet-{pid}.jsonl"), "a", buffering=1) if folder else None
+    return os.path.join(folder, f"hashnet-{os.getpid()}.jsonl") if folder else None

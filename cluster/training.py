@@ -12,11 +12,12 @@ import logging
 import time
 from typing import Any
 
-from cluster import metrics, placement, session
+from cluster import logs, metrics, placement, session
+from cluster.causes import ours
 from cluster.planning import Need
 from hashnet import config as configs
 from hashnet import errors, storage
-from hashnet.errors import HashnetError
+from hashnet.errors import HashnetError, StorageError
 from hashnet.progress import Progress
 from hashnet.training.config import TrainConfig
 from hashnet.training.run import CHECKPOINTS, prepare, result_of
@@ -44,7 +45,10 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
 
 def worker_resources(config: TrainConfig) -> dict[str, float]:
-    """CPUs of a worker, and a GPU where there are enough of them or they are asked for."""
+    """CPUs of a worker, and a GPU where there are enough of them or they are asked for.
+
+    The CPUs are those of the nodes there are; of nodes to be added, where the workers do not fit without.
+    """
     gpu = config.gpu
     if gpu is None:
         gpu = placement.capacity({"GPU": 1}, include_addable=True) >= config.num_workers
@@ -54,9 +58,10 @@ def worker_resources(config: TrainConfig) -> dict[str, float]:
     import ray
 
     free = int(ray.available_resources().get("CPU", 0)) // config.num_workers  # not what others are using
-    for cpus in range(min(MOST_CPUS, free), 1, -1):
-        if placement.capacity({"CPU": cpus, **extra}) >= config.num_workers:
-            return {"CPU": cpus, **extra}
+    for most, include_addable in ((min(MOST_CPUS, max(1, free)), False), (MOST_CPUS, True)):
+        for cpus in range(most, 0, -1):
+            if placement.capacity({"CPU": cpus, **extra}, include_addable) >= config.num_workers:
+                return {"CPU": cpus, **extra}
     return {"CPU": 1, **extra}
 
 
@@ -91,7 +96,10 @@ def _fit(config: TrainConfig, resources: dict[str, float]) -> dict[str, Any]:
     try:
         summary = trainer.fit().return_value
     except TrainingFailedError as error:
-        raise _reason(config) or error from error
+        reason = _reason(config) or ours(error)
+        if reason is None:
+            raise
+        raise reason from error
     reason = _reason(config)
     if reason is not None:
         raise reason
@@ -110,7 +118,7 @@ def _reason(config: TrainConfig) -> HashnetError | None:
 
 def _work(settings: dict[str, Any]) -> dict[str, Any]:
     """One worker. A mistake that would repeat itself is written down; the group that is started again
-    finds it and ends, instead of making it ``max_failures`` times."""
+    finds it and ends, instead of making it ``max_failures`` times. Storage that fails is tried again."""
     import ray.train
     import torch
 
@@ -126,6 +134,9 @@ def _work(settings: dict[str, Any]) -> dict[str, Any]:
     report = _Report(config, rank)
     try:
         return train_run(config, device=_device(config), on_step=report.step, on_stage=report.stage)
+    except StorageError as error:
+        logger.warning("a worker stopped: %s", error)
+        raise
     except HashnetError as error:
         storage.write_json(left, {"kind": "error", "type": type(error).__name__, "message": str(error)})
         raise
@@ -193,6 +204,9 @@ class _Report:
 
         if self.rank == 0:
             logger.info("%s", stage_line(record))
+            told = ("beta", "epochs", "J", "L", "map")
+            about = {name: record[name] for name in told if record.get(name) is not None}
+            logs.event("stage done", run=self.run, stage="train", number=record["stage"], **about)
         # A report is a barrier that takes seconds: all workers make it, or none does.
         if from_first(float(time.monotonic() - self.last_report > REPORT_EVERY_S)) > 0.5:
             self.last_report = time.monotonic()

@@ -1,8 +1,8 @@
 """Keeps an eye on the nodes while a job runs, and says afterwards which came and went.
 
 ``session.connect`` starts it when it joins a cluster; ``job.run_job`` puts its summary into the
-result. A node that is lost costs what ran on it, which Ray does again elsewhere: the line and the
-count are for the person who wonders why a run took longer.
+result. A node that goes, be it lost, taken back or idle and no longer paid for, costs what ran on it, which
+Ray does again elsewhere: the line and the count are for the person who wonders why a run took longer.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Watch(threading.Thread):
         for gone in self._now.keys() - found.keys():
             self.events.append({"event": "lost", "node": self._now[gone], "after": after})
             logger.warning(
-                "node %s was lost after %s; what ran there is done again elsewhere", self._now[gone], after
+                "node %s left after %s; what ran there, if anything, is done again elsewhere",
+                self._now[gone],
+                after,
             )
         for new in found.keys() - self._now.keys():
             self.events.append({"event": "joined", "node": found[new], "after": after})
@@ -54,7 +56,7 @@ class Watch(threading.Thread):
         self._now, self._most = found, max(self._most, len(found))
 
     def stop(self) -> dict[str, Any]:
-        """Ends the watch; most nodes at once, how many were lost and joined, and the first events."""
+        """Ends the watch; most nodes at once, how many left (``lost``) and joined, and the first events."""
         self._ending.set()
         lost = sum(event["event"] == "lost" for event in self.events)
         summary: dict[str, Any] = {"nodes": self._most, "lost": lost, "joined": len(self.events) - lost}
