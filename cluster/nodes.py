@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from hashnet.errors import ConfigError
 NODE_TYPES = "HASHNET_NODE_TYPES"
 BOOTSTRAP = "~/ray_bootstrap_config.yaml"  # `ray up` writes it on the head
 POOL = "hashnet.io/pool"  # our node label: cpu or gpu
+MEMORY = ("memory", "object_store_memory")  # in bytes
 COUNTED = ("CPU", "GPU")  # shown and planned with, beside resources a need names itself
 
 
@@ -35,7 +36,12 @@ class Node:
     id: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name} {'(head) ' if self.is_head else ''}{describe(self.resources)}"
+        return self.offering(())
+
+    def offering(self, named: Collection[str]) -> str:
+        """Its name and what it offers; memory and Ray's own resources only where they are ``named``."""
+        shown = {name: n for name, n in self.resources.items() if name in named or not _internal(name)}
+        return f"{self.name} {'(head) ' if self.is_head else ''}{describe(shown)}"
 
 
 @dataclass(frozen=True)
@@ -50,16 +56,22 @@ class NodeType:
 def describe(resources: Mapping[str, float]) -> str:
     """What a node offers or a worker needs, in few words.
 
-    >>> describe({"GPU": 0.5, "CPU": 2.0, "node:10.0.0.1": 1.0, "memory": 8e9})
-    '{CPU 2, GPU 0.5}'
+    >>> describe({"GPU": 0.5, "memory": 8e9, "CPU": 2.0})
+    '{CPU 2, GPU 0.5, memory 8 GB}'
     """
     shown = [name for name in COUNTED if resources.get(name)]
-    shown += sorted(n for n in resources if n not in COUNTED and not _internal(n) and resources[n])
-    return "{" + ", ".join(f"{name} {resources[name]:g}" for name in shown) + "}" if shown else "no work"
+    shown += sorted(name for name in resources if name not in COUNTED and resources[name])
+    words = [f"{name} {amount(name, resources[name])}" for name in shown]
+    return "{" + ", ".join(words) + "}" if words else "no work"
+
+
+def amount(name: str, n: float) -> str:
+    """So much of a resource, as a person says it."""
+    return f"{n / 1e9:.3g} GB" if name in MEMORY else f"{n:g}"
 
 
 def _internal(name: str) -> bool:
-    return name in ("memory", "object_store_memory") or name.startswith(("node:", "accelerator_type:"))
+    return name in MEMORY or name.startswith(("node:", "accelerator_type:"))
 
 
 def alive() -> list[Node]:

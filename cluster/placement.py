@@ -8,8 +8,8 @@
 
 A stage calls ``ensure`` once, after ``session.connect`` and before it starts anything. What the
 cluster can never satisfy fails within seconds, with what the cluster has. What an autoscaler can
-still add is waited for, with a line that says so. ``capacity`` counts how many workers of a size
-fit, for a pool sized by the cluster.
+still add is waited for, with a line that says so, as many seconds as HASHNET_WAIT_S says (900).
+``capacity`` counts how many workers of a size fit, for a pool sized by the cluster.
 
 The head: give it no CPU and no GPU (`ray start --head --num-cpus=0 --num-gpus=0`, as ray_cluster.yaml does)
 and no need with resources lands there. Ask for a CPU in every task and actor: Ray puts those that ask
@@ -19,18 +19,20 @@ for nothing anywhere, the head included.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster import nodes, session
-from cluster.nodes import describe
+from cluster.nodes import amount, describe
 from cluster.planning import Need, Plan, plan
-from hashnet.errors import ClusterError
+from hashnet.errors import ClusterError, ConfigError
 from hashnet.progress import duration
 
 logger = logging.getLogger(__name__)
 
+WAIT = "HASHNET_WAIT_S"
 GRACE_S = 3.0  # a node that is just joining is waited for this long before a request fails
 LINE_EVERY_S = 15.0
 
@@ -49,23 +51,55 @@ def _fitting(offered: Mapping[str, float], resources: Mapping[str, float]) -> in
     return min(counts, default=0)
 
 
-def ensure(stage: str, needs: Sequence[Need], wait_s: float = 900.0) -> Plan:
+def ensure(stage: str, needs: Sequence[Need]) -> Plan:
     """Prints the plan and returns it once every minimum fits; ClusterError when it never will.
 
-    Nodes the autoscaler may add are asked for and waited for, at most ``wait_s`` seconds.
+    Nodes the autoscaler may add are asked for and waited for, at most HASHNET_WAIT_S seconds. Whether what
+    fits is free at the moment is said, and not waited for.
     """
+    wait_s = _longest_wait()
     session.connect()
+    joining = bool(os.environ.get("RAY_ADDRESS"))  # no node joins a Ray started here
     now = nodes.alive()
     result = plan(stage, needs, now, nodes.addable(now))
     deadline = time.monotonic() + GRACE_S
-    while not result.possible and time.monotonic() < deadline:
+    while joining and not result.possible and time.monotonic() < deadline:
         time.sleep(0.5)
         now = nodes.alive()
         result = plan(stage, needs, now, nodes.addable(now))
     logger.info("%s", result)
     if not result.possible:
         raise ClusterError(_refusal(result))
-    return result if result.ready else _wait(result, wait_s)
+    if not result.ready:
+        return _wait(result, wait_s)
+    if joining and (taken := _taken(result)):
+        logger.info("busy: %s; this starts when there is room", taken)
+    return result
+
+
+def _longest_wait() -> float:
+    text = os.environ.get(WAIT, "900")
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{WAIT} must be a number of seconds, got {text!r}") from None
+
+
+def _taken(result: Plan) -> str:
+    """What the minimum needs and the cluster does not have free; it may be this job's own last stage."""
+    import ray
+
+    least: dict[str, float] = {}
+    for need in result.needs:
+        for name, n in need.resources.items():
+            least[name] = least.get(name, 0) + n * need.minimum
+    free, whole = ray.available_resources(), session.resources()
+    short = [name for name, n in least.items() if round(free.get(name, 0), 4) < round(n, 4)]
+    return ", ".join(
+        f"{amount(name, whole.get(name, 0) - free.get(name, 0))} of {amount(name, whole.get(name, 0))} "
+        f"{name} in use"
+        for name in short
+    )
 
 
 def _refusal(result: Plan) -> str:
@@ -83,17 +117,20 @@ def _refusal(result: Plan) -> str:
 
 
 def _inventory(result: Plan) -> str:
-    return f"The cluster has {', '.join(str(node) for node in result.nodes) or 'no node'}"
+    named = {name for need in result.needs for name in need.resources}
+    return f"The cluster has {', '.join(node.offering(named) for node in result.nodes) or 'no node'}"
 
 
 def _wait(result: Plan, wait_s: float) -> Plan:
-    """Asks the autoscaler by a placement group, which goes away with this job whatever happens."""
+    """Asks the autoscaler by placement groups, which go away with this job whatever happens."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    bundles = [dict(need.resources) for need in result.needs for _ in range(need.minimum)]
-    spread = any(need.strategy == "strict_spread" for need in result.needs)
-    asked = placement_group(bundles, strategy="SPREAD" if spread else "PACK")
+    asked = [
+        placement_group([dict(need.resources)] * need.minimum, strategy=need.strategy.upper())
+        for need in result.needs
+        if need.minimum
+    ]
     started = last_line = time.monotonic()
     logger.info("waiting for the autoscaler: %s", _missing(result))
     try:
@@ -102,7 +139,8 @@ def _wait(result: Plan, wait_s: float) -> Plan:
             if waited > wait_s:
                 raise ClusterError(
                     f"the autoscaler did not bring the nodes for {_missing(result)} within "
-                    f"{duration(wait_s)}; `ray status` says why. {_inventory(result)}"
+                    f"{duration(wait_s)}; `ray status` says why, and {WAIT} (seconds) sets how long to wait. "
+                    f"{_inventory(result)}"
                 )
             time.sleep(1.0)
             now = nodes.alive()
@@ -112,7 +150,8 @@ def _wait(result: Plan, wait_s: float) -> Plan:
                 logger.info("still waiting for the autoscaler (%s): %s", duration(waited), _missing(result))
     finally:
         if ray.is_initialized():
-            remove_placement_group(asked)
+            for group in asked:
+                remove_placement_group(group)
     logger.info("%s", result)
     return result
 

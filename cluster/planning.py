@@ -74,11 +74,8 @@ class Plan:
             missing = need.count - self.here(need) - self.later(need)
             if missing:
                 enough = self.here(need) + self.later(need) >= need.minimum
-                where.append(
-                    f"{missing} when there is room ({need.minimum} is enough)"
-                    if enough
-                    else f"{missing} missing"
-                )
+                fewest = f" ({need.minimum} is enough)" if need.minimum else ""
+                where.append(f"{missing} when there is room{fewest}" if enough else f"{missing} missing")
             what = f"{need.count} × {describe(need.resources)}"
             lines.append(f"  {need.name.ljust(width)}  {what}  →  {_shorten(where)}")
         return "\n".join(lines)

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.comparison import CompareConfig, compare, progress_table
+from cluster.compare_cells import progress_table
+from cluster.comparison import CompareConfig, compare
 from hashnet import config as configs
 from hashnet.comparison.cells import Cell
 from hashnet.data.sources import make_manifest
@@ -75,14 +76,18 @@ def test_only_what_is_missing_or_new_is_done(finished, manifest):
     assert [name for name in before if after[name] != before[name]] == ["itq-16-0"]
 
 
-def test_cells_made_with_other_settings_are_refused(finished, manifest):
+def test_cells_made_with_other_settings_are_refused_and_the_settings_not_kept(finished, manifest):
     run, _ = finished
+    before = (run / "config.yaml").read_text()
     with pytest.raises(LineageMismatch, match="k was 5000, now 10"):
         compare(settings(run, manifest, k=10))
     with pytest.raises(LineageMismatch, match="first_epochs was 2, now 3"):
         compare(settings(run, manifest, first_epochs=3))
     with pytest.raises(LineageMismatch, match=r"zero_shot was 0\.4, now 0\.6"):
         compare(settings(run, manifest, zero_shot=0.6))
+    assert (run / "config.yaml").read_text() == before
+    compare(settings(run, manifest, seeds=[0], methods=["lsh"]))
+    assert configs.load(CompareConfig, str(run / "config.yaml")).methods == ["lsh"]
 
 
 def test_settings_are_chosen_on_training_rows_and_used(ray_local, manifest, tmp_path):

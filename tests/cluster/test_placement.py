@@ -108,10 +108,11 @@ def test_what_an_autoscaler_can_add_is_waited_for_with_a_line(cluster, drive):
         cluster,
         CONNECT
         + """
-    plan = placement.ensure("train", [Need("worker", 1, {"CPU": 3})], wait_s=60)
+    plan = placement.ensure("train", [Need("worker", 1, {"CPU": 3})])
     print(json.dumps(plan.placed))
     """,
         HASHNET_NODE_TYPES=kinds,
+        HASHNET_WAIT_S="60",
     )
     played.join()
     cluster.kill_node("big-1")
@@ -127,9 +128,10 @@ def test_an_autoscaler_that_never_delivers_is_given_up(cluster, drive):
         cluster,
         CONNECT
         + """
-    placement.ensure("train", [Need("worker", 1, {"CPU": 64})], wait_s=3)
+    placement.ensure("train", [Need("worker", 1, {"CPU": 64})])
     """,
         HASHNET_NODE_TYPES=kinds,
+        HASHNET_WAIT_S="3",
     )
     assert (
         "ClusterError: the autoscaler did not bring the nodes for 1 × worker {CPU 64} within 3s"

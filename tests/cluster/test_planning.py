@@ -1,13 +1,20 @@
 """Plans over invented clusters: no Ray is started."""
 
+import importlib
 import json
+import logging
 
 import pytest
+import ray
 
-from cluster import nodes
+from cluster import nodes, placement, session
+from cluster.compare_cells import needs_of
 from cluster.nodes import Node, NodeType
 from cluster.planning import Need, plan
+from cluster.training import worker_resources
+from hashnet.comparison.cells import Cell
 from hashnet.errors import ClusterError, ConfigError
+from hashnet.training.config import TrainConfig
 
 HEAD = Node("head", {"CPU": 0, "memory": 1e9, "node:__internal_head__": 1.0}, is_head=True)
 CPUS = Node("cpu-1", {"CPU": 4.0})
@@ -95,3 +102,107 @@ def test_addable_nodes_from_what_ray_up_leaves_on_the_head(monkeypatch, tmp_path
     monkeypatch.setattr(nodes, "BOOTSTRAP", str(tmp_path / "bootstrap.yaml"))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     assert [(k.name, k.spare) for k in nodes.addable([HEAD, CPUS])] == [("cpu", 2), ("gpu", 5)]
+
+
+@pytest.fixture
+def invented(monkeypatch):
+    """Lets placement see these nodes, kinds to be added and free resources; Ray is not asked."""
+
+    def set_up(now, more=(), free=None):
+        monkeypatch.setattr(session, "connect", lambda: None)
+        monkeypatch.setattr(nodes, "alive", lambda: now)
+        monkeypatch.setattr(nodes, "addable", lambda _: list(more))
+        names = {name for node in now for name in node.resources}
+        whole = {name: sum(node.resources.get(name, 0) for node in now) for name in names}
+        monkeypatch.setattr(session, "resources", lambda: whole)
+        monkeypatch.setattr(ray, "available_resources", lambda: whole if free is None else free)
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return set_up
+
+
+def test_memory_is_shown_where_a_need_names_it(invented):
+    invented([Node("a", {"CPU": 4, "memory": 4e9, "object_store_memory": 1e9})])
+    assert str(nodes.alive()[0]) == "a {CPU 4}"
+    with pytest.raises(ClusterError, match=r"slice of \{CPU 1, memory 8 GB\}.*has a \{CPU 4, memory 4 GB\}$"):
+        placement.ensure("index", [Need("slice", 1, {"CPU": 1, "memory": 8e9})])
+
+
+def test_a_ray_started_here_refuses_at_once_and_a_cluster_gives_a_node_time_to_join(invented, monkeypatch):
+    slept = []
+    monkeypatch.setattr(placement.time, "sleep", lambda s: slept.append(s) or invented([CPUS, GPUS]))
+    need = Need("worker", 1, {"GPU": 1})
+    invented([CPUS])
+    with pytest.raises(ClusterError, match="0 can ever be placed"):
+        placement.ensure("train", [need])
+    assert slept == []
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert placement.ensure("train", [need]).ready
+    assert slept == [0.5]
+
+
+def test_the_autoscaler_is_asked_for_as_many_nodes_as_a_strategy_wants(invented, monkeypatch):
+    asked = []
+    groups = importlib.import_module("ray.util.placement_group")  # ray.util has a function of that name
+    monkeypatch.setattr(groups, "placement_group", lambda b, strategy: asked.append((b, strategy)))
+    monkeypatch.setenv("HASHNET_WAIT_S", "0")
+    invented([CPUS], [NodeType("cpu", {"CPU": 4}, spare=1)])
+    needs = [
+        Need("worker", 2, {"CPU": 1}, strategy="strict_spread"),
+        Need("other", 3, {"CPU": 1}, at_least=0),
+    ]
+    with pytest.raises(ClusterError, match=r"1 × worker \{CPU 1\} within 0s.*HASHNET_WAIT_S \(seconds\)"):
+        placement.ensure("train", needs)
+    assert asked == [([{"CPU": 1}] * 2, "STRICT_SPREAD")]  # two would fit on the one node there is
+    monkeypatch.setenv("HASHNET_WAIT_S", "soon")
+    with pytest.raises(ConfigError, match="HASHNET_WAIT_S must be a number of seconds, got 'soon'"):
+        placement.ensure("train", needs)
+
+
+def test_what_others_hold_is_said_once(invented, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "cluster.placement")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    invented([GPUS], free={"CPU": 3.0})
+    placement.ensure("train", [Need("worker", 2, {"CPU": 2, "GPU": 1}, at_least=1)])
+    assert caplog.messages[-1] == "busy: 2 of 2 GPU in use; this starts when there is room"
+    placement.ensure("train", [Need("worker", 3, {"CPU": 1})])
+    assert caplog.messages[-1].startswith("plan: ")
+
+
+CELLS = [Cell("main", method, 16, 0) for method in ("lsh", "hashnet", "dhn")]
+
+
+def test_deep_cells_that_want_a_gpu_are_refused_where_there_is_none(invented):
+    invented([CPUS])
+    with pytest.raises(
+        ClusterError, match=r"compare needs 1 × deep cell of \{CPU 2, GPU 1\}.*give gpu=false"
+    ):
+        placement.ensure("compare", needs_of(CELLS, cpus=2, gpu=True))
+    made = placement.ensure("compare", needs_of(CELLS, cpus=2, gpu=False))
+    assert made.placed == {"cell": {"cpu-1": 2}}
+
+
+def test_cells_take_turns_on_a_node_that_holds_one(invented):
+    invented([Node("gpu", {"CPU": 1, "GPU": 1})])
+    made = placement.ensure("compare", needs_of(CELLS, cpus=1, gpu=True))
+    assert made.placed == {"deep cell": {"gpu": 1}}
+    assert "1 × {CPU 1}  →  1 when there is room" in str(made)
+    assert "0 is enough" not in str(made)
+
+
+@pytest.mark.parametrize(
+    ("now", "more", "free", "options", "expected"),
+    [
+        ([HEAD], [NodeType("gpu", {"CPU": 6, "GPU": 1}, 2)], 0, {}, {"CPU": 6, "GPU": 1}),
+        ([HEAD, CPUS], [NodeType("gpu", {"CPU": 64, "GPU": 4}, 1)], 4, {}, {"CPU": 8, "GPU": 1}),
+        ([HEAD, GPUS], [NodeType("gpu", {"CPU": 64, "GPU": 8}, 1)], 8, {}, {"CPU": 4, "GPU": 1}),
+        ([HEAD], [NodeType("cpu", {"CPU": 8}, 1)], 0, {}, {"CPU": 4}),
+        ([CPUS], [], 4, {}, {"CPU": 2}),
+        ([CPUS], [], 0, {}, {"CPU": 1}),  # all in use: no more than there must be
+        ([CPUS], [], 4, {"num_workers": 9}, {"CPU": 1}),  # refused later, by what is missing
+        ([CPUS], [], 4, {"cpus_per_worker": 3}, {"CPU": 3}),
+    ],
+)
+def test_cpus_of_a_training_worker(invented, now, more, free, options, expected):
+    invented(now, more, {"CPU": free})
+    assert worker_resources(TrainConfig(**{"run": "/r", "num_workers": 2} | options)) == expected
