@@ -147,7 +147,7 @@ def _in_words(result: Mapping[str, Any]) -> str:
         balance, about = result["bit_balance"], "" if result["distinct_is_exact"] else "about "
         lines.append(
             f"{about}{result['distinct_codes']:,} distinct codes of {result['n_bits']} bits; ones per bit "
-            f"{balance['min']:.2f}–{balance['max']:.2f}, {balance['dead_bits']} bits constant"
+            f"{balance['min']:.2f}–{balance['max']:.2f}, {balance['dead_bits']} dead bits"
         )
     return "\n".join(lines)
 

@@ -32,10 +32,13 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         while not self._ending.wait(EVERY_S):
-            try:
-                self.look()
-            except Exception as error:  # a cluster that is going away must not add a stack trace
-                logger.debug("nodes could not be listed: %s", error)
+            self._try_to_look()
+
+    def _try_to_look(self) -> None:
+        try:
+            self.look()
+        except Exception as error:  # a cluster that is going away must not add a stack trace
+            logger.debug("nodes could not be listed: %s", error)
 
     def look(self) -> None:
         """Notes what changed since the last look."""
@@ -56,8 +59,11 @@ class Watch(threading.Thread):
         self._now, self._most = found, max(self._most, len(found))
 
     def stop(self) -> dict[str, Any]:
-        """Ends the watch; most nodes at once, how many left (``lost``) and joined, and the first events."""
+        """Ends the watch after a last look: most nodes at once, how many left (``lost``) and joined, when."""
         self._ending.set()
+        if self.is_alive():
+            self.join()
+        self._try_to_look()
         lost = sum(event["event"] == "lost" for event in self.events)
         summary: dict[str, Any] = {"nodes": self._most, "lost": lost, "joined": len(self.events) - lost}
         return summary | ({"events": self.events[:20]} if self.events else {})

@@ -43,11 +43,11 @@ def describe_manifest(manifest: Manifest, summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def first_pictures(manifest: Manifest, n: int = FIRST) -> str:
+def first_pictures(manifest: Manifest) -> str:
     """A sentence when none of the first pictures can be read (mostly a wrong folder), else nothing."""
     if manifest.modality != "image" or len(manifest) == 0:
         return ""
-    found = check_pictures(manifest, n)
+    found = check_pictures(manifest, FIRST)
     if found["bad"] < found["looked_at"]:
         return ""
     return f"{found['sentence']}. Is the folder of the pictures right (--root, --images)?"

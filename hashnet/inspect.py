@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hashnet import storage
+from hashnet.codes import dead_bits
 from hashnet.errors import FormatError, HashnetError
 
-DEAD_BIT = 0.001  # a bit that is 1 (or 0) in fewer rows than this says nothing
 ENOUGH = 1_000  # rows below which a bit may be constant by chance
 FEW_CODES = 0.01  # fewer different codes than this share of the rows: the codes have collapsed
 
@@ -124,8 +125,8 @@ def _code_health(rows: int, statistics: dict[str, Any]) -> list[str]:
     """Dead bits and collapsed codes: the two ways in which codes are useless though nothing failed."""
     problems = []
     shares = statistics.get("bit_balance") or []
-    dead = [i for i, share in enumerate(shares) if rows >= ENOUGH and not DEAD_BIT < share < 1 - DEAD_BIT]
-    if dead:
+    dead = np.flatnonzero(dead_bits(shares)) if rows >= ENOUGH else []
+    if len(dead):
         problems.append(
             f"{len(dead)} of {len(shares)} bits are the same in nearly all rows, the first is bit {dead[0]}"
         )

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hashnet import codes
-
 LN2 = math.log(2)
 NEAR_LN2 = 0.97  # a loss above this share of ln 2 means that relaxed codes are still near 0
 FAR_ABOVE_LN2 = 1.1
-DEAD = codes.DEAD
 ENOUGH_ROWS = 50  # on fewer rows, bits that are equal prove nothing
 MANY_DEAD = 0.25  # share of dead bits from which on it is a failure, not a detail
 

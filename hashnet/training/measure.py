@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from hashnet.codes import bit_balance, distinct, pack_signs
+from hashnet.codes import bit_balance, dead_bits, distinct, pack_signs
 from hashnet.losses import Loss
 from hashnet.models import HashModel, relax
 from hashnet.progress import Progress
-from hashnet.training.collapse import DEAD
 from hashnet.training.sources import Source
 
 BINS = 100  # of |g| in [0, 1], as in the paper's histogram
@@ -65,7 +64,7 @@ def measure(
         "binary_share": float((relaxed > BINARY).float().mean()),
         "histogram": counts.tolist(),
         "distinct": distinct(codes),
-        "dead_bits": int(((ones < DEAD) | (ones > 1 - DEAD)).sum()),
+        "dead_bits": int(dead_bits(ones).sum()),
         "bit_balance": [round(float(share), 6) for share in ones],
         "entropy": float(bit_entropy(ones).mean()),
     }
