@@ -125,8 +125,7 @@ def _code_health(rows: int, statistics: dict[str, Any]) -> list[str]:
     """Dead bits and collapsed codes: the two ways in which codes are useless though nothing failed."""
     problems = []
     shares = statistics.get("bit_balance") or []
-    dead = np.flatnonzero(dead_bits(shares)) if rows >= ENOUGH else []
-    if len(dead):
+    if rows >= ENOUGH and len(dead := np.flatnonzero(dead_bits(shares))):
         problems.append(
             f"{len(dead)} of {len(shares)} bits are the same in nearly all rows, the first is bit {dead[0]}"
         )
