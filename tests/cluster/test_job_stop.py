@@ -6,9 +6,14 @@ import signal
 import subprocess
 import time
 
+import numpy as np
 import pytest
+import torch
 
-from hashnet import CodeStore
+from hashnet import CodeStore, Manifest
+from hashnet.data.sources import make_manifest
+from hashnet.models import build_model
+from hashnet.training.bundle import save_bundle
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TRAIN = (
@@ -49,6 +54,30 @@ def test_training_stops_and_goes_on(cluster, submit, tmp_path):
     # Nothing of a stopped job stays behind: the CPUs are free again.
     job = submit(cluster, "encode_db.py", f"run={run}")
     assert job.result()["rows"] == len(CodeStore.open(f"{run}/codes"))
+
+
+def test_encoding_stops_and_goes_on(cluster, submit, tmp_path):
+    run = tmp_path / "run"
+    make_manifest("synthetic", f"{run}/manifest.parquet", n_images=12_000, side=32, store="tar", n_query=100)
+    torch.manual_seed(0)
+    save_bundle(f"{run}/model", build_model("small_cnn", 48))
+    words = (f"run={run}", "engine=cpu-eager", "rows_per_shard=200", "chunk_rows=64")
+    job = submit(cluster, "encode_db.py", *words)
+    deadline = time.monotonic() + 120
+    while len(list(run.glob("codes/_records/*.json"))) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert stop(cluster, job).returncode == 0
+    _, log = job.end()
+    assert "stopped; run the same command again to go on" in log
+    assert "Traceback" not in log
+    done = len(list(run.glob("codes/_records/*.json")))
+    assert 3 <= done < 60
+    assert not (run / "codes/_SUCCESS").exists()
+    result = submit(cluster, "encode_db.py", *words).result()
+    assert result["rows_encoded_now"] == result["rows"] - 200 * done
+    expected = Manifest.open(f"{run}/manifest.parquet").row_ids("database")
+    assert np.array_equal(np.sort(CodeStore.open(f"{run}/codes").ids()), np.sort(expected))
 
 
 def test_ctrl_c_of_a_local_job(python, repo, tmp_path):

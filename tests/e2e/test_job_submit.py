@@ -57,6 +57,10 @@ def test_training_on_two_nodes(cluster, clone, tmp_path):
     run = str(tmp_path / "run")
     submit(cluster, clone, "train", run, TRAIN)
     assert bundle_info(f"{run}/model").summary["n_workers"] == 2
+    token = (cluster.folder / "token").read_bytes()
+    logs = [path for path in cluster.folder.rglob("*") if path.suffix in (".log", ".out", ".err", ".jsonl")]
+    assert len(logs) > 10
+    assert not [path for path in logs if path.is_file() and token in path.read_bytes()]
 
 
 @pytest.mark.slow
