@@ -106,10 +106,12 @@ def _machine() -> str:
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        models = [
-            line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line
-        ]
-        name = models[0] if models else name
+        text = info.read_text()
+        models = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
+        wide = (
+            "AVX-512" if " avx512_vpopcntdq" in text else "AVX2" if " avx2" in text else ""
+        )  # population counts
+        name = " ".join(filter(None, [models[0] if models else name, f"({wide})" if wide else ""]))
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
