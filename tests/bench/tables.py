@@ -228,7 +228,7 @@ VIEWS = (
 def summary(rows: list[Row]) -> str:
     """Markdown: one short table, a line for each thing that is compared."""
     lines = [
-        f"Measured on {_machine(rows)}, with `make bench`; searches are of 1,281,167 codes in 1,000 clusters. "
+        f"Measured on {_machine(rows)}, with `make bench`; searches: 1,281,167 codes in 1,000 clusters. "
         "Above 1 ours is faster; both sides were measured in the same run.",
         "",
         "| × | against | what | ours |",
