@@ -82,7 +82,16 @@ def test_encoding_stops_and_goes_on(cluster, submit, tmp_path):
 
 def test_ctrl_c_of_a_local_job(python, repo, tmp_path):
     command = [python, "jobs/train.py", f"run={tmp_path}/run", *TRAIN]
-    job = subprocess.Popen(command, cwd=repo, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    job = subprocess.Popen(
+        command,
+        cwd=repo,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a shell's background job ignores it
+    )
     for line in job.stderr:
         if "stage 0 done" in line:
             break

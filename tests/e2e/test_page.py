@@ -51,6 +51,9 @@ def url(browser: Any, run: str, python: str, repo: Path) -> Iterator[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a shell's background job ignores it
     )
     address = f"http://127.0.0.1:{port}"
     try:
