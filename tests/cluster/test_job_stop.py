@@ -90,7 +90,7 @@ def test_ctrl_c_of_a_local_job(python, repo, tmp_path):
         start_new_session=True,
         preexec_fn=lambda: signal.signal(
             signal.SIGINT, signal.SIG_DFL
-        ),  # a shell's background job ignores it
+        ),  # a background job's is ignored
     )
     for line in job.stderr:
         if "stage 0 done" in line:
