@@ -88,9 +88,7 @@ def test_ctrl_c_of_a_local_job(python, repo, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        ),  # a background job's is ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's is ignored
     )
     for line in job.stderr:
         if "stage 0 done" in line:

@@ -51,9 +51,7 @@ def url(browser: Any, run: str, python: str, repo: Path) -> Iterator[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        ),  # a background job's is ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's is ignored
     )
     address = f"http://127.0.0.1:{port}"
     try:
