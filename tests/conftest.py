@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 REPO = Path(__file__).resolve().parents[1]
@@ -120,6 +121,8 @@ def bucket():
             patch.setenv(name, value)
         server.start()
         host, port = server.get_host_and_port()
+        # Servers of one process share their buckets: begin with none.
+        httpx.post(f"http://{host}:{port}/moto-api/reset").raise_for_status()
         boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket="runs")
         yield f"s3://runs?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
         server.stop()

@@ -311,8 +311,10 @@ def test_the_guide_to_own_data_runs_as_printed(own_data, capsys):
 @pytest.mark.timeout(900)
 def test_the_jobs_of_the_guide_run_as_printed(own_data):
     env = os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
-    lines = [line for line in your_data_commands(own_data) if "vectors" in line or "unlabelled" in line]
-    assert sum(line.startswith("python jobs/") for line in lines) == 3
+    lines = [
+        line for line in your_data_commands(own_data) if re.search("vectors|unlabelled|runs/sweep", line)
+    ]
+    assert sum(line.startswith("python jobs/") for line in lines) == 5
     for line in lines:
         if "pairs=" in line:
             write_clicks()
