@@ -174,7 +174,7 @@ def histogram(D, odd, valid, T, R, j, base, both, out, marked, i):  # type: igno
         T[top + U(valid >> 6)] = (ONE << U(valid & 63)) - ONE
     levels = len(D) // WORDS - 7
     g = 0  # distances 128 g to 128 g + 127
-    while g * 128 < out.shape[1]:
+    while g * 128 <= out.shape[1] - 16:
         level = levels - 1
         if g:  # the rows above the lowest one bit of g are those of the branch before
             level = 0

@@ -61,8 +61,8 @@ def test_blocks_and_widths(n, n_bits, classes, parity):
         np.testing.assert_array_equal(partial.keys, keys)
 
 
-@pytest.mark.parametrize("n_bits", [8, 24, 1024])
-def test_the_narrowest_and_the_widest_codes(n_bits):
+@pytest.mark.parametrize("n_bits", range(8, 1025, 8))
+def test_every_code_length(n_bits):
     case = random_case(n_bits, 300, 5)
     queries, database = check_labels(case[1], case[3])
     for shard in (Shard, TorchShard):
