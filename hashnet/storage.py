@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import pyarrow as pa
 from pyarrow import fs
@@ -46,7 +46,7 @@ def resolve(uri: str | os.PathLike) -> tuple[fs.FileSystem, str]:
     base, _, options = text.partition("?")
     scheme, _, rest = base.partition("://")
     if scheme == "file":
-        return _local(), "/" + rest.lstrip("/")
+        return _local(), "/" + unquote(rest).lstrip("/")
     bucket, _, path = rest.partition("/")
     _refuse_credentials(scheme, bucket, options)
     filesystem, prefix = _remote(f"{scheme}://{bucket}" + (f"?{options}" if options else ""))
@@ -100,6 +100,13 @@ def name_of(uri: str | os.PathLike) -> str:
     """The last part of a path or URI."""
     base = str(uri).partition("?")[0] if is_uri(uri) else str(uri)
     return base.rstrip("/").rpartition("/")[2]
+
+
+def check_plain_name(name: Any, listed_in: str) -> str:
+    """A file beside the list that names it and nothing else, whatever the list says."""
+    if not isinstance(name, str) or not name or "/" in name or "\\" in name or name.startswith("."):
+        raise FormatError(f"{listed_in} names the file {name!r}, which is not one of its own")
+    return name
 
 
 def exists(uri: str | os.PathLike) -> bool:

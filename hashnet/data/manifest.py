@@ -4,6 +4,7 @@ A manifest is a folder of Parquet parts plus ``_manifest.json``, which names the
 
     manifest.parquet/
         part-00000.parquet      row_id, uri, [image], [feature], labels, splits
+        part-00001-1f0c77a2.parquet      the same, appended later
         _manifest.json          modality, classes, the parts; written last, it makes them count
 
 Any Parquet reader opens the folder. Row ids are 0, 1, 2, … over all parts. Parts are frozen:
@@ -63,6 +64,8 @@ class Manifest:
             ) from error
         storage.check_format(about, uri, "manifest", FORMAT_VERSION)
         try:
+            for part in about["parts"]:
+                storage.check_plain_name(part["name"], f"{uri}/{FILE}")
             return cls(
                 uri=uri,
                 modality=about["modality"],
@@ -122,6 +125,8 @@ class Manifest:
         stop: int | None = None,
     ) -> Iterator[pa.Table]:
         """Tables of ``rows`` rows (the last may be shorter) in row_id order; memory stays bounded."""
+        if rows < 1:
+            raise ManifestError(f"rows must be at least 1, got {rows}")
         waiting: list[pa.Table] = []
         for table in self._groups(split, columns, start, stop):
             waiting.append(table)

@@ -69,10 +69,13 @@ class PartsWriter:
     """Writes rows as parts of bounded size; each part appears whole, under a temporary name before.
 
     Rows come in blocks of any size: ``write`` cuts them into row groups, ``finish`` returns the parts.
+    ``mark`` ends the parts' names, so that two who write into one folder never write the same file.
     """
 
-    def __init__(self, folder: str, schema: pa.Schema, first_part: int = 0, first_row_id: int = 0) -> None:
-        self.folder, self.schema = folder, schema
+    def __init__(
+        self, folder: str, schema: pa.Schema, first_part: int = 0, first_row_id: int = 0, mark: str = ""
+    ) -> None:
+        self.folder, self.schema, self._mark = folder, schema, mark
         self.parts: list[Part] = []
         self._number, self._next_row_id = first_part, first_row_id
         self._waiting: list[pa.Table] = []  # rows that do not fill a row group yet
@@ -137,7 +140,7 @@ class PartsWriter:
             self._close_part()
 
     def _open_part(self, first_row_id: int) -> None:
-        self._name = f"part-{self._number:05d}.parquet"
+        self._name = f"part-{self._number:05d}{self._mark}.parquet"
         self._first, self._groups, self._bytes = first_row_id, list[Group](), 0
         self._open = ExitStack()
         sink = self._open.enter_context(storage.open_output(storage.join(self.folder, self._name)))

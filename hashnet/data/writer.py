@@ -54,7 +54,8 @@ def append_rows(
     """
     manifest.verify()
     labels = _fitting_labels(manifest, rows)
-    writer = PartsWriter(manifest.uri, manifest.schema, len(manifest.parts), len(manifest))
+    mark = f"-{uuid.uuid4().hex[:8]}"
+    writer = PartsWriter(manifest.uri, manifest.schema, len(manifest.parts), len(manifest), mark)
     with _all_or_nothing(writer, rows):
         _write(writer, rows, labels, flags, show_progress)
         parts = (*manifest.parts, *writer.finish())

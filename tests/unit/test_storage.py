@@ -36,6 +36,11 @@ def test_round_trip_and_listing(tmp_path):
     assert storage.list_names(folder) == []
 
 
+def test_a_file_uri_is_percent_encoded(tmp_path):
+    (tmp_path / "ü x.txt").write_bytes(b"three")
+    assert storage.read_bytes((tmp_path / "ü x.txt").as_uri()) == b"three"
+
+
 def test_an_interrupted_write_leaves_the_old_file(tmp_path):
     path = str(tmp_path / "x")
     storage.write_bytes(path, b"old")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -99,6 +100,11 @@ def test_batches_have_the_asked_size(tmp_path, small_parts, rows):
     assert [i for batch in batches for i in batch] == expected(100, "database")
 
 
+def test_batches_of_no_row_are_refused(tmp_path):
+    with pytest.raises(ManifestError, match="rows must be at least 1, got 0"):
+        next(make(tmp_path / "m").batches(rows=0))
+
+
 def test_labels_are_multi_hot(tmp_path, small_parts):
     manifest = make(tmp_path / "m")
     slow = np.zeros((100, 4), dtype=np.uint8)
@@ -188,6 +194,15 @@ def test_what_is_no_manifest_says_so(tmp_path):
         Manifest.open(str(tmp_path / "m"))
 
 
+def test_a_list_that_names_files_elsewhere_is_refused(tmp_path):
+    make(tmp_path / "m")
+    about = json.loads((tmp_path / "m" / "_manifest.json").read_text())
+    about["parts"][0]["name"] = "../m/part-00000.parquet"
+    (tmp_path / "m" / "_manifest.json").write_text(json.dumps(about))
+    with pytest.raises(FormatError, match="which is not one of its own"):
+        Manifest.open(str(tmp_path / "m"))
+
+
 def test_the_same_rows_give_the_same_bytes(tmp_path):
     first, second = make(tmp_path / "a"), make(tmp_path / "b")
     assert first.sha256 == second.sha256
@@ -233,7 +248,8 @@ def test_append_adds_parts_and_changes_none(tmp_path, small_parts):
     new = pa.table({"uri": ["/more/1.jpg", "/more/2.jpg"]})
     after = append(before, new, pa.array([[3], [0, 1]], pa.list_(pa.int32())), [DATABASE, QUERY])
     assert after.parts[:3] == before.parts
-    assert [p.name for p in after.parts[3:]] == ["part-00003.parquet"]
+    (new_part,) = after.parts[3:]
+    assert re.fullmatch(r"part-00003-[0-9a-f]{8}\.parquet", new_part.name)
     assert after.read(start=100).select(["row_id", "uri", "labels", "splits"]).to_pylist() == [
         {"row_id": 100, "uri": "/more/1.jpg", "labels": [3], "splits": ["database"]},
         {"row_id": 101, "uri": "/more/2.jpg", "labels": [0, 1], "splits": ["query"]},
@@ -255,7 +271,10 @@ def test_append_refuses_what_does_not_fit(tmp_path):
     append(manifest, new, None, flags)
     with pytest.raises(ManifestError, match="changed by somebody else"):
         append(stale, new, None, flags)
-    assert len(Manifest.open(manifest.uri)) == 101
+    now = Manifest.open(manifest.uri)
+    now.verify()  # what the other one wrote is still there
+    assert len(now) == 101
+    assert len(os.listdir(tmp_path / "m")) == 3
 
 
 def test_appended_labels_are_matched_by_name_and_sorted(tmp_path):
