@@ -64,7 +64,8 @@ def pack_signs(signs: Any) -> np.ndarray:
     Takes numpy arrays and torch tensors on any device. NaN has no sign and is refused.
     """
     if hasattr(signs, "detach"):  # a torch tensor, without importing torch here
-        signs = signs.detach().cpu().float().numpy()
+        signs = signs.detach().cpu()
+        signs = (signs.float() if signs.is_floating_point() and signs.itemsize < 4 else signs).numpy()
     signs = np.asarray(signs)
     if signs.ndim == 1:
         signs = signs[None, :]

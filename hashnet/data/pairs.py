@@ -130,10 +130,12 @@ def _columns(uri: str, table: pa.Table) -> list[np.ndarray]:
         if column.null_count:
             raise DataError(f"{uri} row {column.is_null().index(True).as_py()}: {name} is missing")
         if name == "similar" and not pa.types.is_boolean(column.type):
-            allowed = pc.is_in(column, value_set=pa.array([0, 1]).cast(column.type, safe=False))
+            one = pc.equal(column, pa.scalar(1).cast(column.type))
+            allowed = pc.or_(one, pc.equal(column, pa.scalar(0).cast(column.type)))
             if not pc.all(allowed).as_py():
                 row = allowed.index(False).as_py()
                 raise DataError(f"{uri} row {row}: similar is {column[row].as_py()!r}; it must be 0 or 1")
+            column = one
         elif name != "similar" and not pa.types.is_integer(column.type):
             raise DataError(f"{uri}: {name} must hold row ids, whole numbers; it is {column.type}")
         columns.append(column.to_numpy(zero_copy_only=False))

@@ -72,6 +72,11 @@ def test_torch_tensors_are_packed_like_arrays():
         codes.pack_signs(torch.tensor(values, requires_grad=True)), codes.pack_signs(values)
     )
     assert codes.pack_signs(torch.tensor(values, dtype=torch.bfloat16)).shape == (5, 3)
+    tiny = torch.full((1, 8), -1e-60, dtype=torch.float64)  # -0 in single precision
+    assert codes.pack_signs(tiny).tolist() == [[0]]
+    for unsigned in (torch.bool, torch.uint8):
+        with pytest.raises(CodeError, match="must be signed numbers"):
+            codes.pack_signs(torch.zeros((1, 8), dtype=unsigned))
 
 
 def test_health_numbers_by_hand():

@@ -73,6 +73,9 @@ def test_files_are_checked_against_the_manifest(tmp_path, manifest):
     table.save(str(tmp_path / "pairs.parquet"))
     again = PairTable.open(str(tmp_path / "pairs.parquet"), manifest)
     np.testing.assert_array_equal(again.row_b, table.row_b)
+    words = pa.table({"row_a": [0, 2], "row_b": [1, 5], "similar": ["1", "0"]})
+    pq.write_table(words, tmp_path / "words.parquet")
+    assert PairTable.open(str(tmp_path / "words.parquet"), manifest).similar.tolist() == [True, False]
     csv.write_text("row_a,row_b,similar\n0,1,1\n2,7,0\n")
     with pytest.raises(
         DataError, match=r"pairs.csv row 1: \(2, 7\) names a row that is not among the train rows of"
