@@ -208,7 +208,9 @@ _FOLDERS: dict[str, Callable[[str, int], Finding]] = {  # the file that marks a 
 def _read(uri: str, name: str, kind: str | None) -> dict[str, Any]:
     where = storage.join(uri, name)
     about = storage.read_json(where)
-    return storage.check_format(about, where, kind or str(about.get("kind")), 1)
+    if kind is None:
+        kind = str(about.get("kind")) if isinstance(about, dict) else "file"
+    return storage.check_format(about, where, kind, 1)
 
 
 def _entries(value: Any) -> Iterator[dict[str, Any]]:

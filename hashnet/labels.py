@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hashnet.arrays import as_array
 from hashnet.errors import CodeError, DataError, TrainingError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ PATTERN_BLOCK = 2048  # rows of the pattern x pattern product held at once: 2048
 
 def as_multi_hot(labels: Any, n_classes: int | None = None, name: str = "labels") -> np.ndarray:
     """Multi-hot uint8 (n, n_classes) of class ids (n,) or of a multi-hot matrix of 0 and 1."""
-    labels = np.asarray(labels)
+    labels = as_array(labels, name)
     if labels.ndim == 1:
         return _one_hot(labels, n_classes, name)
     if labels.ndim != 2:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from hashnet.arrays import as_array
 from hashnet.codes import check_codes
 from hashnet.errors import CodeError, DataError
 
@@ -65,7 +66,7 @@ def as_queries(queries: Any = None, ids: Any = None) -> Queries:
         return Queries("images", [_picture(queries)])
     if isinstance(queries, (list, tuple)) and queries and _is_picture(queries[0]):
         return Queries("images", [_picture(one) for one in queries])
-    array = np.asarray(queries)
+    array = as_array(queries, "queries")
     if array.dtype == np.uint8 and array.ndim <= 2:
         return Queries("codes", check_codes(array))
     if array.dtype == np.uint8:

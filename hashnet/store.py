@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from hashnet import commit, storage
 from hashnet import labels as label_sets
 from hashnet import plan as plans
-from hashnet.arrays import binary_column, binary_matrix
+from hashnet.arrays import as_array, binary_column, binary_matrix
 from hashnet.codes import check_codes
 from hashnet.commit import ShardRecord
 from hashnet.errors import CodeError, FormatError, StoreError
@@ -128,6 +128,8 @@ class ShardStore:
         self, rows: int = 65_536, labels: bool = True
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
         """(ids, codes or features, multi-hot labels or None) of ``rows`` rows each, the last one shorter."""
+        if rows < 1:
+            raise StoreError(f"rows must be at least 1, got {rows}")
         with_labels = labels and self.n_classes is not None
         columns = ["row_id", self.plan.column] + (["labels"] if with_labels else [])
         waiting: list[pa.Table] = []
@@ -210,7 +212,10 @@ def write_store(
     """
     codes = check_codes(codes)
     n = len(codes)
-    ids = np.arange(n, dtype=np.int64) if ids is None else np.asarray(ids, dtype=np.int64)
+    ids = np.arange(n, dtype=np.int64) if ids is None else as_array(ids, "ids")
+    if len(ids) and (ids.dtype.kind not in "iu" or ids.min() < 0):
+        raise CodeError(f"ids must be whole numbers from 0 on, got {ids.dtype}, the least {ids.min()}")
+    ids = ids.astype(np.int64)
     multi_hot = None if labels is None else label_sets.as_multi_hot(labels, n_classes)
     for name, column in (("ids", ids), ("labels", multi_hot), ("uris", uris)):
         if column is not None and len(column) != n:

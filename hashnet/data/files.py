@@ -15,6 +15,7 @@ from hashnet import storage
 from hashnet.errors import DataError
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+_NO_UTF8 = re.compile("[\ud800-\udfff]")  # how Python shows such bytes of a name
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -59,21 +60,29 @@ def find_below(folder: str, endings: Iterable[str]) -> list[str]:
     else:
         infos = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
         found = [info.path[len(path) :].lstrip("/") for info in infos if info.is_file]
-    return sorted(name for name in found if name.lower().endswith(ends) and not _hidden(name))
+    names = sorted(name for name in found if name.lower().endswith(ends) and not _hidden(name))
+    odd = next((name for name in names if _NO_UTF8.search(name)), None)
+    if odd is not None:
+        raise DataError(f"the name of {odd!r} below {folder} is no UTF-8; rename the file")
+    return names
 
 
 def _hidden(name: str) -> bool:
     return any(part.startswith((".", "_")) for part in name.split("/"))
 
 
-def _walk(root: str, below: str) -> list[str]:
-    """Faster than pyarrow's selector on a million files; follows links to folders."""
+def _walk(root: str, below: str, above: tuple[str, ...] = ()) -> list[str]:
+    """Faster than pyarrow's selector on a million files; follows links to folders, but not in a circle."""
+    folder = os.path.join(root, below)
+    real = os.path.realpath(folder)
+    if real in above:
+        return []
     found: list[str] = []
-    with os.scandir(os.path.join(root, below)) as entries:
+    with os.scandir(folder) as entries:
         for entry in entries:
             name = f"{below}/{entry.name}" if below else entry.name
             if entry.is_dir():
-                found += _walk(root, name)
+                found += _walk(root, name, (*above, real))
             else:
                 found.append(name)
     return found

@@ -37,13 +37,15 @@ def read_labels(
         classes = class_names or tuple(sorted(word for word in found if word is not None))
         ids = pc.index_in(words, value_set=pa.array(classes, pa.string()))
         return _with_values(column, ids), classes, len(classes)
-    if pa.types.is_integer(kind):
-        lists = one_each(column)
-    elif is_list(kind) and pa.types.is_integer(kind.value_type):
-        lists = _with_values(column, column.flatten())
-    else:
+    single = pa.types.is_integer(kind)
+    if not single and not (is_list(kind) and pa.types.is_integer(kind.value_type)):
         raise DataError(f"column {name!r} is {kind}; labels are class ids, names, or lists of them")
-    top = pc.max(lists.flatten()).as_py() or 0
+    values = column if single else column.flatten()
+    top = pc.max(values).as_py() or 0
+    if top >= label_sets.MAX_CLASSES:
+        most = label_sets.MAX_CLASSES
+        raise DataError(f"column {name!r} holds class {top}; number classes from 0, at most {most:,} of them")
+    lists = one_each(column) if single else _with_values(column, values)
     return lists, class_names, n_classes or (len(class_names) if class_names else top + 1)
 
 

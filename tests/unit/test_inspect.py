@@ -117,6 +117,15 @@ def test_an_index(tmp_path):
     assert "is damaged" in inspect(str(tmp_path / "index")).problems[0]
 
 
+def test_a_list_of_shards_that_is_none(tmp_path):
+    (tmp_path / "codes").mkdir()
+    for name in ("_plan.json", "_SUCCESS"):
+        (tmp_path / "codes" / name).write_text("{}")
+    (tmp_path / "codes" / "manifest.json").write_text("[]")
+    with pytest.raises(FormatError, match="is not a hashnet file"):
+        inspect(str(tmp_path / "codes"))
+
+
 def test_pairs_reports_and_other_json(tmp_path):
     PairTable.from_arrays([0, 1], [1, 2], [True, False]).save(str(tmp_path / "pairs.parquet"))
     assert inspect(str(tmp_path / "pairs.parquet")).facts == {"pairs": 2, "similar": 1}

@@ -92,10 +92,16 @@ def test_mistakes_are_named(tmp_path):
         write_store(str(tmp_path / "c"), codes, ids=np.array([1, 2]))
     with pytest.raises(CodeError, match="1 of 3 are repeated"):
         write_store(str(tmp_path / "c"), codes, ids=np.array([1, 2, 1]))
+    for ids in ([-5, 1, 2], [0, 1.7, 2]):
+        with pytest.raises(CodeError, match="ids must be whole numbers from 0 on"):
+            write_store(str(tmp_path / "c"), codes, ids=ids)
     write_store(str(tmp_path / "c"), codes)
     with pytest.raises(StoreError, match="holds a store already"):
         write_store(str(tmp_path / "c"), codes)
-    assert len(write_store(str(tmp_path / "c"), codes[:1], overwrite=True)) == 1
+    store = write_store(str(tmp_path / "c"), codes[:1], overwrite=True)
+    assert len(store) == 1
+    with pytest.raises(StoreError, match="rows must be at least 1"):
+        next(store.blocks(rows=0))
 
 
 def test_only_the_list_counts_not_what_lies_about(tmp_path):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pyarrow as pa
 import pytest
 
-from hashnet.data.files import beside, complete, parent, split_options
+from hashnet.data.files import beside, complete, find_below, parent, split_options
+from hashnet.errors import DataError
 
 
 @pytest.mark.parametrize(
@@ -42,3 +45,19 @@ def test_names_below_a_folder():
 def test_neighbours():
     assert beside("out/m.parquet", "-images") == "out/m-images"
     assert beside("s3://b/m.parquet?x=1", "-images") == "s3://b/m-images?x=1"
+
+
+def test_links_are_followed_but_not_in_a_circle(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    for folder in ("a", "elsewhere"):
+        (tmp_path / folder / "x.jpg").touch()
+    (tmp_path / "a" / "back").symlink_to(tmp_path / "a")
+    (tmp_path / "a" / "b").symlink_to(tmp_path / "elsewhere")
+    assert find_below(str(tmp_path / "a"), [".jpg"]) == ["b/x.jpg", "x.jpg"]
+
+
+def test_a_name_that_is_no_utf8_is_said(tmp_path):
+    open(os.fsencode(tmp_path) + b"/caf\xe9.jpg", "w").close()
+    with pytest.raises(DataError, match="is no UTF-8; rename the file"):
+        find_below(str(tmp_path), [".jpg"])

@@ -350,6 +350,8 @@ def test_parquet_label_columns(tmp_path, column, options, expected, n_classes):
             "class 'cat', which is not among the class",
         ),
         ({"image": [b"x"], "label": [0.5]}, {}, "column 'label' is double; labels are class ids"),
+        ({"image": [b"x"], "label": [1 << 40]}, {}, "holds class 1099511627776; number classes from 0"),
+        ({"image": [b"x"], "label": [[1 << 40]]}, {}, "holds class 1099511627776; number classes from 0"),
         (
             {"image": [b"x"] * 2, "label": [0, 9]},
             {"n_classes": 3},
