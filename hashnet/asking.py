@@ -19,6 +19,7 @@ from hashnet.queries import Queries, as_ids, label_lists
 from hashnet.results import SearchResult
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+KINDS = (wire.ARROW, "application/json", "image/jpeg")
 ROUNDS = 5  # how often parts answered by an older version are asked again
 
 
@@ -131,7 +132,7 @@ class Asker:
         self, ask: Ask, answer: httpx.Response | httpx.TransportError, attempt: int, elapsed_s: float
     ) -> float | None:
         """None for a good answer, the seconds to wait before sending again, or the error, raised."""
-        if isinstance(answer, httpx.Response) and answer.status_code < 400:
+        if isinstance(answer, httpx.Response) and answer.is_success and _kind(answer) in KINDS:
             return None
         error, again, wished_s = _verdict(ask, answer, self.url)
         pause = max(min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S) * random.uniform(0.5, 1.0), wished_s)
@@ -146,6 +147,9 @@ def _verdict(
     """(the error it is, whether sending again may help, seconds the server asks to wait)."""
     if isinstance(answer, httpx.Response):
         code, sentence = _said(answer)
+        if answer.status_code < 400:
+            what = f"with {answer.status_code} and {_kind(answer) or 'no content type'}"
+            return ServerFailed(f"{url} answers {what}: is this the address of a server?"), False, 0.0
         if answer.status_code in (429, 503):  # with our code: refused before anything was done
             busy = ServerUnavailable(f"{url} is busy: {sentence}")
             return busy, ask.safe or bool(code), _retry_after(answer)
@@ -160,6 +164,12 @@ def _verdict(
         return DataError(str(answer)), False, 0.0
     what = "did not answer in time" if isinstance(answer, httpx.TimeoutException) else "broke the connection"
     return ServerUnavailable(f"{url} {what} ({type(answer).__name__})"), ask.safe, 0.0
+
+
+def _kind(answer: httpx.Response) -> str:
+    """What it carries: Arrow, JSON, a picture (any counts as JPEG)."""
+    kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return "image/jpeg" if kind.startswith("image/") else kind
 
 
 def _said(answer: httpx.Response) -> tuple[str, str]:

@@ -34,7 +34,11 @@ def answer_codes(request: httpx.Request, version: int = 3) -> httpx.Response:
     ids = np.full((len(first), k), -1, dtype=np.int64)
     ids[:, :1] = first
     distances = np.where(ids < 0, -1, 0).astype(np.int32)
-    return httpx.Response(200, content=wire.write_hits(SearchResult(ids, distances), version))
+    return arrow(wire.write_hits(SearchResult(ids, distances), version))
+
+
+def arrow(content: bytes) -> httpx.Response:
+    return httpx.Response(200, content=content, headers={"content-type": wire.ARROW})
 
 
 def client(handler: Callable[[httpx.Request], httpx.Response], **options: object) -> Client:
@@ -162,6 +166,14 @@ def test_what_the_server_refuses_is_not_repeated() -> None:
         "wrong_width it is",
     )
     assert len(tries) == 1
+
+
+@pytest.mark.parametrize("answer", [httpx.Response(302), httpx.Response(200, html="<h1>log in</h1>")])
+def test_who_is_no_server_of_ours_is_said(answer: httpx.Response) -> None:
+    with client(lambda request: answer) as one:
+        for ask in (one.info, lambda: one.search(CODES, k=1)):
+            with pytest.raises(ServerFailed, match="is this the address of a server"):
+                ask()
 
 
 def test_a_failure_of_the_server_itself_is_not_repeated() -> None:
@@ -298,7 +310,7 @@ def test_radius_features_ids_and_labels_travel() -> None:
         queries = wire.read_queries(wire.read_table(request.content))
         seen.update(kind=queries.kind, values=queries.values, params=request.url.params)
         hits = [SearchResult(np.arange(i), np.zeros(i, dtype=np.int32)) for i in range(len(queries))]
-        return httpx.Response(200, content=wire.write_hits(hits, 1))
+        return arrow(wire.write_hits(hits, 1))
 
     with client(handler) as one:
         hits = one.search_radius(np.ones((3, 4), dtype=np.float64), radius=5, labels=[2, "cat"])
@@ -324,7 +336,7 @@ def test_pictures_travel_as_the_bytes_they_are(tmp_path: object) -> None:
 
     def handler(request: httpx.Request) -> httpx.Response:
         sent.extend(wire.read_queries(wire.read_table(request.content)).values)
-        return httpx.Response(200, content=wire.write_codes(np.zeros((1, 8), dtype=np.uint8)))
+        return arrow(wire.write_codes(np.zeros((1, 8), dtype=np.uint8)))
 
     with client(handler) as one:
         for picture in (str(path), path, path.read_bytes(), [path], Image.open(path)):
@@ -343,6 +355,7 @@ def test_pictures_travel_as_the_bytes_they_are(tmp_path: object) -> None:
         (np.array([[1.0, np.nan]]), DataError, "NaN"),
         (np.zeros((2, 3, 4)), DataError, r"\(n, d\)"),
         ([[], []], DataError, r"\(n, d\), got \(2, 0\)"),
+        ([[1.0], [1.0, 2.0]], CodeError, "rows differ in length"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_sent(queries: object, error: type, words: str) -> None:
