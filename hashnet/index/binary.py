@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hashnet import storage
 from hashnet.arrays import as_array
 from hashnet.codes import check_codes
 from hashnet.errors import StaleIndex, Unsupported
@@ -154,24 +155,26 @@ class BinaryIndex:
         ``verify`` compares every file's sha256 first: a changed file is refused, never searched. Without
         it loading is faster, and FAISS may end the process over a file that is damaged.
         """
-        state = opening.read_state(str(path), mmap=mmap, verify=verify)
-        return cls(state, engine=engine, device=device, path=str(path))
+        folder = _folder(path)
+        state = opening.read_state(folder, mmap=mmap, verify=verify)
+        return cls(state, engine=engine, device=device, path=folder)
 
     def save(self, path: str | Path) -> int:
         """Writes the index to a folder and goes on living there; returns the version it has there.
 
         An index already there is replaced by the next version of it, which its readers follow.
         """
-        with self._writing, files.writer_lock(str(path)):
+        folder = _folder(path)
+        with self._writing, files.writer_lock(folder):
             state = self._state
-            found = files.disk_version(str(path))
-            if str(path) != self._path:
+            found = files.disk_version(folder)
+            if folder != self._path:
                 state = state.unsaved()
             elif found:
                 self._refuse_stale(found)
             state = state.at_version(max(found + 1, state.version))
-            self._state = files.write_state(str(path), state)
-            self._path = str(path)
+            self._state = files.write_state(folder, state)
+            self._path = folder
             return self._state.version
 
     # -- searching
@@ -383,6 +386,11 @@ class BinaryIndex:
             self.device, self._gpu = "cpu", None
             return
         self.device, self._gpu = "cuda", gpu.GpuFlat(self._state.segments[0].rows)
+
+
+def _folder(path: str | Path) -> str:
+    """One spelling of each folder: absolute, no slash at the end."""
+    return storage.join(storage.absolute(str(path)))
 
 
 def _engine_for(n_bits: int) -> str:

@@ -118,7 +118,7 @@ def _write_rows(uri: str, segment: Segment, version: int, number: int) -> dict[s
     name = f"{version:06d}" + (f"-{number}" if number else "")
     rows = segment.rows
     record: dict[str, Any] = {"kind": rows.kind, "rows": len(rows), "labels": None, "removed": None}
-    record |= _write_faiss(uri, f"index-{name}.faiss", rows.index)
+    record |= _write_faiss(uri, f"index-{name}.faiss", rows.in_memory())
     if rows.postings is not None:
         file = f"labels-{name}.parquet"
         rows.postings.write(storage.join(uri, file))

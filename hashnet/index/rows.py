@@ -53,6 +53,19 @@ class Rows:
             return self.inner
         return faiss.downcast_IndexBinary(self.inner.storage)
 
+    def in_memory(self) -> Any:
+        """``index`` for a writer: FAISS writes mapped lists as the name of their file, so they are copied."""
+        if not (self.mapped and self.kind == "ivf"):
+            return self.index
+        mapped = self.inner
+        lists = faiss.ArrayInvertedLists(mapped.nlist, self.n_bits // 8)
+        mapped.invlists.copy_subset_to(lists, faiss.InvertedLists.SUBSET_TYPE_INVLIST, 0, mapped.nlist)
+        copy = faiss.IndexBinaryIVF(mapped.quantizer, self.n_bits, mapped.nlist)
+        copy.replace_invlists(lists, True)  # from here on the copy's
+        lists.this.disown()
+        copy.ntotal, copy.nprobe = self.n, mapped.nprobe
+        return copy
+
     @cached_property
     def codes(self) -> np.ndarray:
         """uint8 (n, n_bits // 8) in id order: a view, except for IVF, whose lists are gathered."""

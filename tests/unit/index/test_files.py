@@ -134,6 +134,30 @@ def test_save_elsewhere_is_a_whole_copy(made, tmp_path):
     assert copy.version == 3
 
 
+def test_a_mapped_index_saved_elsewhere_holds_its_codes(made, tmp_path):
+    """FAISS would write mapped lists as the name of the file they lie in."""
+    for kind in ("flat", "ivf"):
+        folder, _, ids = made(kind, name=kind)
+        before = [path.read_bytes() for path in folder.glob("*.faiss")]
+        index = BinaryIndex.load(folder)
+        index.remove(ids[:1])
+        index.save(tmp_path / f"{kind}-copy")
+        assert [path.read_bytes() for path in (tmp_path / f"{kind}-copy").glob("*.faiss")] == before
+
+
+def test_other_spellings_of_a_folder_are_the_same(made, monkeypatch):
+    folder, codes, _ = made("ivf")
+    before = sorted(path.name for path in folder.glob("*.faiss"))
+    monkeypatch.chdir(folder.parent)
+    for spelling in (f"{folder}/", folder.name, f"./{folder.name}//", folder):
+        index = BinaryIndex.load(folder)
+        index.save(spelling)
+        assert index.path == str(folder)
+        assert sorted(path.name for path in folder.glob("*.faiss")) == before  # nothing new to write
+    monkeypatch.chdir("/")
+    assert BinaryIndex.load(folder).search(codes, 5) == index.search(codes, 5)
+
+
 def damage(folder, rng):
     """One of many ways to spoil a file; returns which."""
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
