@@ -75,7 +75,7 @@ class TorchShard:
         counts = torch.zeros(2 * q * bins, dtype=torch.int64, device=self.device)
         best = torch.empty((q, 0), dtype=torch.int64, device=self.device)
         row = torch.arange(q, device=self.device)[:, None] * bins
-        step = max(1, TILE // q)
+        step = max(1, TILE // max(q, self.n_bits, query_labels.n_classes))
         for first in range(0, self.n, step):
             last = min(first + step, self.n)
             product = queries @ self._signs(self.codes[first:last]).T  # (q, tile): n_bits - 2 distance
