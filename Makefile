@@ -57,7 +57,7 @@ format: setup  ## let ruff put the code into shape
 cluster-demo: setup  ## a real cluster of three Ray nodes on loopback, and the four jobs submitted to it
 	@"$(BIN)/python" -m cluster.cluster_demo "$(abspath $(or $(RUN),runs/cluster-demo))"
 
-scale: setup  ## dress rehearsal: 1,281,167 pictures of 32 px through encode, index, evaluate (an hour or so)
+scale: setup  ## dress rehearsal: 1,281,167 pictures of 32 px through encode, index, evaluate (a quarter of an hour)
 	@"$(BIN)/python" tests/bench/scale.py $(ARGS)
 
 bench: setup  ## measure against peers: JSON rows in .bench/, and the table in README.md

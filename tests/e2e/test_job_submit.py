@@ -14,12 +14,17 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def clone(repo, tmp_path_factory):
-    """What a new user has: the committed files, nothing that lies around."""
+    """What a new user has: the project's files as they are now, nothing that lies around."""
     folder = tmp_path_factory.mktemp("clone") / "hashnet"
-    if (repo / ".git").exists():
-        subprocess.run(["git", "clone", "--quiet", "--depth=1", repo.as_uri(), folder], check=True)
-    else:
-        shutil.copytree(repo, folder, ignore=shutil.ignore_patterns(".venv", "runs", ".bench", "__pycache__"))
+    if not (repo / ".git").exists():
+        ignored = shutil.ignore_patterns(".venv", "runs", ".bench", "__pycache__")
+        return shutil.copytree(repo, folder, ignore=ignored)
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=repo, capture_output=True, text=True, check=True).stdout.split("\0")
+    for name in filter(None, names):
+        if (repo / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(repo / name, folder / name)
     return folder
 
 
