@@ -181,6 +181,7 @@ def learn_deep(task: Task) -> tuple[Encode, dict[str, Any]]:
         MODEL,
         finished_result,
         read_config,
+        record_data,
         refuse_other_config,
     )
     from hashnet.training.worker import train_run
@@ -194,8 +195,14 @@ def learn_deep(task: Task) -> tuple[Encode, dict[str, Any]]:
         configs.save(config, storage.join(config.run, CONFIG))
     config = config.resolved(manifest.modality, manifest.count("train"))
     if finished_result(config.run) is None:
+        record_data(config.run, manifest)
         train_run(config, device=device, manifest=manifest)
     model, info = load_bundle(storage.join(config.run, MODEL))
+    if (trained_on := info.summary["manifest_sha256"]) != manifest.sha256:
+        raise LineageMismatch(
+            f"{config.run} was trained on data with sha256 {trained_on[:12]}…, {manifest.uri} has "
+            f"{manifest.sha256[:12]}…; use another run folder, or remove this cell to make it anew"
+        )
     storage.delete(storage.join(config.run, CHECKPOINTS))
     _, held = held_out(manifest.count("train"), task.validation)
 

@@ -105,6 +105,33 @@ def test_a_half_trained_cell_with_other_settings_is_refused(toy, tmp_path):
         run_cell(make_task(toy, tmp_path, "dhn", lr=0.5))
 
 
+@pytest.fixture
+def other(toy, tmp_path):
+    """Another manifest: the toy's rows, split otherwise."""
+    return make_manifest("npy", str(tmp_path / "other"), path=f"{toy[0].uri}.npz", n_query=50, n_train=210)
+
+
+def test_a_half_trained_cell_goes_on_with_its_own_data_alone(toy, other, tmp_path, monkeypatch):
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    task = make_task(toy, tmp_path, "dhn")
+    with monkeypatch.context() as patch:
+        patch.setattr("hashnet.training.worker.fit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_cell(task)
+    with pytest.raises(LineageMismatch, match="was begun on data"):
+        run_cell(make_task((other, None), tmp_path, "dhn"))
+    run_cell(task)
+
+
+def test_a_trained_but_unmeasured_cell_is_measured_on_its_own_data_alone(toy, other, tmp_path):
+    run_cell(make_task(toy, tmp_path, "dhn"))
+    (tmp_path / "cells" / "main" / "dhn-16-1" / "cell.json").unlink()
+    with pytest.raises(LineageMismatch, match="was trained on data"):
+        run_cell(make_task((other, None), tmp_path, "dhn"))
+
+
 def test_warnings_are_kept_not_shown(toy, tmp_path, recwarn):
     record = run_cell(make_task(toy, tmp_path, "sdh"), toy[1])
     assert record["warnings"] == ["sdh anchors: 1000 wanted but only 200 rows to draw from; all are used"]
