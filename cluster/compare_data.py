@@ -67,6 +67,12 @@ def zero_shot_manifest(config: CompareConfig, manifest: Manifest) -> Manifest | 
                 f"zero_shot was {made.source['share']}, now {config.zero_shot}: {config.run} has its classes "
                 "split already; use another run folder"
             )
+        made_of = made.source.get("manifest_sha256", manifest.sha256)  # the first ones did not say it
+        if made_of != manifest.sha256:
+            raise LineageMismatch(
+                f"{mine} was made of data with sha256 {made_of[:12]}…, {manifest.uri} has "
+                f"{manifest.sha256[:12]}…; use another run folder"
+            )
         return made
     return zero_shot_copy(manifest, mine, config.zero_shot)
 

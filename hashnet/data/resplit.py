@@ -41,5 +41,6 @@ def zero_shot_copy(manifest: Manifest, out: str, share: float, seed: int = 0) ->
         inline=manifest.inline,
         block_rows=4096,
     )
-    source = {"name": "zero_shot", "share": share, "seed": seed, "of": manifest.source}
+    of = {"of": manifest.source, "manifest_sha256": manifest.sha256}
+    source = {"name": "zero_shot", "share": share, "seed": seed, **of}
     return write_manifest(out, rows, flags, source=source)

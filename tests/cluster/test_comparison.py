@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from cluster.compare_cells import progress_table
+from cluster.compare_data import zero_shot_manifest
 from cluster.comparison import CompareConfig, compare
 from hashnet import config as configs
 from hashnet.comparison.cells import Cell
+from hashnet.data import Manifest
 from hashnet.data.sources import make_manifest
 from hashnet.errors import ClusterError, ConfigError, DataError, LineageMismatch
 
@@ -88,6 +90,15 @@ def test_cells_made_with_other_settings_are_refused_and_the_settings_not_kept(fi
     assert (run / "config.yaml").read_text() == before
     compare(settings(run, manifest, seeds=[0], methods=["lsh"]))
     assert configs.load(CompareConfig, str(run / "config.yaml")).methods == ["lsh"]
+
+
+def test_classes_split_of_other_data_are_refused(manifest, tmp_path):
+    config, data = settings(tmp_path, manifest), Manifest.open(manifest)
+    made = zero_shot_manifest(config, data)
+    assert zero_shot_manifest(config, data).sha256 == made.sha256
+    other = make_manifest("npy", str(tmp_path / "m"), path=f"{manifest}.npz", n_query=60, n_train=100)
+    with pytest.raises(LineageMismatch, match=r"zero-shot.parquet was made of data with sha256"):
+        zero_shot_manifest(config, other)
 
 
 def test_settings_are_chosen_on_training_rows_and_used(ray_local, manifest, tmp_path):
