@@ -91,10 +91,10 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
     """Trains every trial that is not done yet, prints the table, writes the winning configurations."""
     trials = trials_of(config)
     left = [trial for trial in trials if _outcome(trial) is None]
+    manifest = settle_manifest(config)
+    check_data(config.resolved(manifest.modality, manifest.count("train")), manifest)
+    record_data(config.run, manifest)
     if left:
-        manifest = settle_manifest(config)
-        check_data(config.resolved(manifest.modality, manifest.count("train")), manifest)
-        record_data(config.run, manifest)
         _run_trials(config, left)
         _refuse_failures(left)
     rows = [{"variant": t.variant, "lr": t.lr, "seed": t.seed, **(_outcome(t) or {})} for t in trials]

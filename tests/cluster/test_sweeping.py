@@ -71,6 +71,24 @@ def test_sweep_finds_the_rate_resumes_and_writes_a_config(ray_local, config, cap
         sweep(dataclasses.replace(config, n_bits=24))
 
 
+def test_a_finished_sweep_is_not_taken_for_one_on_other_data(config, monkeypatch, tmp_path):
+    monkeypatch.setattr("ray.tune.report", lambda score: None)
+    config = dataclasses.replace(config, lrs=[0.02])
+
+    def one_after_another(config, left):
+        for trial in left:
+            about = {"config": configs.to_dict(trial.config), "manifest": config.manifest, "cpus": 1}
+            sweeping._trial(about)
+
+    monkeypatch.setattr(sweeping, "_run_trials", one_after_another)
+    assert sweep(config)["trained"] == 1
+    best = storage.read_bytes(f"{config.run}/best.yaml")
+    other = make_manifest("digits", str(tmp_path / "other"), modality="features", n_query=97, n_train=200)
+    with pytest.raises(LineageMismatch, match="was trained on other data"):
+        sweep(dataclasses.replace(config, manifest=other.uri))
+    assert storage.read_bytes(f"{config.run}/best.yaml") == best
+
+
 def test_a_mistake_that_can_be_mended_is_said_and_tried_again(config, monkeypatch, tmp_path):
     monkeypatch.setattr("ray.tune.report", lambda score: None)
     wrong = dataclasses.replace(config, lrs=[0.02], weights="weights.pth")  # vectors need none
