@@ -60,6 +60,7 @@ class Part:
 
     def run(self, tasks: list[Task]) -> list[Record]:
         """The records of all cells, those that were done before included."""
+        tasks = list({task.cell: task for task in tasks}.values())  # what is given twice is made once
         done = self.done(tasks)
         left = [task for task in tasks if task.cell not in done]
         if left:

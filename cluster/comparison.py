@@ -23,7 +23,7 @@ from hashnet.comparison.methods import candidates, expand
 from hashnet.comparison.paper import DEPTH
 from hashnet.config import key
 from hashnet.data import Manifest
-from hashnet.errors import ClusterError
+from hashnet.errors import ClusterError, ConfigError
 from hashnet.training.config import HOW, TrainConfig
 from hashnet.training.run import CONFIG, refuse_other_config
 
@@ -74,6 +74,9 @@ class CompareConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        empty = [name for name in ("bits", "seeds") if not getattr(self, name)]
+        if empty:
+            raise ConfigError([f"{name} is empty: there is nothing to compare" for name in empty])
         expand(self.methods)
         expand(self.zero_shot_methods)
 

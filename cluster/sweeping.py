@@ -77,9 +77,9 @@ def trials_of(config: SweepConfig) -> list[Trial]:
     """Every point of the grid, in a fixed order."""
     base = {f.name: getattr(config, f.name) for f in dataclasses.fields(TrainConfig)}
     found = []
-    for variant in config.variants or [config.variant]:
+    for variant in dict.fromkeys(config.variants or [config.variant]):
         for lr in sorted(set(config.lrs)):
-            for seed in config.seeds or [config.seed]:
+            for seed in dict.fromkeys(config.seeds or [config.seed]):
                 folder = storage.join(config.run, "trials", f"{variant}-lr{lr:g}-seed{seed}")
                 changed = {"run": folder, "variant": variant, "lr": lr, "seed": seed}
                 one = TrainConfig(**{**base, **changed, "num_workers": 1, "min_workers": None})

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.compare_cells import progress_table
+from cluster.compare_cells import Part, progress_table
 from cluster.compare_data import zero_shot_manifest
 from cluster.comparison import CompareConfig, compare
 from hashnet import config as configs
@@ -101,6 +101,20 @@ def test_classes_split_of_other_data_are_refused(manifest, tmp_path):
         zero_shot_manifest(config, other)
 
 
+def test_a_length_or_seed_given_twice_is_made_once(manifest, tmp_path, monkeypatch):
+    made = []
+
+    def instead(part, tasks, before):
+        made.extend(task.cell.name for task in tasks)
+        return {task.cell: {} for task in tasks}
+
+    monkeypatch.setattr(Part, "_run", instead)
+    config = settings(tmp_path, manifest, bits=[16, 16], seeds=[0, 0])
+    part = Part(config, "main", Manifest.open(manifest), 100)
+    assert len(part.run(part.cells(["itq"], {}))) == 1
+    assert made == ["itq-16-0"]
+
+
 def test_settings_are_chosen_on_training_rows_and_used(ray_local, manifest, tmp_path):
     result = compare(settings(tmp_path, manifest, methods=["itq-cca"], tune=True, zero_shot=0, seeds=[0, 1]))
     tuned = json.loads((tmp_path / "tuned.json").read_text())
@@ -134,6 +148,8 @@ def test_mistakes_are_found_before_ray_starts(manifest, tmp_path):
         settings(tmp_path, manifest, methods=["hashnett"])
     with pytest.raises(ConfigError, match="multiple of 8"):
         settings(tmp_path, manifest, bits=[20])
+    with pytest.raises(ConfigError, match="bits is empty: there is nothing to compare\nseeds is empty"):
+        settings(tmp_path, manifest, bits=[], seeds=[], tune=True)
     np.save(tmp_path / "f.npy", np.ones((10, 3), dtype=np.float32))
     unlabelled = make_manifest("npy", str(tmp_path / "m"), path=str(tmp_path / "f.npy"))
     with pytest.raises(DataError, match="no train"):

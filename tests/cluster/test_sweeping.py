@@ -36,6 +36,8 @@ def test_the_grid_is_the_papers(config):
     trials = trials_of(wide)
     assert len(trials) == 2 * 3 * 2
     assert len({trial.config.run for trial in trials}) == 12
+    twice = dataclasses.replace(wide, variants=["hashnet", "dhn", "dhn"], seeds=[0, 1, 0])
+    assert trials_of(twice) == trials
     assert {trial.config.validation for trial in trials} == {0.2}  # a part of the training set, never queries
     with pytest.raises(ConfigError, match="lrs is empty"):
         dataclasses.replace(config, lrs=[])
