@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cluster import placement
 from cluster.causes import ours
 from cluster.compare_data import shallow_features
+from cluster.job import LESS_MEMORY
 from cluster.planning import Need
 from hashnet import storage
 from hashnet.comparison.cells import Cell, Features, Task, deep_config, finished, run_cell
@@ -95,10 +96,12 @@ class Part:
     ) -> Iterator[tuple[Cell, Record | HashnetError]]:
         import ray
 
-        work, waiting = ray.remote(max_retries=3)(_work), {}
+        work = ray.remote(max_retries=3)(_work)
+        waiting: dict[Any, Cell] = {}
         for task in tasks:
             cell = task.cell
             if cell.deep and self.config.num_workers > 1:
+                yield from _ended(waiting, timeout_s=0)  # what the last training has left behind
                 try:
                     self._train_on_many(task)
                 except HashnetError as error:
@@ -107,16 +110,7 @@ class Part:
             features = None if cell.deep else self._shared_features()
             sized = work.options(num_cpus=cpus, num_gpus=1 if gpu and cell.deep else 0)
             waiting[sized.remote(task, features, cpus)] = cell
-        while waiting:
-            ready, _ = ray.wait(list(waiting), num_returns=1)
-            cell = waiting.pop(ready[0])
-            try:
-                yield cell, ray.get(ready[0])
-            except ray.exceptions.RayTaskError as error:
-                known = ours(error)
-                if known is None:
-                    raise
-                yield cell, known
+        yield from _ended(waiting)
 
     def _train_on_many(self, task: Task) -> None:
         """Data-parallel training from here (num_workers > 1); the task finds the model and measures it."""
@@ -167,6 +161,37 @@ def _work(task: Task, features: Features | None, cpus: int) -> Record:
     torch.set_num_threads(cpus)
     numba.set_num_threads(min(cpus, numba.config.NUMBA_NUM_THREADS))
     return run_cell(task, features)
+
+
+def _ended(
+    waiting: dict[Any, Cell], timeout_s: float | None = None
+) -> Iterator[tuple[Cell, Record | HashnetError]]:
+    """Takes tasks out of ``waiting`` as they end, until none is left or none ends within ``timeout_s``."""
+    import ray
+
+    while waiting:
+        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=timeout_s)
+        if not ready:
+            return
+        cell = waiting.pop(ready[0])
+        try:
+            yield cell, ray.get(ready[0])
+        except ray.exceptions.RayError as error:
+            known = ours(error) or _lost(error)
+            if known is None:
+                raise
+            yield cell, known
+
+
+def _lost(error: Exception) -> ClusterError | None:
+    """What became of a task whose worker went away; None for a task that raised."""
+    from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
+
+    if isinstance(error, OutOfMemoryError):
+        return ClusterError(LESS_MEMORY)
+    if isinstance(error, (NodeDiedError, WorkerCrashedError)):
+        return ClusterError(f"its worker died, also when it was tried again. {error}")
+    return None
 
 
 class _Progress:

@@ -1,11 +1,14 @@
 """The comparison on a real local Ray: cells as tasks, resumed, extended, refused."""
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from cluster import compare_cells
 from cluster.compare_cells import Part, progress_table
 from cluster.compare_data import zero_shot_manifest
 from cluster.comparison import CompareConfig, compare
@@ -141,6 +144,42 @@ def test_a_failing_cell_is_named_and_the_others_are_kept(ray_local, manifest, tm
     with pytest.raises(ClusterError, match=r"1 of 2 cells failed.*bre-16-0: .*linear or rbf"):
         compare(config)
     assert set(written(tmp_path / "run")) == {"itq-16-0"}
+
+
+def test_a_cell_whose_worker_dies_is_a_failed_one(ray_local, monkeypatch):
+    cell = Cell("main", "itq", 16, 0)
+    dies = ray_local.remote(max_retries=0)(lambda: os._exit(1))
+    ((_, outcome),) = compare_cells._ended({dies.remote(): cell})
+    assert isinstance(outcome, ClusterError)
+    assert "its worker died" in str(outcome)
+
+    def no_memory(ref):
+        raise ray_local.exceptions.OutOfMemoryError("killed due to the node running low on memory")
+
+    done = ray_local.put({})
+    monkeypatch.setattr("ray.get", no_memory)
+    ((_, outcome),) = compare_cells._ended({done: cell})
+    assert isinstance(outcome, ClusterError)
+    assert "a larger cpus_per_cell" in str(outcome)
+
+
+def test_cells_that_are_done_are_shown_between_trainings_on_many(manifest, tmp_path, monkeypatch):
+    at_once = SimpleNamespace(remote=lambda task, *_: task.cell.method)
+    monkeypatch.setattr("ray.remote", lambda **_: lambda _: SimpleNamespace(options=lambda **_: at_once))
+    monkeypatch.setattr("ray.wait", lambda tasks, **_: (tasks[:1], tasks[1:]))
+    monkeypatch.setattr("ray.get", lambda task: {})
+    part = Part(settings(tmp_path, manifest, num_workers=2), "main", Manifest.open(manifest), 100)
+    shown, shown_before = [], {}
+
+    def train(task):
+        shown_before[task.cell.method] = list(shown)
+
+    monkeypatch.setattr(part, "_train_on_many", train)
+    monkeypatch.setattr(part, "_shared_features", lambda: None)
+    for cell, _ in part._outcomes(part.cells(["hashnet", "dhn", "itq"], {}), 1, False):
+        shown.append(cell.method)
+    assert shown_before == {"dhn": ["itq"], "hashnet": ["itq", "dhn"]}
+    assert shown == ["itq", "dhn", "hashnet"]
 
 
 def test_mistakes_are_found_before_ray_starts(manifest, tmp_path):
