@@ -20,7 +20,7 @@
     ├── ModelError           unknown backbone, weights that do not fit
     ├── TrainingError        training cannot start or had to stop
     │   └── Diverged         NaN or infinite loss; names step, beta and learning rate
-    ├── ClusterError         the cluster cannot do what was asked of it
+    ├── ClusterError         the cluster cannot do what was asked of it, or failed at it
     └── ClientError          the server could not be asked or said no
         ├── ServerUnavailable    no answer, or none in time; worth trying again
         ├── RequestRejected      4xx: the request is wrong; carries ``code``
@@ -135,7 +135,9 @@ class Diverged(TrainingError):
 
 
 class ClusterError(HashnetError):
-    """The cluster cannot do what was asked of it."""
+    """The cluster cannot do what was asked of it, or failed at it."""
+
+    exit_code = 1
 
 
 class ClientError(HashnetError):

@@ -16,7 +16,7 @@ from cluster.evaluation import EvaluateConfig
 from cluster.indexing import IndexConfig
 from cluster.serving.config import ServeConfig
 from hashnet.config import REQUIRED, key
-from hashnet.errors import ConfigError, DataError
+from hashnet.errors import ClusterError, ConfigError, DataError
 from hashnet.training.config import TrainConfig
 
 
@@ -60,6 +60,11 @@ def test_known_failures_have_no_stack_trace_and_unknown_ones_do(capsys):
     assert code == 1
     assert "Traceback" in err
     assert "surprise" in err
+
+
+def test_what_ran_and_failed_is_a_sentence_and_code_1(capsys):
+    code, _, err = end_of(raising(ClusterError("1 of 2 cells failed")), ["run=/r"], capsys)
+    assert (code, err) == (1, "error: 1 of 2 cells failed\n")
 
 
 def test_an_error_wrapped_by_ray_is_unwrapped(capsys):
