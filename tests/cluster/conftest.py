@@ -6,6 +6,7 @@ import re
 import subprocess
 import textwrap
 import threading
+from typing import Any
 
 import pytest
 
@@ -13,20 +14,39 @@ from cluster.local import LocalCluster, job_result
 
 
 @pytest.fixture(scope="session")
-def drive(python, repo):
+def driver(python, repo):
+    """What a process is started with that runs a script as a driver connected to a cluster."""
+
+    def arguments(cluster: LocalCluster, code: str, env: dict[str, str]) -> dict[str, Any]:
+        return {
+            "args": [python, "-c", textwrap.dedent(code)],
+            "cwd": repo,
+            "env": cluster.env | {"RAY_ADDRESS": cluster.address, "PYTHONPATH": str(repo)} | env,
+            "text": True,
+        }
+
+    return arguments
+
+
+@pytest.fixture(scope="session")
+def drive(driver):
     """Runs a script as a driver connected to a cluster: ``drive(cluster, code, **env)``."""
 
     def run(cluster: LocalCluster, code: str, timeout: float = 90, **env: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [python, "-c", textwrap.dedent(code)],
-            cwd=repo,
-            env=cluster.env | {"RAY_ADDRESS": cluster.address, "PYTHONPATH": str(repo)} | env,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        return subprocess.run(**driver(cluster, code, env), capture_output=True, timeout=timeout)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def start_driver(driver):
+    """Starts such a script and follows what it says: ``start_driver(cluster, code, **env)``."""
+
+    def start(cluster: LocalCluster, code: str, **env: str) -> Running:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return Running(subprocess.Popen(**driver(cluster, code, env), **pipes))
+
+    return start
 
 
 @pytest.fixture(scope="session")

@@ -94,9 +94,7 @@ def test_ctrl_c_of_a_local_job(python, repo, tmp_path):
         if "stage 0 done" in line:
             break
     os.killpg(job.pid, signal.SIGINT)  # what a terminal sends: to the whole foreground group
-    started = time.monotonic()
     rest = job.stderr.read()
     assert job.wait(60) == 130
     assert "stopped; run the same command again to go on" in rest
-    assert time.monotonic() - started < 60
     assert os.path.isdir(f"{tmp_path}/run/checkpoints")

@@ -1,12 +1,12 @@
 """Placement, metrics, logs and locks on a real cluster: a head without CPUs, a CPU node, a GPU node."""
 
 import json
-import threading
-import time
 import urllib.error
 import urllib.request
 
 import pytest
+
+from cluster.local import job_result
 
 pytestmark = pytest.mark.slow  # three nodes and waits of their own; a busy machine places otherwise
 
@@ -76,35 +76,27 @@ def test_decoding_stays_on_cpu_nodes_gpus_are_shared_and_the_head_gets_nothing(c
     assert "encoder  2 × {CPU 0.5, GPU 0.5}  →  gpu-1 ×2" in done.stderr
 
 
-def test_what_can_never_run_fails_in_seconds_with_what_there_is(cluster, drive):
+def test_what_can_never_run_is_refused_with_what_there_is(cluster, drive):
     done = drive(
         cluster,
         CONNECT
         + """
-    import time
     from hashnet.errors import ClusterError
-    started = time.monotonic()
     try:
         placement.ensure("train", [Need("worker", 2, {"CPU": 1, "GPU": 1}, fix="lower num_workers")])
     except ClusterError as error:
         print(error)
-        print(time.monotonic() - started)
     """,
     )
-    said, seconds = done.stdout.splitlines()
-    assert said == (
+    assert done.stdout.splitlines() == [
         "train needs 2 × worker of {CPU 1, GPU 1}, and 1 can ever be placed: lower num_workers, or add "
         "nodes. The cluster has head (head) no work, cpu-1 {CPU 2}, gpu-1 {CPU 2, GPU 1}"
-    )
-    assert float(seconds) < 30  # not for ever; the grace for joining nodes is 3 s
+    ]
 
 
-def test_what_an_autoscaler_can_add_is_waited_for_with_a_line(cluster, drive):
+def test_what_an_autoscaler_can_add_is_waited_for_with_a_line(cluster, start_driver):
     kinds = json.dumps([{"name": "big", "resources": {"CPU": 3}, "max": 1}])
-    # The test plays the autoscaler: it adds the node once the demand shows up.
-    played = threading.Thread(target=lambda: (time.sleep(6), cluster.add_node("big-1", cpus=3)))
-    played.start()
-    done = drive(
+    driver = start_driver(
         cluster,
         CONNECT
         + """
@@ -114,12 +106,14 @@ def test_what_an_autoscaler_can_add_is_waited_for_with_a_line(cluster, drive):
         HASHNET_NODE_TYPES=kinds,
         HASHNET_WAIT_S="60",
     )
-    played.join()
+    # The test plays the autoscaler: it adds the node once the demand shows up.
+    driver.wait_for("waiting for the autoscaler: 1 × worker {CPU 3}")
+    cluster.add_node("big-1", cpus=3)
+    code, log = driver.end(90)
     cluster.kill_node("big-1")
-    assert done.returncode == 0, done.stderr
-    assert "worker  1 × {CPU 3}  →  new big ×1" in done.stderr
-    assert "waiting for the autoscaler: 1 × worker {CPU 3}" in done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {"worker": {"big-1": 1}}
+    assert code == 0, log
+    assert "worker  1 × {CPU 3}  →  new big ×1" in log
+    assert job_result(log) == {"worker": {"big-1": 1}}
 
 
 def test_an_autoscaler_that_never_delivers_is_given_up(cluster, drive):
