@@ -4,8 +4,7 @@
     python jobs/train.py --config runs/sweep/best.yaml run=$PWD/runs/best
 
 Takes every key of jobs/train.py, but rates come from lrs (not lr), and a trial has one worker. Queries are
-never looked at. Start it again and it goes on; a grid
-that has grown trains only what is new.
+never looked at. Start it again and it goes on; a grid that has grown trains only what is new.
 """
 
 import sys
