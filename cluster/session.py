@@ -10,6 +10,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hashnet.errors import ClusterError
+
 if TYPE_CHECKING:
     from cluster.watch import Watch
 
@@ -32,6 +34,8 @@ QUIET = {  # set before ray is imported; a user's own setting wins
 # Without this Ray turns 127.0.0.1 into the machine's outward address and listens on every interface.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
+ANSWER_S = 10.0  # a cluster that is there answers within this
+
 _watching: Watch | None = None
 
 
@@ -53,7 +57,15 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
     options = {"logging_level": logging.WARNING, "log_to_driver": True}
     on_terminate = signal.getsignal(signal.SIGTERM)
     if address:
-        ray.init(address=address, **options)
+        try:
+            _refuse_silence(address)
+            ray.init(address=address, **options)
+        except (ValueError, ConnectionError) as error:
+            raise ClusterError(
+                f"RAY_ADDRESS={address} leads to no Ray cluster ({str(error).splitlines()[0]}); give "
+                "HEAD:6379, ray://HEAD:10001 or auto, or unset it to start a Ray here. http://HEAD:8265 is "
+                "for `ray job submit`, in RAY_API_SERVER_ADDRESS"
+            ) from error
         _watch()
     else:
         # Workers of a Ray that starts here inherit this environment, and find hashnet and cluster by it.
@@ -73,6 +85,22 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     logging.getLogger("ray.train").setLevel(logging.WARNING)
     logging.getLogger("ray.tune").setLevel(logging.WARNING)
+
+
+def _refuse_silence(address: str) -> None:
+    """ConnectionError where nothing at the address speaks gRPC: ray.init would wait for it without end."""
+    import grpc
+    from ray._private import grpc_utils, services  # they know what 127.0.0.1, auto and TLS mean to Ray
+
+    scheme, _, where = address.rpartition("://")
+    found = where if scheme else services.canonicalize_bootstrap_address(address)
+    if scheme not in ("", "ray") or found is None:  # others are Ray's to explain; `local` starts one
+        return
+    with grpc_utils.init_grpc_channel(found) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=ANSWER_S)
+        except grpc.FutureTimeoutError:
+            raise ConnectionError(f"no Ray answers at {found}") from None
 
 
 def _watch() -> None:
