@@ -19,6 +19,7 @@ for nothing anywhere, the head included.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -80,9 +81,12 @@ def ensure(stage: str, needs: Sequence[Need]) -> Plan:
 def _longest_wait() -> float:
     text = os.environ.get(WAIT, "900")
     try:
-        return float(text)
+        wait_s = float(text)
     except ValueError:
-        raise ConfigError(f"{WAIT} must be a number of seconds, got {text!r}") from None
+        wait_s = math.nan
+    if not 0 <= wait_s < math.inf:
+        raise ConfigError(f"{WAIT} must be a number of seconds, got {text!r}")
+    return wait_s
 
 
 def _taken(result: Plan) -> str:

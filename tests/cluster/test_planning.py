@@ -154,9 +154,10 @@ def test_the_autoscaler_is_asked_for_as_many_nodes_as_a_strategy_wants(invented,
     with pytest.raises(ClusterError, match=r"1 × worker \{CPU 1\} within 0s.*HASHNET_WAIT_S \(seconds\)"):
         placement.ensure("train", needs)
     assert asked == [([{"CPU": 1}] * 2, "STRICT_SPREAD")]  # two would fit on the one node there is
-    monkeypatch.setenv("HASHNET_WAIT_S", "soon")
-    with pytest.raises(ConfigError, match="HASHNET_WAIT_S must be a number of seconds, got 'soon'"):
-        placement.ensure("train", needs)
+    for wrong in ("soon", "nan", "inf", "-1"):
+        monkeypatch.setenv("HASHNET_WAIT_S", wrong)
+        with pytest.raises(ConfigError, match=f"HASHNET_WAIT_S must be a number of seconds, got '{wrong}'"):
+            placement.ensure("train", needs)
 
 
 def test_what_others_hold_is_said_once(invented, monkeypatch, caplog):
