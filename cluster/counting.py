@@ -62,8 +62,7 @@ def run_ranges(
     """(range, its blocks of measures) as they are done, a few ranges being under way at a time."""
     import ray
 
-    resources = session.resources()
-    gpu = device != "cpu" and resources.get("GPU", 0) >= 1
+    gpu = device == "cuda" or (device == "auto" and session.resources().get("GPU", 0) >= 1)
     size = {"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}
     counters = min(len(ranges) * len(groups), placement.capacity(size)) or 1
     placement.ensure("evaluate", [Need("counter", counters, size, at_least=1, fix="use device=cpu")])
@@ -78,7 +77,7 @@ def run_ranges(
             parts = [fold.remote(k, *parts[i : i + FAN_IN]) for i in range(0, len(parts), FAN_IN)]
         return finish.remote(k, *parts)
 
-    at_once = max(2, int(2 * resources.get("CPU", 1)) // len(groups))
+    at_once = max(2, int(2 * session.resources().get("CPU", 1)) // len(groups))
     waiting = list(ranges)
     running: dict[Any, tuple[int, int]] = {}
     while waiting or running:

@@ -7,7 +7,7 @@ import logging
 import pytest
 import ray
 
-from cluster import nodes, placement, session
+from cluster import counting, nodes, placement, session
 from cluster.compare_cells import needs_of
 from cluster.nodes import Node, NodeType
 from cluster.planning import Need, plan
@@ -168,6 +168,23 @@ def test_what_others_hold_is_said_once(invented, monkeypatch, caplog):
     assert caplog.messages[-1] == "busy: 2 of 2 GPU in use; this starts when there is room"
     placement.ensure("train", [Need("worker", 3, {"CPU": 1})])
     assert caplog.messages[-1].startswith("plan: ")
+
+
+def test_counting_on_a_gpu_waits_for_one_or_is_refused(invented, monkeypatch):
+    """device=cuda never runs without: tasks would end with `torch finds no GPU`."""
+    groups = importlib.import_module("ray.util.placement_group")
+    monkeypatch.setattr(groups, "placement_group", lambda bundles, strategy: None)
+    monkeypatch.setenv("HASHNET_WAIT_S", "0")
+
+    def count():
+        next(counting.run_ranges(0, "cuda", None, None, None, 10, [(0, 1)], [(0,)]))
+
+    invented([HEAD, CPUS], [NodeType("gpu", {"CPU": 8, "GPU": 1}, spare=1)])
+    with pytest.raises(ClusterError, match=r"did not bring the nodes for 1 × counter \{CPU 1, GPU 1\}"):
+        count()
+    invented([HEAD, CPUS])
+    with pytest.raises(ClusterError, match=r"0 can ever be placed: use device=cpu"):
+        count()
 
 
 CELLS = [Cell("main", method, 16, 0) for method in ("lsh", "hashnet", "dhn")]
