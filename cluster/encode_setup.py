@@ -18,6 +18,9 @@ from hashnet.training.bundle import BundleInfo, load_bundle
 
 log = logging.getLogger(__name__)
 
+ROWS_PER_NEW_ACTOR = 65_536  # about a minute of a GPU, in which its node comes up
+MOST_NEW_ACTORS = 256  # on pools without a maximum; num_actors asks for more
+
 
 def lineage(info: BundleInfo, engine: str) -> dict[str, Any]:
     """What the plan of a run says about how its codes are made."""
@@ -47,10 +50,13 @@ def settle_engine(engine: str, model_uri: str, modality: str, gpus: float) -> st
         return "cpu-eager"  # nothing to ask for
     import ray
 
-    ask = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(_begin_and_answer)
+    # Beside a GPU no more than an actor's share, for which the plan has found room; a trial needs a CPU.
+    cpus = ACTOR_CPUS if gpus else 1
+    ask = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=3)(_begin_and_answer)
     answers = ask.remote(engine, model_uri, modality)
     while not ray.wait([answers], timeout=placement.LINE_EVERY_S)[0]:
-        log.info("waiting for room: a worker of %s, to settle the engine", describe({"CPU": 1, "GPU": gpus}))
+        wanted = describe({"CPU": cpus, "GPU": gpus})
+        log.info("waiting for room: a worker of %s, to settle the engine", wanted)
     try:
         ray.get(next(answers))
         name, why = ray.get(next(answers))
@@ -81,16 +87,17 @@ def engine_here(engine: str, model_uri: str, modality: str) -> tuple[str, str]:
     return tried.name, tried.why
 
 
-def place(num_actors: int | None, gpus: float) -> int:
-    """How many encoder actors run: as asked, else as many as the GPUs hold, or one a CPU.
+def place(num_actors: int | None, gpus: float, rows: int) -> int:
+    """How many encoder actors run for ``rows``: as asked, else as many as the GPUs hold, or one a CPU.
 
     Says what goes where, and waits for the first GPU where an autoscaler must bring it; actors for
-    GPUs that come later join the pool then.
+    GPUs that come later join the pool then. No more GPUs are asked for than the rows keep busy.
     """
     n_cpus = placement.capacity({"CPU": 1}) or 1
     n_actors = num_actors or n_cpus
     if gpus and num_actors is None:
-        n_actors = placement.capacity({"GPU": gpus}, include_addable=True) or 1
+        here, all_of_them = (placement.capacity({"GPU": gpus}, include_addable=add) for add in (False, True))
+        n_actors = max(here, min(all_of_them, -(-rows // ROWS_PER_NEW_ACTOR), MOST_NEW_ACTORS), 1)
     per_actor = {"GPU": gpus, "CPU": ACTOR_CPUS} if gpus else {"CPU": ACTOR_CPUS}
     needs = [
         Need("decode", n_cpus, {"CPU": DECODE_CPUS}, at_least=1),

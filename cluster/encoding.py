@@ -162,7 +162,7 @@ class _Job:
 
     def encode(self) -> None:
         """Encodes the shards that have no record yet."""
-        stage = self._start(mends=False)
+        stage = self._start(sum(map(len, self.todo)), mends=False)
         setup.verify_parts(self.manifest, {shard.part.name for shard in self.todo})
         plans.begin(self.uri, self.plan)
         if self.info.modality == "features":
@@ -182,19 +182,19 @@ class _Job:
         if not row_ids:
             log.info("the quarantine of %s is empty", self.uri)
             return
-        stage = self._start(mends=True)
+        stage = self._start(len(row_ids), mends=True)
         mended = [record.name for record in self.records.values() if record.mends]
         first = 1 + max((int(name.rpartition("-")[2]) for name in mended), default=-1)
         step = None if self.info.modality == "features" else stage.chunk_rows
         works = mending_works(self.plan, row_ids, first, step)
         self._run(stage, iter(works), list(dict.fromkeys(work.shards[0] for work in works)))
 
-    def _start(self, mends: bool) -> stages.Stage:
+    def _start(self, rows: int, mends: bool) -> stages.Stage:
         """Connects, settles the engine on a worker's machine, and says what goes where."""
         session.connect()
         config = self.config
         gpus = setup.gpus_wanted(self.plan.lineage["engine"], config.gpus_per_actor)
-        n_actors = setup.place(config.num_actors, gpus)
+        n_actors = setup.place(config.num_actors, gpus, rows)
         try:
             engine = setup.settle_engine(
                 self.plan.lineage["engine"], config.model_uri, self.info.modality, gpus
@@ -206,7 +206,7 @@ class _Job:
             raise LineageMismatch(f"{self.uri} was begun with engine {begun!r}: {error}") from error
         if gpus and engine != "cuda" and config.gpus_per_actor is None:  # GPUs that torch cannot use
             gpus = 0
-            n_actors = setup.place(config.num_actors, gpus)
+            n_actors = setup.place(config.num_actors, gpus, rows)
         self.plan = plans.check_plan(self.uri, replace(self.plan, lineage=setup.lineage(self.info, engine)))
         batch_rows = self.plan.lineage["batch_rows"]
         return stages.Stage(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 from cluster.nodes import COUNTED, Node, NodeType, describe
 from hashnet.errors import ClusterError
@@ -104,18 +105,27 @@ def plan(stage: str, needs: Sequence[Need], now: Sequence[Node], more: Sequence[
     rounds = [(need, need.minimum) for need in scarce_first]
     rounds += [(need, need.count - need.minimum) for need in scarce_first]
     for need, wanted in rounds:
-        for _ in range(wanted):
-            room = _choose(need, rooms)
-            if room is None:
+        # The best room is on top; one that is full for this need never comes back.
+        open_rooms = [(_cost(need, room), place) for place, room in enumerate(rooms)]
+        heapify(open_rooms)
+        while wanted:
+            if open_rooms:
+                _, place = heappop(open_rooms)
+            else:
                 kind = _grow(need, [spare[name] for name, n in left.items() if n])
                 if kind is None:
                     break
                 left[kind.name] -= 1
-                room = _Room(kind.name, dict(kind.resources), is_new=True)
-                rooms.append(room)
+                place = len(rooms)
+                rooms.append(_Room(kind.name, dict(kind.resources), is_new=True))
+            room = rooms[place]
+            if not room.fits(need):
+                continue
             room.take(need)
+            wanted -= 1
             table = (result.coming if room.is_new else result.placed).setdefault(need.name, {})
             table[room.name] = table.get(room.name, 0) + 1
+            heappush(open_rooms, (_cost(need, room), place))
     return result
 
 
@@ -132,6 +142,8 @@ class _Room:
         self.has_gpu = self.free.get("GPU", 0) > 0
 
     def fits(self, need: Need) -> bool:
+        if need.strategy == "strict_spread" and self.holds.get(need.name):
+            return False
         # Ray counts in ten-thousandths; so do we, or three thirds would not make one.
         return all(round(self.free.get(r, 0), 4) >= round(n, 4) for r, n in need.resources.items())
 
@@ -141,19 +153,11 @@ class _Room:
         self.holds[need.name] = self.holds.get(need.name, 0) + 1
 
 
-def _choose(need: Need, rooms: list[_Room]) -> _Room | None:
-    fitting = [room for room in rooms if room.fits(need)]
-    if need.strategy == "strict_spread":
-        fitting = [room for room in fitting if not room.holds.get(need.name)]
-    if not fitting:
-        return None
-    needs_gpu = bool(need.resources.get("GPU"))
+def _cost(need: Need, room: _Room) -> tuple:
+    """The smaller, the better the room."""
     sign = -1 if need.strategy == "pack" else 1
-
-    def cost(room: _Room) -> tuple:
-        return room.is_new, room.has_gpu and not needs_gpu, sign * room.holds.get(need.name, 0)
-
-    return min(fitting, key=cost)
+    wastes_gpu = room.has_gpu and not need.resources.get("GPU")
+    return room.is_new, wastes_gpu, sign * room.holds.get(need.name, 0)
 
 
 def _grow(need: Need, kinds: list[NodeType]) -> NodeType | None:

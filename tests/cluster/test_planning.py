@@ -3,12 +3,14 @@
 import importlib
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 import ray
 
-from cluster import counting, nodes, placement, session
+from cluster import counting, encode_setup, nodes, placement, planning, session
 from cluster.compare_cells import needs_of
+from cluster.encode_stages import ACTOR_CPUS
 from cluster.nodes import Node, NodeType
 from cluster.planning import Need, plan
 from cluster.training import worker_resources
@@ -77,6 +79,16 @@ def test_what_an_autoscaler_may_add_is_possible_but_not_ready():
     assert not made.ready
     assert not plan("encode", [Need("encoder", 3, {"GPU": 1})], [HEAD], kinds).possible
     assert plan("encode", [Need("decode", 1, {"CPU": 1})], [HEAD], kinds).coming == {"decode": {"cpu": 1}}
+
+
+def test_a_plan_takes_a_few_looks_a_worker(monkeypatch):
+    looks, fits = [], planning._Room.fits
+    monkeypatch.setattr(planning._Room, "fits", lambda room, need: looks.append(1) or fits(room, need))
+    kinds = [NodeType("gpu", {"CPU": 8, "GPU": 2}, spare=10_000)]
+    need = Need("encoder", 2000, {"GPU": 1}, at_least=1, strategy="spread")
+    made = plan("encode", [need], [HEAD, CPUS], kinds)
+    assert made.coming == {"encoder": {"gpu": 2000}}
+    assert len(looks) < 5 * 2000
 
 
 def test_a_hundred_nodes_print_a_line_not_a_page():
@@ -168,6 +180,34 @@ def test_what_others_hold_is_said_once(invented, monkeypatch, caplog):
     assert caplog.messages[-1] == "busy: 2 of 2 GPU in use; this starts when there is room"
     placement.ensure("train", [Need("worker", 3, {"CPU": 1})])
     assert caplog.messages[-1].startswith("plan: ")
+
+
+def test_encoding_asks_for_the_gpus_that_its_rows_keep_busy(invented):
+    """Of a pool without a maximum, one for 65,536 rows; what is up already is used in any case."""
+    unbounded = NodeType("gpu", {"CPU": 8, "GPU": 2}, spare=10_000)
+    invented([HEAD, CPUS], [unbounded], free={})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(placement, "_wait", lambda result, wait_s: result)
+        asked = [encode_setup.place(None, 1, rows) for rows in (100, 200_000, 10**9)]
+        assert asked == [1, 4, encode_setup.MOST_NEW_ACTORS]
+        assert encode_setup.place(300, 1, 100) == 300
+    invented([HEAD, GPUS], [unbounded])
+    assert encode_setup.place(None, 1, 100) == 2
+
+
+def test_settling_the_engine_needs_no_more_than_the_plan_found_room_for(monkeypatch):
+    asked = []
+
+    def remote(**options):
+        asked.append(options)
+        answers = iter([None, ("cuda", "as asked")])
+        return lambda function: SimpleNamespace(remote=lambda *_: answers)
+
+    monkeypatch.setattr(ray, "remote", remote)
+    monkeypatch.setattr(ray, "wait", lambda refs, timeout: (refs, []))
+    monkeypatch.setattr(ray, "get", lambda ref: ref)
+    assert encode_setup.settle_engine("cuda", "never opened", "image", 0.5) == "cuda"
+    assert (asked[0]["num_cpus"], asked[0]["num_gpus"]) == (ACTOR_CPUS, 0.5)
 
 
 def test_counting_on_a_gpu_waits_for_one_or_is_refused(invented, monkeypatch):
