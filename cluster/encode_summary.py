@@ -53,13 +53,14 @@ def finish(
 ) -> dict[str, Any]:
     """Writes the list and _SUCCESS, unless they are there, and returns the summary.
 
-    More bad rows than allowed: TooManyBad, and there is no _SUCCESS.
+    More bad rows than allowed: TooManyBad, and no list is written. One that an earlier, laxer or smaller
+    run wrote stays while its shards do: what was sound then can be used on.
     """
     shards = commit.listed(uri, plan)
     reasons = bad_reasons(uri, shards)
     bad, total = sum(reasons.values()), plan.n_rows
     if bad > max_bad_fraction * total:
-        storage.delete(storage.join(uri, commit.SUCCESS))  # an earlier, smaller or laxer run's
+        _drop_stale_list(uri, shards)
         listed = ", ".join(f"{n:,} {reason}" for reason, n in reasons.items())
         raise TooManyBad(
             f"{bad:,} of {total:,} rows ({bad / total:.2%}) are bad, max_bad_fraction allows "
@@ -112,6 +113,15 @@ def _complete(uri: str, shards: list[ShardRecord]) -> dict[str, Any] | None:
         return None
     about = storage.read_json(storage.join(uri, commit.LIST))
     return about if about["sha256"] == commit.content_sha256(shards) else None
+
+
+def _drop_stale_list(uri: str, shards: list[ShardRecord]) -> None:
+    """Removes _SUCCESS where the list names a shard that is another one by now."""
+    if storage.exists(storage.join(uri, commit.SUCCESS)):
+        there = {(record.name, record.sha256) for record in shards}
+        about = storage.read_json(storage.join(uri, commit.LIST))
+        if not there.issuperset((record["name"], record["sha256"]) for record in about["shards"]):
+            storage.delete(storage.join(uri, commit.SUCCESS))
 
 
 def _code_summary(plan: Plan, statistics: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -71,8 +72,26 @@ def test_too_many_bad_rows_until_they_are_mended(folder):
     commit.commit_shard(folder, PLAN, mending_range(PLAN, 0, 1), rows_of([5]), mends=True)
     result = summary.finish(folder, PLAN, 0.3, 1, 1.0, set())
     assert (result["rows"], result["bad_rows"], result["bad_reasons"]) == (5, 1, {"missing": 1})
-    with pytest.raises(TooManyBad):  # a stricter run takes the mark away that a laxer one set
+
+
+def test_a_sound_store_stays_usable_when_a_stricter_or_larger_run_fails(folder):
+    summary.finish(folder, PLAN, 0.5, 6, 1.0, set())
+    with pytest.raises(TooManyBad):
         summary.finish(folder, PLAN, 0.1, 0, 1.0, set())
+    assert len(CodeStore.open(folder)) == 4
+    grown = replace(PLAN, parts=(*PLAN.parts, Part("part-00001", "bb", 1)))
+    begin(folder, grown)
+    new = list(grown.ranges())[-1]
+    refused = pa.table({"row_id": [6], "uri": ["x"], "reason": ["missing"]})
+    commit.commit_shard(folder, grown, new, grown.schema.empty_table(), refused)
+    with pytest.raises(TooManyBad, match="3 of 7 rows"):
+        summary.finish(folder, grown, 0.4, 1, 1.0, set())
+    CodeStore.open(folder).verify()  # the list of the four rows
+    first = next(iter(grown.ranges()))  # encoded anew with other bad rows: the list is true no more
+    refused = pa.table({"row_id": [0, 2], "uri": ["x"] * 2, "reason": ["missing"] * 2})
+    commit.commit_shard(folder, grown, first, rows_of([1, 3]), refused)
+    with pytest.raises(TooManyBad, match="4 of 7 rows"):
+        summary.finish(folder, grown, 0.4, 4, 1.0, set())
     with pytest.raises(StoreError, match="not complete"):
         CodeStore.open(folder)
 
