@@ -135,7 +135,8 @@ def _query(run: str) -> dict[str, Any]:
     from hashnet.store import CodeStore
 
     manifest = Manifest.open(storage.join(run, "manifest.parquet"))
-    row = manifest.read("query").slice(0, 1)
+    row_id = int(CodeStore.open(storage.join(run, "codes-query")).ids()[0])  # the first that could be encoded
+    row = manifest.read(start=row_id, stop=row_id + 1)
     picture = fetch_images(row)[0]
     if isinstance(picture, BadImage):
         raise picture
@@ -146,7 +147,7 @@ def _query(run: str) -> dict[str, Any]:
     labels = store.labels()
     names = manifest.class_names or [str(c) for c in range(manifest.n_classes or 0)]
     return {
-        "row_id": row["row_id"][0].as_py(),
+        "row_id": row_id,
         "uri": row["uri"][0].as_py(),
         "labels": [names[c] for c in row["labels"][0].as_py()],
         "ids": hits.ids[0].tolist(),

@@ -15,6 +15,8 @@ import cluster.serving
 from cluster import demo
 from hashnet.data.sources import digits
 from hashnet.errors import ConfigError
+from hashnet.store import CodeStore, write_store
+from tests.small_run import make_run
 
 
 def pictures(folder, n, classes=True):
@@ -59,6 +61,17 @@ def test_open_shows_the_report_and_then_the_page(monkeypatch, tmp_path):
     monkeypatch.setattr(cluster.serving, "serve_run", lambda config, when_up: when_up(f"{config.url}/"))
     demo._show(str(tmp_path), f"{tmp_path}/report/report.html")
     assert opened == [f"file://{tmp_path}/report/report.html", "http://127.0.0.1:8000/"]
+
+
+def test_the_query_is_one_that_could_be_encoded(tmp_path):
+    """The first three query pictures are broken: they are not among the codes of the queries."""
+    run = make_run(tmp_path / "run")
+    store = CodeStore.open(f"{run}/codes-query")
+    good = store.ids()[3:]
+    write_store(store.uri, store.codes()[3:], ids=good, lineage=store.lineage, overwrite=True)
+    found = demo._query(run)
+    assert found["row_id"] == good[0]
+    assert len(found["ids"]) == 10
 
 
 @pytest.mark.slow
