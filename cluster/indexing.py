@@ -29,6 +29,7 @@ from hashnet.progress import Progress
 from hashnet.store import CodeStore
 
 SHARDS_PER_TASK = 64  # 8 MB of 64-bit codes and ids: a task of about a second
+READ_AGAIN = 20  # times, when a task's worker or node is lost
 SHARDS_PER_WORKER = 512  # below this many, starting tasks costs more than reading here
 
 log = logging.getLogger(__name__)
@@ -162,7 +163,7 @@ def _read_by_tasks(config: IndexConfig, store: CodeStore, workers: int) -> Itera
     placement.ensure(
         "build_index", [Need("reader", workers, {"CPU": 1}, at_least=1, fix="lower num_workers")]
     )
-    read = ray.remote(num_cpus=1, max_retries=-1)(read_group)  # a lost node's groups are read again
+    read = ray.remote(num_cpus=1, max_retries=READ_AGAIN)(read_group)
     groups = [
         range(start, min(start + SHARDS_PER_TASK, len(store.shards)))
         for start in range(0, len(store.shards), SHARDS_PER_TASK)

@@ -6,10 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import ray
 
+from cluster import placement, session
 from cluster.indexing import IndexConfig, build_index
 from cluster.sharded import ShardedIndex
 from hashnet import BinaryIndex, errors
@@ -46,6 +49,23 @@ def test_tasks_build_the_index_that_one_process_builds(ray_local, run, tmp_path,
     index = BinaryIndex.load(tmp_path / "two")
     assert index.search(codes[:50], 10) == BinaryIndex.build(store, kind=kind).search(codes[:50], 10)
     assert index.lineage["codes_sha256"] == store.sha256
+
+
+def test_a_group_that_ends_every_worker_is_given_up(run, tmp_path, monkeypatch):
+    """Ray repeats a task whose worker died as often as it is told; -1 is without end."""
+    options = {}
+
+    def remote(**given):
+        options.update(given)
+        return lambda function: SimpleNamespace(remote=function)
+
+    monkeypatch.setattr(ray, "remote", remote)
+    monkeypatch.setattr(ray, "get", lambda part: part)
+    monkeypatch.setattr(session, "connect", lambda: None)
+    monkeypatch.setattr(placement, "ensure", lambda stage, needs: None)
+    made = build_index(IndexConfig(run=str(run[0]), out=str(tmp_path / "index"), num_workers=2))
+    assert made["rows"] == 3000
+    assert 0 < options["max_retries"] < 100
 
 
 def test_job_again_changed_and_updated(run, tmp_path):
