@@ -16,9 +16,17 @@ from cluster.serving.application import build, hashed_tokens
 from cluster.serving.config import ServeConfig
 from cluster.serving.opening import look_over
 from hashnet import config as configs
+from hashnet.errors import ConfigError
 
 
 def application(settings: dict[str, Any]) -> Any:
     """The Serve application; refused without HASHNET_TOKEN, since other machines can reach it."""
+    mistakes = [
+        f"{name} is Serve's to set there, in http_options; leave it out of args"
+        for name in ("host", "port", "tls_cert", "tls_key")
+        if name in settings
+    ]
+    if mistakes:
+        raise ConfigError(mistakes)
     config = configs.from_dict(ServeConfig, {"host": "0.0.0.0", **settings})
     return build(config, look_over(config), hashed_tokens(config.host))

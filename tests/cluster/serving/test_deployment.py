@@ -168,6 +168,10 @@ def test_an_operators_serve_needs_a_token(run: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("HASHNET_TOKEN", raising=False)
     with pytest.raises(ConfigError, match="HASHNET_TOKEN"):
         service.application({"run": run})
+    elsewhere = {"host": "127.0.0.1", "port": 8001, "tls_cert": "cert.pem", "tls_key": "key.pem"}
+    with pytest.raises(ConfigError) as caught:  # Serve would listen as before, and ask for no token
+        service.application({"run": run, **elsewhere})
+    assert [mistake.partition(" is Serve's")[0] for mistake in caught.value.mistakes] == list(elsewhere)
     monkeypatch.setenv("HASHNET_TOKEN", READ)
     built = service.application({"run": run, "index_replicas": 2, "encoder_device": "cpu"})
     assert built._bound_deployment.name == "HttpReplica"
