@@ -130,7 +130,7 @@ class Routes:
             name: value for name, value in (given | {"min_version": min_version}).items() if value is not None
         }
         queries, options = await reading.search_request(request, given, self.limits)
-        about = await self.backend.about()
+        about = self.backend.about()
         wants_arrow = wire.ARROW in request.headers.get("accept", "")
         options = reading.check_search(queries, options, about, self.limits)
         request.scope["hashnet"] |= {"queries": len(queries), "kind": queries.kind}
@@ -148,7 +148,7 @@ class Routes:
     async def encode(self, request: Request) -> Response:
         """The packed codes of pictures or features."""
         queries = await reading.encode_request(request, self.limits)
-        reading.check_queries(queries, await self.backend.about(), self.limits)
+        reading.check_queries(queries, self.backend.about(), self.limits)
         request.scope["hashnet"] |= {"queries": len(queries), "kind": queries.kind}
         codes = await self.backend.encode(queries)
         if wire.ARROW in request.headers.get("accept", ""):
@@ -180,7 +180,7 @@ class Routes:
     async def add(self, request: Request) -> Response:
         """Adds items under new ids. Needs the write token; every answer from the new version on has them."""
         queries, ids, labels = await reading.add_request(request, self.limits)
-        reading.check_queries(queries, await self.backend.about(), self.limits)
+        reading.check_queries(queries, self.backend.about(), self.limits)
         request.scope["hashnet"] |= {"queries": len(queries), "kind": queries.kind}
         version, size = await self.backend.add(queries, ids, labels)
         return reading.json_response({"version": version, "size": size})

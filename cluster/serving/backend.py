@@ -58,7 +58,6 @@ class Backend:
 
     def __init__(self, catalog: Catalog | None, fixed: dict[str, Any], timeout_s: float = 20.0) -> None:
         self.catalog, self.fixed, self.timeout_s = catalog, fixed, timeout_s
-        self._about: dict[str, Any] | None = None
         self._reopened = 0.0
 
     # -- the open calls
@@ -90,19 +89,16 @@ class Backend:
 
     # -- what the routes use
 
-    async def about(self) -> dict[str, Any]:
-        """What does not change: n_bits, kind of queries, classes. Asked once."""
-        if self._about is None:
-            self._about = await self.info()
-        return self._about
-
-    async def info(self) -> dict[str, Any]:
-        """What is served, as of now."""
-        index = await self.ask_about()
+    def about(self) -> dict[str, Any]:
+        """What does not change: n_bits, kinds of queries, names of classes."""
         accepts = ["codes", "ids"]
         if self.fixed["modality"] is not None:
             accepts.append("images" if self.fixed["modality"] == "image" else "features")
-        return index | self.fixed | {"accepts": accepts}
+        return self.fixed | {"accepts": accepts}
+
+    async def info(self) -> dict[str, Any]:
+        """What is served, as of now."""
+        return await self.ask_about() | self.about()
 
     async def search(self, queries: Queries, call: Call) -> Found:
         """Encodes where needed, then searches."""

@@ -106,6 +106,7 @@ class IndexHolder:
         bounds = np.cumsum([0, *map(len, codes)])
         hits: SearchResult | list[SearchResult]
         try:
+            _check_labels(index, ask.labels)
             if len(index) == 0:
                 hits = _nothing(len(joined), ask)
             elif ask.k is not None:
@@ -176,6 +177,16 @@ def check_model(lineage: dict[str, Any], model_sha256: str | None, uri: str) -> 
             "compared with codes of another model; encode the database and build the index with this one, "
             "or serve the model it was made with"
         )
+
+
+def _check_labels(index: Any, labels: tuple[int, ...] | None) -> None:
+    """Refuses a filter by classes that this version does not have."""
+    if labels is None:
+        return
+    if index.n_classes is None:
+        raise bad("no_labels", "the items of this index have no labels to filter by", 422)
+    if max(labels, default=0) >= index.n_classes:
+        raise bad("unknown_label", f"no class {max(labels)} here; there are 0 to {index.n_classes - 1}", 422)
 
 
 def _nothing(n: int, ask: IndexAsk) -> SearchResult | list[SearchResult]:
