@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from hashnet.wire import bad
 log = logging.getLogger(__name__)
 
 REOPEN_S = 5.0  # between two looks whether the code store has grown
+PICTURES_AT_ONCE = 4  # decoded for thumbnails: a large one is 150 MB of pixels
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Backend:
 
     def __init__(self, catalog: Catalog | None, fixed: dict[str, Any], timeout_s: float = 20.0) -> None:
         self.catalog, self.fixed, self.timeout_s = catalog, fixed, timeout_s
+        self._pictures = ThreadPoolExecutor(PICTURES_AT_ONCE, thread_name_prefix="thumbnail")
         self._reopened = 0.0
 
     # -- the open calls
@@ -196,7 +199,8 @@ class Backend:
         small = None
         if self.catalog is not None and items[0]["thumbnail"] is not None:
             try:
-                small = await asyncio.to_thread(self.catalog.thumbnail, id_)
+                loop = asyncio.get_running_loop()
+                small = await loop.run_in_executor(self._pictures, self.catalog.thumbnail, id_)
             except BadImage as error:
                 raise bad(
                     "no_picture", f"the picture of item {id_} cannot be shown: {error.reason}", 404

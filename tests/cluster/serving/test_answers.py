@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
+import time
 from collections.abc import Callable
 
 import httpx
 import pytest
 from fastapi.testclient import TestClient
 
+from cluster.serving.backend import PICTURES_AT_ONCE
 from cluster.serving.config import Tokens
 from cluster.serving.guard import Guard, digest
 from hashnet import AsyncClient, BinaryIndex, Encoder
+from hashnet.catalog import Catalog
 from tests.serving_app import BASE, WRITE, error_of, picture
 from tests.small_run import some_codes
 
@@ -87,6 +91,32 @@ def test_items_and_thumbnails(http: TestClient, index: BinaryIndex) -> None:
     assert len({one["id"] for one in some}) == 10
     query_row = next(i for i in range(1797) if not index.contains([i])[0])  # in the manifest, not indexed
     assert error_of(http.get(f"/v1/items/{query_row}/thumbnail")) == (404, "unknown_id")
+
+
+def test_few_thumbnails_are_decoded_at_once(
+    app: Callable[..., Guard], index: BinaryIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, running, most = threading.Lock(), 0, 0
+
+    def decode(self: Catalog, id_: int) -> tuple[bytes, str]:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.05)
+        with lock:
+            running -= 1
+        return b"a picture", "image/png"
+
+    monkeypatch.setattr(Catalog, "thumbnail", decode)
+
+    async def main() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app()), base_url=BASE) as http:
+            paths = [f"/v1/items/{id_}/thumbnail" for id_ in index.ids()[:12]]
+            return await asyncio.gather(*map(http.get, paths))
+
+    assert {answer.status_code for answer in asyncio.run(main())} == {200}
+    assert most <= PICTURES_AT_ONCE
 
 
 def test_encode(http: TestClient, index: BinaryIndex, run: str) -> None:
