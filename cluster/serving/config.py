@@ -51,7 +51,6 @@ class ServeConfig:
     timeout_s: float = key(20.0, "longest time one request may take", low=0.1)
     tls_cert: str = key("", "certificate chain (PEM) to speak HTTPS with", path=True)
     tls_key: str = key("", "its private key (PEM)", path=True)
-    name: str = key("hashnet", "name of the Serve application")
 
     def __post_init__(self) -> None:
         mistakes = []

@@ -20,6 +20,7 @@ from hashnet.errors import ClusterError, ConfigError
 
 log = logging.getLogger(__name__)
 
+NAME = "hashnet"  # of the Serve application
 QUIET = {"RAY_SERVE_LOG_TO_STDERR": "0", "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "100"}
 
 
@@ -55,12 +56,17 @@ class Server:
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         running = self._serve_runs()
+        if running and (there := serve.status().applications):
+            raise ClusterError(
+                f"Ray Serve serves {', '.join(there)} in this cluster already; stop that first (Ctrl-C where "
+                "it was started, or: serve shutdown), or serve without RAY_ADDRESS on another port: port=8001"
+            )
         try:
             if not running:
                 self._start_serve(serve)
             serve.run(
                 build(self.config, self.ground, self.tokens),
-                name=self.config.name,
+                name=NAME,
                 route_prefix="/",
                 blocking=False,
             )
@@ -84,7 +90,7 @@ class Server:
         if not ray.is_initialized():
             return
         if _serve_client() is not None:
-            serve.delete(self.config.name)
+            serve.delete(NAME)
         if self._owns_serve and "RAY_ADDRESS" in os.environ:  # a Ray that was started here ends with us
             serve.shutdown()
 
@@ -155,7 +161,7 @@ def _serve_client() -> Any:
 
 def _why(serve: Any, name: str) -> str:
     """The last line of what a replica that could not start had to say."""
-    found = serve.status().applications.get(name)
+    found = serve.status().applications.get(NAME)
     for title, deployment in found.deployments.items() if found else ():
         lines = [line.strip() for line in deployment.message.splitlines() if line.strip()]
         errors = [

@@ -114,6 +114,20 @@ def test_localhost_is_the_address_that_serve_tells(run: str, monkeypatch: pytest
     assert fake.calls == []  # somebody else's is left alone
 
 
+def test_a_server_that_is_there_is_neither_replaced_nor_deleted(
+    run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeServe(monkeypatch, ("127.0.0.1", 8000))
+    monkeypatch.setattr("ray.serve.status", lambda: SimpleNamespace(applications={"hashnet": None}))
+    monkeypatch.setattr("ray.serve.run", lambda *_, **__: fake.calls.append("run"))
+    with (
+        pytest.raises(ClusterError, match=r"serves hashnet in this cluster already; stop that first"),
+        Server(ServeConfig(run=run)),
+    ):
+        pass
+    assert fake.calls == []
+
+
 def test_a_replica_reports_what_it_searches_and_serves(own_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, float, dict[str, Any]]] = []
 

@@ -296,16 +296,19 @@ def test_one_serve_one_address(server: Server) -> None:
     other = ServeConfig(run=server.config.run, port=free_ports(1)[0])
     with pytest.raises(ClusterError, match="listens on 127"), Server(other):
         pass
+    with pytest.raises(ClusterError, match="serves hashnet in this cluster already"), Server(server.config):
+        pass
 
 
 def test_with_the_other_engine(ray_served: Any, server: Server, config: ServeConfig, run: str) -> None:
-    """Last, because it replaces the server of this module: the same answers from FAISS itself."""
+    """Last, because it stops the server of this module: the same answers from FAISS itself."""
     engines = {"kernel", "faiss"}
     with Client(config.url, retry_s=60) as client:
         used = client.info()["engine"]
     (other,) = engines - {used}
     local = BinaryIndex.load(f"{run}/index", engine=other)
     codes = some_codes(500, seed=8)
+    server.stop()
     with (
         Server(ServeConfig(run=run, port=config.port, engine=other, model="none", max_inflight=4)),
         Client(config.url, retry_s=60) as client,
