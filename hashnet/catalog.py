@@ -43,9 +43,15 @@ class Item:
 
 
 class Catalog:
-    """Looks items of a run up by id. Safe to use from several threads."""
+    """Looks items of a run up by id. Safe to use from several threads.
 
-    def __init__(self, store: CodeStore, manifest: Manifest | None = None) -> None:
+    Relative paths of pictures are taken from ``base_uri``.
+    """
+
+    def __init__(
+        self, store: CodeStore, manifest: Manifest | None = None, base_uri: str | None = None
+    ) -> None:
+        self.base_uri = base_uri
         self._open(store, manifest)
 
     def _open(self, store: CodeStore, manifest: Manifest | None) -> None:
@@ -110,7 +116,7 @@ class Catalog:
             return None
         columns = ["uri", "image"] if manifest.inline else ["uri"]
         row = manifest.read(columns=columns, start=id_, stop=id_ + 1)
-        (picture,) = fetch_images(row, threads=1)
+        (picture,) = fetch_images(row, self.base_uri, threads=1)
         if isinstance(picture, BadImage):
             raise picture
         small = shrink(picture, size)

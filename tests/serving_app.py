@@ -75,7 +75,7 @@ def make_app(
 ) -> Guard:
     ground = look_over(ServeConfig(run=run))
     holder = IndexHolder(f"{run}/index", engine, model_sha256=ground.model_sha256)
-    catalog = open_catalog(ground.paths["codes"], ground.paths["manifest"])
+    catalog = open_catalog(ground.paths)
     backend = LocalBackend(holder, encoder, catalog, ground.fixed, limits.timeout_s)
     return build_app(backend, limits, tokens, local_only, Meter())
 

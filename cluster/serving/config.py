@@ -25,6 +25,8 @@ class ServeConfig:
         "auto", "model bundle; auto: RUN/model where it exists; none: codes and ids only", path=True
     )
     index: str = key("auto", "index folder; auto: RUN/index", path=True)
+    codes: str = key("auto", "code store of the items; auto: RUN/codes where it exists", path=True)
+    base_uri: str | None = key(None, "folder that relative picture paths start from", path=True)
     engine: str = key("auto", "exact search by", choices=("auto", "faiss", "kernel"))
     index_device: str = key("cpu", "where a flat index lies", choices=("cpu", "cuda"))
     encoder_device: str = key(

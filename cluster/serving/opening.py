@@ -18,7 +18,7 @@ from hashnet.store import CodeStore
 class Ground:
     """Where everything lies, and what does not change while it is served."""
 
-    paths: dict[str, str | None]  # index, model, codes, manifest; None where there is none
+    paths: dict[str, str | None]  # index, model, codes, manifest, base_uri; None where there is none
     model_sha256: str | None
     fixed: dict[str, Any]
     size: int
@@ -32,10 +32,8 @@ def look_over(config: ServeConfig) -> Ground:
     index = config.index if config.index != "auto" else storage.join(config.run, "index")
     about = read_about(index)
     model = _model(config)
-    codes, manifest = (
-        _if_there(config.run, *names)
-        for names in (("codes", "_SUCCESS"), ("manifest.parquet", "_manifest.json"))
-    )
+    codes = config.codes if config.codes != "auto" else _if_there(config.run, "codes", "_SUCCESS")
+    manifest = _if_there(config.run, "manifest.parquet", "_manifest.json")
     fixed: dict[str, Any] = {
         "n_bits": about["n_bits"],
         "modality": None,
@@ -59,15 +57,18 @@ def look_over(config: ServeConfig) -> Ground:
         if listed.class_names is not None:
             fixed["class_names"] = list(listed.class_names)
     paths = {"index": index, "model": model, "codes": codes, "manifest": manifest}
+    paths["base_uri"] = config.base_uri
     return Ground(paths, sha256, fixed, about["rows"], about["index_kind"])
 
 
-def open_catalog(codes: str | None, manifest: str | None) -> Catalog | None:
-    """Items by id; None for an index without a code store."""
+def open_catalog(paths: dict[str, str | None]) -> Catalog | None:
+    """Items by id; None for an index without a code store. ``paths`` as in Ground."""
+    codes, manifest = paths["codes"], paths["manifest"]
     if codes is None:
         return None
     # Parts are not read through to check them: pictures are looked up one by one.
-    return Catalog(CodeStore.open(codes), Manifest.open(manifest, check=False) if manifest else None)
+    listed = Manifest.open(manifest, check=False) if manifest else None
+    return Catalog(CodeStore.open(codes), listed, paths["base_uri"])
 
 
 def _model(config: ServeConfig) -> str | None:

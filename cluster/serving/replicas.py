@@ -205,7 +205,7 @@ class HttpReplica:
         from cluster.serving.opening import open_catalog
         from cluster.serving.ray_backend import RayBackend
 
-        catalog = open_catalog(paths["codes"], paths["manifest"])
+        catalog = open_catalog(paths)
         self.backend = RayBackend(index, encoder, keeper, catalog, fixed, limits.timeout_s)
         self.limits, self.tokens, self.local_only = limits, tokens, local_only
         self.meter = Meter()

@@ -71,7 +71,7 @@ class Server:
                 blocking=False,
             )
         except BaseException as error:
-            why = _why(serve, self.config.name) if isinstance(error, RuntimeError) else ""
+            why = _why(serve) if isinstance(error, RuntimeError) else ""
             self.stop()
             if why:
                 raise ClusterError(f"the server did not start: {why}") from error
@@ -117,7 +117,7 @@ class Server:
     def _some_id(self) -> int:
         from cluster.serving.opening import open_catalog
 
-        catalog = open_catalog(self.ground.paths["codes"], None)
+        catalog = open_catalog(self.ground.paths | {"manifest": None})
         found = catalog.sample(1) if catalog is not None else []
         return found[0] if found else 0
 
@@ -159,7 +159,7 @@ def _serve_client() -> Any:
     return _get_global_client(raise_if_no_controller_running=False)
 
 
-def _why(serve: Any, name: str) -> str:
+def _why(serve: Any) -> str:
     """The last line of what a replica that could not start had to say."""
     found = serve.status().applications.get(NAME)
     for title, deployment in found.deployments.items() if found else ():

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from hashnet import catalog as catalogs
 from hashnet.catalog import Catalog, shrink
 from hashnet.data import Manifest
+from hashnet.data.rows import Rows
 from hashnet.data.sources import make_manifest
+from hashnet.data.writer import write_manifest
 from hashnet.errors import BadImage
 from hashnet.store import CodeStore, write_store
 
@@ -138,6 +141,19 @@ def test_a_picture_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
         file.unlink()
     with pytest.raises(BadImage):
         catalog.thumbnail(39)
+
+
+def test_relative_pictures_are_found_from_base_uri(tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    table = pa.table({"uri": ["a.png"]})
+    rows = Rows(1, lambda start, stop: table[start:stop], modality="image")
+    manifest = write_manifest(str(tmp_path / "m.parquet"), rows, np.array([4], dtype=np.uint8))
+    store = write_store(str(tmp_path / "codes"), CODES[:1], ids=np.arange(1))
+    assert Catalog(store, manifest, str(tmp_path)).thumbnail(0) is not None
+    with pytest.raises(BadImage, match="missing"):
+        Catalog(store, manifest).thumbnail(0)
 
 
 def test_shrinking_is_bounded() -> None:

@@ -179,6 +179,20 @@ def test_a_version_with_labels_is_filtered_by_them(app: Callable[..., Guard], ow
         assert error_of(again) == (422, "no_labels")
 
 
+def test_items_are_those_of_the_code_store_given(own_run: str) -> None:
+    """Encoded anew beside RUN/codes, as an upgrade does."""
+    import shutil
+
+    from cluster.serving.opening import open_catalog
+
+    shutil.move(f"{own_run}/codes", f"{own_run}/codes-2")
+    assert look_over(ServeConfig(run=own_run)).paths["codes"] is None
+    config = ServeConfig(run=own_run, codes=f"{own_run}/codes-2", base_uri="/pictures")
+    catalog = open_catalog(look_over(config).paths)
+    assert catalog is not None
+    assert (catalog.store.uri, catalog.base_uri) == (f"{own_run}/codes-2", "/pictures")
+
+
 def test_items_encoded_later_are_known(app: Callable[..., Guard], own_run: str) -> None:
     """The database grows: more codes in the store, then a new index version; nothing is restarted."""
     from hashnet.store import CodeStore, write_store
