@@ -168,10 +168,10 @@ class BinaryIndex:
         with self._writing, files.writer_lock(folder):
             state = self._state
             found = files.disk_version(folder)
-            if folder != self._path:
+            if found and folder == self._path:
+                self._refuse_stale(folder)
+            else:
                 state = state.unsaved()
-            elif found:
-                self._refuse_stale(found)
             state = state.at_version(max(found + 1, state.version))
             self._state = files.write_state(folder, state)
             self._path = folder
@@ -269,21 +269,21 @@ class BinaryIndex:
             return dict(tuned.tuned or {})
 
     def refresh(self) -> bool:
-        """Takes over the version on disk if it is newer; unchanged segments are not read again."""
+        """Takes over the version on disk if it is another; unchanged segments are not read again."""
         with self._writing:
-            if self._path is None or files.disk_version(self._path) == self.version:
+            if self._path is None or files.disk_seal(self._path) == self._state.seal:
                 return False
             self._take(opening.read_state(self._path, known=self._state.segments))
             return True
 
     def newest(self) -> BinaryIndex:
-        """The version on disk as an index of its own where it is newer, else this one.
+        """The version on disk as an index of its own where it is another, else this one.
 
         Unchanged segments are shared. This one stays as it is: for servers that look at a version
         before they take it over.
         """
         with self._writing:
-            if self._path is None or files.disk_version(self._path) == self.version:
+            if self._path is None or files.disk_seal(self._path) == self._state.seal:
                 return self
             state = opening.read_state(self._path, known=self._state.segments)
             newest = BinaryIndex(state, engine=self.engine, path=self._path)
@@ -362,7 +362,7 @@ class BinaryIndex:
     def _commit(self, state: State) -> None:
         if self._path is not None:
             with files.writer_lock(self._path):
-                self._refuse_stale(files.disk_version(self._path))
+                self._refuse_stale(self._path)
                 state = files.write_state(self._path, state)
         self._take(state)
 
@@ -372,11 +372,13 @@ class BinaryIndex:
         if self._gpu is not None and state.segments and state.segments[0].rows is not self._gpu.rows:
             self._move_to_gpu()
 
-    def _refuse_stale(self, on_disk: int) -> None:
-        if on_disk != self.version:
+    def _refuse_stale(self, folder: str) -> None:
+        if files.disk_seal(folder) != self._state.seal:
+            on_disk = files.disk_version(folder)
+            which = f"another {self.version}" if on_disk == self.version else self.version
             raise StaleIndex(
-                f"{self._path} is at version {on_disk}, this index at {self.version}: somebody else "
-                "wrote it; call refresh() and repeat the update"
+                f"{folder} is at version {on_disk}, this index at {which}: somebody else wrote it; "
+                "call refresh() and repeat the update"
             )
 
     def _move_to_gpu(self) -> None:

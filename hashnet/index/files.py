@@ -62,6 +62,11 @@ def disk_version(uri: str) -> int:
     return whole_number(read_about(uri), "version", uri)
 
 
+def disk_seal(uri: str) -> str | None:
+    """The sha256 in index.json, None where there is none: an index built anew may have the old version."""
+    return read_about(uri)["sha256"] if storage.exists(storage.join(uri, ABOUT)) else None
+
+
 def stored_bytes(uri: str) -> int:
     """Bytes of the files of the version at ``uri``; what older readers may still need is not counted."""
     sizes, records = storage.list_sizes(uri), read_about(uri)["segments"]
@@ -78,7 +83,7 @@ def write_state(uri: str, state: State) -> State:
         if len(segment.dead) and (record["removed"] or {}).get("rows") != len(segment.dead):
             record["removed"] = _write_dead(uri, segment, state.version, number)
         segments.append(dataclasses.replace(segment, record=record))
-    about = {
+    about: dict[str, Any] = {
         "kind": "index",
         "format_version": FORMAT_VERSION,
         "index_kind": state.kind,
@@ -92,9 +97,10 @@ def write_state(uri: str, state: State) -> State:
         "lineage": state.lineage,
         "segments": [segment.record for segment in segments],
     }
-    storage.write_json(storage.join(uri, ABOUT), about | {"sha256": seal(about)})
+    about["sha256"] = seal(about)
+    storage.write_json(storage.join(uri, ABOUT), about)
     _remove_old(uri, before + [segment.record or {} for segment in segments])
-    return dataclasses.replace(state, segments=tuple(segments))
+    return dataclasses.replace(state, segments=tuple(segments), seal=about["sha256"])
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 from hashnet import storage
 from hashnet.codes import check_n_bits
 from hashnet.errors import FormatError, HashnetError, StorageError
-from hashnet.index.files import ABOUT, disk_version, read_about, whole_number
+from hashnet.index.files import ABOUT, disk_seal, read_about, whole_number
 from hashnet.index.kinds import IvfOptions, Options, parse_options
 from hashnet.index.postings import Postings
 from hashnet.index.rows import Rows
@@ -33,7 +33,7 @@ def read_state(uri: str, *, mmap: bool = True, verify: bool = True, known: tuple
             return _open_state(uri, about, mmap, verify, known)
         except (StorageError, FormatError):
             # a writer may have moved on and removed files while we were opening them
-            if attempt == 2 or disk_version(uri) == about.get("version"):
+            if attempt == 2 or disk_seal(uri) == about["sha256"]:
                 raise
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise FormatError(f"{uri}/{ABOUT} is damaged ({type(error).__name__}: {error})") from error
@@ -53,13 +53,13 @@ def _open_state(
         raise FormatError(f"{uri}/{ABOUT} is damaged: {error}") from error
     if n_classes is not None:
         whole_number(about, "n_classes", uri)
-    by_file = {segment.record["sha256"]: segment for segment in known if segment.record}
+    by_content = {_content(segment.record): segment for segment in known if segment.record}
     segments = []
     for record in records:
         segment_options = (
             options if record["kind"] == kind else parse_options(record["kind"], {}, n_bits, ANY_SIZE)
         )
-        held = by_file.get(record["sha256"])
+        held = by_content.get(_content(record))
         if held is not None and held.record == record:
             segments.append(dataclasses.replace(held, options=segment_options))
             continue
@@ -77,12 +77,18 @@ def _open_state(
         lineage=dict(about["lineage"]),
         segments=tuple(segments),
         version=whole_number(about, "version", uri),
+        seal=about["sha256"],
         updates=whole_number(about, "updates", uri),
         tuned=about["tuned"],
     )
     if state.n_live != n_rows:
         raise FormatError(f"{uri}/{ABOUT} says {n_rows} rows, its segments hold {state.n_live}")
     return state
+
+
+def _content(record: dict[str, Any]) -> tuple[str, str | None]:
+    """What rows are made of, whatever their files are called: the sha256 of their codes and labels."""
+    return record["sha256"], record["labels"]["sha256"] if record["labels"] else None
 
 
 def _open_rows(

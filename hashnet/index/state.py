@@ -38,6 +38,7 @@ class State:
     lineage: dict[str, Any]
     segments: tuple[Segment, ...]
     version: int = 1
+    seal: str | None = None  # of the index.json it was read from or written to, or grew out of
     updates: int = 0  # additions and removals since it was built from its codes
     tuned: dict[str, Any] | None = None
 
@@ -175,7 +176,7 @@ class State:
     def unsaved(self) -> State:
         """The same, not written anywhere yet."""
         segments = tuple(dataclasses.replace(segment, record=None) for segment in self.segments)
-        return dataclasses.replace(self, segments=segments)
+        return dataclasses.replace(self, segments=segments, seal=None)
 
     def at_version(self, version: int) -> State:
         return dataclasses.replace(self, version=version)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -119,6 +120,50 @@ def test_versions_grow_and_are_followed(made):
     writer.remove(ids[20:21])
     kept = {name for name in os.listdir(folder) if name.endswith(".faiss")}
     assert len(kept) == 1  # of version 5; version 4's files are gone by now
+
+
+@pytest.mark.parametrize("follow", ["refresh", "newest"])
+def test_a_rebuild_with_other_labels_brings_them(made, follow):
+    """The codes are the same file, byte for byte; the labels are not."""
+    folder, codes, ids = made()
+    reader = BinaryIndex.load(folder)
+    BinaryIndex.from_arrays(codes, ids, labels=np.full(300, 2)).save(folder)
+    reader = reader.newest() if follow == "newest" else reader
+    reader.refresh()
+    assert reader.labels(ids[:2]) == [[2], [2]]
+    assert (reader.search(codes[:1], 300, where={"labels": 2}).ids >= 0).all()
+    BinaryIndex.from_arrays(codes, ids).save(folder)
+    reader.refresh()
+    assert reader.labels(ids[:2]) is None
+
+
+def test_deleted_and_built_anew_is_another_index(made, codes_of):
+    """Both are at version 1."""
+    folder, _, ids = made()
+    reader, writer = BinaryIndex.load(folder), BinaryIndex.load(folder)
+    shutil.rmtree(folder)
+    other = codes_of("random", 400, 64, seed=9)
+    BinaryIndex.from_arrays(other).save(folder)
+    stale = r"is at version 1, this index at another 1: somebody else wrote it; call refresh\(\)"
+    for write in (lambda: writer.remove(ids[:1]), lambda: writer.save(folder)):
+        with pytest.raises(errors.StaleIndex, match=stale):
+            write()
+    newest = reader.newest()
+    assert (newest.codes([399]) == other[399]).all()
+    assert reader.refresh()
+    assert not reader.refresh()
+    assert reader.search(other, 3) == BinaryIndex.load(folder).search(other, 3) == newest.search(other, 3)
+    reader.remove([0])
+    assert len(BinaryIndex.load(folder)) == 399
+
+
+def test_saved_again_where_it_was_deleted(made):
+    folder, codes, ids = made()
+    index = BinaryIndex.load(folder)
+    index.remove(ids[:1])
+    shutil.rmtree(folder)
+    assert index.save(folder) == 2
+    assert BinaryIndex.load(folder).search(codes, 5) == index.search(codes, 5)
 
 
 def test_save_elsewhere_is_a_whole_copy(made, tmp_path):
