@@ -124,6 +124,8 @@ def _open_rows(
             f"{record['rows']} of {n_bits}"
         )
     rows.check()
+    if rows.kind == "multihash":
+        rows.rehash()
     if isinstance(options, IvfOptions) and int(rows.inner.nlist) != options.nlist:
         raise FormatError(f"{where} has {rows.inner.nlist} lists, {ABOUT} says {options.nlist}")
     return rows

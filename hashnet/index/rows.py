@@ -167,6 +167,23 @@ class Rows:
             if self.is_id_map and self.n and not (self.ids[0] >= 0 and (np.diff(self.ids) > 0).all()):
                 raise FormatError("its ids do not ascend")
 
+    def rehash(self) -> None:
+        """Fills a multihash anew where its file lost a table: one whose rows all lie in one bucket.
+
+        FAISS stores a bucket's size in as many bits as an id takes: of 2**m rows, m bits, where 2**m
+        reads as 0. Filling always would take ten times as long as reading.
+        """
+        if self.n & (self.n - 1):
+            return
+        codes = self.codes.copy()  # the view goes with what is reset
+        differ = np.bitwise_or.reduce(codes, axis=0) ^ np.bitwise_and.reduce(codes, axis=0)
+        tables = np.unpackbits(differ, bitorder="little")[: self.inner.nhash * self.inner.b]
+        if tables.reshape(self.inner.nhash, self.inner.b).any(axis=1).all():
+            return
+        del self.codes
+        self.inner.reset()
+        self.inner.add(codes)
+
 
 def new_flat(n_bits: int, n: int) -> tuple[Any, np.ndarray]:
     """An IndexBinaryFlat with room for ``n`` rows, and the view of its codes to be filled in."""

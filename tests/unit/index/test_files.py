@@ -203,6 +203,21 @@ def test_other_spellings_of_a_folder_are_the_same(made, monkeypatch):
     assert BinaryIndex.load(folder).search(codes, 5) == index.search(codes, 5)
 
 
+@pytest.mark.parametrize("plain_ids", [True, False])
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 64])
+def test_multihash_keeps_a_bucket_that_holds_every_row(codes_of, tmp_path, n, plain_ids):
+    """Codes that agree in one of two tables, or in both: FAISS's file has no room for a size of 2**m."""
+    for free in (0, 1, 2):  # bytes that differ from row to row
+        codes = codes_of("equal", n, 16)
+        codes[:, 2 - free :] = codes_of("random", n, 16, seed=1)[:, 2 - free :]
+        ids = None if plain_ids else np.arange(n) * 3 + 1
+        index = BinaryIndex.from_arrays(codes, ids, kind="multihash", nhash=2, bits=8)
+        index.save(tmp_path / f"{free}")
+        found = BinaryIndex.load(tmp_path / f"{free}").search_radius(codes, 1)
+        assert found == index.search_radius(codes, 1)
+        assert [list(hits.ids).count(i) for hits, i in zip(found, index.ids(), strict=True)] == [1] * n
+
+
 def damage(folder, rng):
     """One of many ways to spoil a file; returns which."""
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
