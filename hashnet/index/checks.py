@@ -67,8 +67,9 @@ def check_labels(labels: Any, n: int, n_classes: int | None) -> tuple[np.ndarray
     if array.ndim and len(array) != n:
         raise CodeError(f"{n} codes came with {len(array)} labels; give one label set a code")
     if array.ndim == 1 and len(array):
-        ends = array[[array.argmin(), array.argmax()]] if array.dtype.kind in "iu" else array[:1]
-        return array, np.arange(n), label_sets.as_multi_hot(ends, n_classes).shape[1]
+        if array.dtype.kind not in "iu" or array.min() < 0:
+            label_sets.as_multi_hot(array)  # raises: the row it names is one of all rows
+        return array, np.arange(n), label_sets.as_multi_hot(array[[array.argmax()]], n_classes).shape[1]
     multi_hot = label_sets.as_multi_hot(array, n_classes)
     rows, classes = np.nonzero(multi_hot)
     return classes, rows, multi_hot.shape[1]

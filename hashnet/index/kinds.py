@@ -112,11 +112,12 @@ def _default_lists(n: int) -> int:
 
 
 def _hash_options(options: MultihashOptions, n_bits: int) -> MultihashOptions:
-    nhash = options.nhash or (n_bits // options.bits if options.bits else max(3, n_bits // 16))
+    nhash = options.nhash or (max(1, n_bits // options.bits) if options.bits else max(3, n_bits // 16))
     bits = options.bits or max(1, min(16, n_bits // nhash))
     if not 1 <= bits <= 32 or nhash * bits > n_bits:
         raise IndexMismatch(
-            f"{nhash} tables of {bits} bits do not fit into {n_bits} bits (at most 32 bits a table)"
+            f"{nhash} tables of {bits} bits do not fit into {n_bits} bits; choose bits of at most 32 and "
+            f"nhash x bits of at most {n_bits}"
         )
     if options.nflip > min(bits, 3):  # lookups grow as bits over nflip
         raise IndexMismatch(f"nflip must be at most {min(bits, 3)} here, got {options.nflip}")

@@ -162,6 +162,12 @@ def mistakes(index, codes, ids):
         (lambda: index.add(codes[:1], [0.5]), errors.IndexMismatch, "whole numbers"),
         (lambda: index.add(codes[:1], [2**64 - 1]), errors.IndexMismatch, "fit into int64"),
         (lambda: index.add(codes[:1], [5000], labels=[7]), errors.CodeError, "class 7"),
+        (lambda: index.add(codes[:3], labels=[0, 3, -1]), errors.CodeError, "got -1 in row 2"),
+        (
+            lambda: BinaryIndex.from_arrays(codes, labels=[0.5] * 200),
+            errors.CodeError,
+            "whole numbers, got float",
+        ),
         (lambda: index.add(codes[:1], [5000], labels=[1, 1]), errors.CodeError, "1 codes came with 2 labels"),
         (lambda: index.remove([123456]), errors.UnknownId, r"no id 123456 \(1 of 1 ids are unknown"),
         (lambda: index.remove([int(ids[0]), 123456]), errors.UnknownId, "1 of 2 ids are unknown"),

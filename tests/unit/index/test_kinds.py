@@ -142,6 +142,8 @@ def test_options_are_checked(codes_of):
         BinaryIndex.from_arrays(codes, kind="ivf", nlist=-1)
     with pytest.raises(IndexMismatch, match="5 tables of 16 bits do not fit into 32 bits"):
         BinaryIndex.from_arrays(codes, kind="multihash", nhash=5, bits=16)
+    with pytest.raises(IndexMismatch, match=r"16 bits do not fit into 8 bits; .* nhash x bits of at most 8"):
+        BinaryIndex.from_arrays(codes[:, :1], kind="multihash", bits=16)
     with pytest.raises(IndexMismatch, match="nflip must be at most 3"):
         BinaryIndex.from_arrays(codes, kind="multihash", nflip=9)
     for neighbours in (1, 10**6):
