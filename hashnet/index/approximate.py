@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 QUERIES_A_THREAD = 16  # fewer are answered before another thread has woken up
 SLACK = 16  # asked for beyond k: resolves most ties in one go
+MAX_FETCHED = 1 << 22  # slots asked of FAISS at once, queries x fetch: 48 MB, and a few times that to sort
 ID_BITS = 47  # ids below 2**47 sort as one integer together with their distance
 
 
@@ -90,17 +91,21 @@ def scan_by_faiss(
     ids = np.full((n_queries, k), -1, dtype=np.int64)
     distances = np.full((n_queries, k), -1, dtype=np.int32)
     counts = np.zeros(n_queries, dtype=np.int64)
+    parameters = faiss.SearchParametersIVF(nprobe=nprobe)
     rows, fetch = np.arange(n_queries), min(n, k + SLACK)
     while len(rows):
-        parameters = faiss.SearchParametersIVF(nprobe=nprobe)
-        far, near = segment.rows.inner.search(queries[rows], fetch, params=parameters)
-        last, whole = far[:, -1].copy(), near[:, -1] < 0  # an unused slot: all that was scanned is here
-        near, far, count = tidy(segment, near, far, None if exclude is None else exclude[rows])
-        near, far = widen(near, k), widen(far, k)
-        resolved = whole | (fetch >= n) | ((count >= k) & (last > far[:, -1]))
-        done = rows[resolved]
-        ids[done], distances[done], counts[done] = near[resolved], far[resolved], count[resolved]
-        rows, fetch = rows[~resolved], min(n, fetch * 4)
+        cut = []  # queries whose ties were
+        step = max(1, MAX_FETCHED // fetch)
+        for some in (rows[i : i + step] for i in range(0, len(rows), step)):
+            far, near = segment.rows.inner.search(queries[some], fetch, params=parameters)
+            last, whole = far[:, -1].copy(), near[:, -1] < 0  # an unused slot: all that was scanned is here
+            near, far, count = tidy(segment, near, far, None if exclude is None else exclude[some])
+            near, far = widen(near, k), widen(far, k)
+            resolved = whole | (fetch >= n) | ((count >= k) & (last > far[:, -1]))
+            done = some[resolved]
+            ids[done], distances[done], counts[done] = near[resolved], far[resolved], count[resolved]
+            cut.append(some[~resolved])
+        rows, fetch = np.concatenate(cut), min(n, fetch * 4)
     return ids, distances, np.minimum(counts, k)
 
 

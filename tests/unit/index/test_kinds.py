@@ -1,10 +1,13 @@
 """Every kind of index against a plain loop: exact ones to the id, approximate ones by their recall."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from hashnet import BinaryIndex
 from hashnet.errors import IndexMismatch, Unsupported
+from hashnet.index import approximate
 
 SORTS = ("random", "clustered", "duplicated", "equal")
 ENGINES = ("kernel", "faiss")
@@ -130,6 +133,19 @@ def test_multihash_guarantee_is_used_to_its_end(codes_of, slow, pairs, nflip):
         for query, hits in zip(codes[:15], index.search_radius(codes[:15], radius), strict=True):
             truth = slow(query, dict(enumerate(codes)))
             assert pairs(hits) == [hit for hit in truth if hit[0] <= radius]
+
+
+def test_collapsed_codes_are_fetched_for_few_queries_at_a_time(codes_of, monkeypatch):
+    """All tie, so all are fetched: 400 x 2,000 slots would take 6.4 MB for the ids alone."""
+    monkeypatch.setattr(approximate, "MAX_FETCHED", 1 << 12)
+    codes = codes_of("equal", 2000, 64)
+    index = BinaryIndex.from_arrays(codes, kind="ivf", nlist=1, engine="faiss")
+    tracemalloc.start()
+    hits = index.search(codes[:400], 3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert hits.ids.tolist() == [[0, 1, 2]] * 400
+    assert peak < 2e6
 
 
 def test_options_are_checked(codes_of):
