@@ -78,8 +78,9 @@ KINDS = tuple(OPTIONS)
 
 def parse_options(kind: str, values: dict[str, Any], n_bits: int, n: int) -> Options:
     """Checked options of a kind, with the zeros that mean "choose" filled in for n codes."""
-    if kind not in KINDS:
-        raise Unsupported(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if not isinstance(kind, str) or kind not in KINDS:
+        got = repr(kind) if isinstance(kind, str) else type(kind).__name__  # labels, given as the third
+        raise Unsupported(f"kind must be one of {', '.join(KINDS)}, got {got}")
     known = [field.name for field in dataclasses.fields(OPTIONS[kind])]
     for name, value in values.items():
         if name not in known:

@@ -23,7 +23,7 @@ def small(codes_of):
 @pytest.mark.parametrize("kind", ["flat", "multihash", "hnsw"])
 def test_filters_are_exact(small, slow, pairs, engine, kind):
     codes, ids, labels = small
-    index = BinaryIndex.from_arrays(codes, ids, labels, kind=kind, engine=engine)
+    index = BinaryIndex.from_arrays(codes, ids, labels=labels, kind=kind, engine=engine)
     few, many = set(ids[:5].tolist()), ids[20:180]
     cases = [
         (few | {10**9}, lambda i, label: i in few),
@@ -45,7 +45,7 @@ def test_filters_are_exact(small, slow, pairs, engine, kind):
 
 def test_ivf_says_that_it_cannot_filter(small):
     codes, ids, labels = small
-    index = BinaryIndex.from_arrays(codes, ids, labels, kind="ivf")
+    index = BinaryIndex.from_arrays(codes, ids, labels=labels, kind="ivf")
     with pytest.raises(errors.Unsupported, match=r"ivf index cannot filter.*build kind='flat'"):
         index.search(codes[:1], 3, where=[1])
     with pytest.raises(errors.Unsupported, match="ivf index cannot filter"):
@@ -73,10 +73,17 @@ def test_exclude_self(codes_of, slow, pairs, engine, kind):
 
 def test_where_and_exclude_self_together(small):
     codes, ids, labels = small
-    index = BinaryIndex.from_arrays(codes, ids, labels)
+    index = BinaryIndex.from_arrays(codes, ids, labels=labels)
     for where in ({"labels": int(labels[0])}, ids[:4]):
         hits = index.search(codes[:1], 3, where=where, exclude_self=ids[:1])
         assert ids[0] not in hits.ids
+
+
+def test_the_third_of_the_arrays_is_the_kind(small):
+    codes, ids, labels = small
+    assert BinaryIndex.from_arrays(codes, ids, "multihash").kind == "multihash"
+    with pytest.raises(errors.Unsupported, match=r"kind must be one of .*, got ndarray"):
+        BinaryIndex.from_arrays(codes, ids, labels)
 
 
 def test_built_from_a_store(tmp_path, small):
@@ -99,7 +106,7 @@ def test_built_from_a_store(tmp_path, small):
 
 def test_describe_and_looking(small):
     codes, ids, labels = small
-    index = BinaryIndex.from_arrays(codes, ids, labels, lineage={"model_sha256": "m"})
+    index = BinaryIndex.from_arrays(codes, ids, labels=labels, lineage={"model_sha256": "m"})
     about = index.describe()
     assert about["kind"] == index.kind == "flat"
     assert about["n_bits"] == index.n_bits == 48
@@ -140,7 +147,11 @@ def mistakes(index, codes, ids):
         (lambda: index.search(codes, 3, where={1: 2, "a": 3}), errors.IndexMismatch, "labels, got 1, a"),
         (lambda: index.remove([[1], [2, 3]]), errors.CodeError, "ids are no array"),
         (lambda: index.add(codes[:2], [5000, 5001], [[1], [0, 2]]), errors.CodeError, "labels are no array"),
-        (lambda: BinaryIndex.from_arrays(codes, ids, [0] * 200, n_classes="x"), errors.IndexMismatch, "'x'"),
+        (
+            lambda: BinaryIndex.from_arrays(codes, ids, labels=[0] * 200, n_classes="x"),
+            errors.IndexMismatch,
+            "'x'",
+        ),
         (lambda: BinaryIndex.from_arrays(codes, kind=["flat"]), errors.Unsupported, "kind must be one of"),
         (lambda: index.search(codes, 10**9), errors.Unsupported, "too large for one answer"),
         (lambda: index.search_radius(codes, -1), errors.IndexMismatch, "radius must be at least 0, got -1"),
@@ -183,7 +194,7 @@ def mistakes(index, codes, ids):
 
 def test_mistakes_get_a_sentence_and_change_nothing(small):
     codes, ids, labels = small
-    index = BinaryIndex.from_arrays(codes, ids, labels)
+    index = BinaryIndex.from_arrays(codes, ids, labels=labels)
     for call, kind, sentence in mistakes(index, codes, ids):
         with pytest.raises(kind, match=sentence):
             call()

@@ -27,7 +27,7 @@ def made(codes_of, tmp_path):
         codes = codes_of("clustered", 300, 64)
         ids = np.arange(300) if plain_ids else np.sort(np.random.default_rng(0).permutation(9000)[:300])
         index = BinaryIndex.from_arrays(
-            codes, ids, np.arange(300) % 3, kind=kind, lineage={"model_sha256": "f00"}
+            codes, ids, labels=np.arange(300) % 3, kind=kind, lineage={"model_sha256": "f00"}
         )
         folder = tmp_path / name
         index.save(folder)
@@ -51,7 +51,7 @@ def change(folder, seal=True, **values):
 def test_saved_and_loaded(made, kind, engine, mmap):
     folder, codes, ids = made(kind)
     index = BinaryIndex.load(folder, engine=engine, mmap=mmap)
-    fresh = BinaryIndex.from_arrays(codes, ids, np.arange(300) % 3, kind=kind, engine=engine)
+    fresh = BinaryIndex.from_arrays(codes, ids, labels=np.arange(300) % 3, kind=kind, engine=engine)
     assert index.search(codes[:20], 30) == fresh.search(codes[:20], 30)
     assert index.search_radius(codes[:20], 5) == fresh.search_radius(codes[:20], 5)
     about = index.describe()

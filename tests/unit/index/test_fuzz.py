@@ -122,7 +122,7 @@ def test_options(kind, options, n_classes):
 @given(codes=CODES, ids=st.one_of(st.none(), IDS), labels=st.one_of(st.none(), IDS), kind=st.text(max_size=4))
 def test_build(codes, ids, labels, kind):
     try:
-        index = BinaryIndex.from_arrays(codes, ids, labels, kind=kind or "flat")
+        index = BinaryIndex.from_arrays(codes, ids, labels=labels, kind=kind or "flat")
     except HashnetError:
         return
     assert len(index) == len(np.atleast_2d(codes))

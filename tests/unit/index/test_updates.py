@@ -41,7 +41,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.items = dict(items)
         codes, ids, labels = arrays(items)
         self.index = BinaryIndex.from_arrays(
-            codes, ids, labels, kind=self.kind, engine=self.engine, n_classes=N_CLASSES, **self.options
+            codes, ids, labels=labels, kind=self.kind, engine=self.engine, n_classes=N_CLASSES, **self.options
         )
         if saved:
             self.index.save(self.folder.name)
