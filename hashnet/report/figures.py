@@ -122,7 +122,8 @@ def per_class(report: EvalReport, ax: Axes | None = None, most: int = 20) -> Axe
     ax = new_axes(ax, size=(5.2, max(2.2, 0.24 * len(scores) + 1)))
     names = [score.name or f"class {score.class_id}" for score in scores]
     ax.barh(range(len(scores)), [score.map for score in scores], color=PALETTE[0], height=0.72)
-    ax.set_yticks(range(len(scores)), [name if len(name) <= 18 else name[:17] + "…" for name in names])
+    shown = [name if len(name) <= 18 else name[:17] + "…" for name in names]
+    ax.set_yticks(range(len(scores)), shown, parse_math=False)  # a name may hold $
     ax.axvline(report.map, color=INK, linewidth=1, linestyle="--")
     ax.set(xlabel=f"MAP@{report.k:,} of the class (dashed: all queries)", xlim=(0, 1))
     ax.grid(axis="y", visible=False)

@@ -82,8 +82,9 @@ def line_style(place: int) -> dict[str, Any]:
 
 
 def legend(ax: Axes, **options: Any) -> None:
-    """A legend without a box, its text in the colour of text."""
-    ax.legend(frameon=False, labelcolor=INK, **options)
+    """A legend without a box, its text in the colour of text and as it is: a name may hold $."""
+    for text in ax.legend(frameon=False, labelcolor=INK, **options).get_texts():
+        text.set_parse_math(False)
 
 
 def to_png(figure: Figure, dpi: int = 160) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
@@ -115,6 +117,19 @@ def test_losses_mark_the_stages():
     assert marks == [30, 60]
     assert [text.get_text() for text in ax.texts] == ["β=1", "2", "4"]
     assert len(ax.get_legend().get_texts()) == 1  # L was never measured
+
+
+def test_names_with_dollars_are_drawn_as_they_are(reports):
+    """Matplotlib takes text between two of them for a formula, and refuses this one."""
+    score = dataclasses.replace(reports[0].per_class[0], name="$_$")
+    report = dataclasses.replace(reports[0], per_class=(score, *reports[0].per_class[1:]))
+    points = np.random.default_rng(0).normal(size=(4, 2))
+    for ax in (
+        figures.per_class(report),
+        figures.embedding(points, ["$_$", "cat", "$_$", "cat"]),
+        figures.precision_at({"$_$": report, "other": report}),
+    ):
+        assert "$_$" in to_svg(ax.figure)
 
 
 def test_the_same_figure_is_the_same_file(reports):
