@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
@@ -98,12 +99,12 @@ class EvalReport:
         return self.by_radius.empty[self._radius(radius)]
 
     def _place(self, n: int) -> int:
-        try:
-            return self.by_rank.ranks.index(n)
-        except ValueError:
-            raise HashnetError(
-                f"there is no rank {n} in this report; it holds ranks up to k = {self.k}"
-            ) from None
+        ranks = self.by_rank.ranks
+        place = bisect.bisect_left(ranks, n)
+        if ranks[place : place + 1] != (n,):
+            near = " or ".join(map(str, ranks[max(place - 1, 0) : place + 1]))
+            raise HashnetError(f"there is no rank {n} in this report up to k = {self.k}; ask for {near}")
+        return place
 
     def _radius(self, radius: int) -> int:
         if not 0 <= radius <= self.n_bits:
