@@ -57,23 +57,31 @@ def encode_rows(encoder: Encoder, output: str, table: pa.Table) -> pa.Table:
     assert encoder.preprocess is not None
     crop = encoder.preprocess.crop
     pixels = binary_matrix(table["pixels"], 3 * crop * crop).reshape(-1, 3, crop, crop)
+    return _encoded(encoder, output, pixels, table.select(CARRIED))
+
+
+def _encoded(encoder: Encoder, output: str, rows: np.ndarray, table: pa.Table) -> pa.Table:
+    """The table with what its ``rows`` became; one that overflows on the way is bad, too."""
     good = table["reason"].is_null().to_numpy()
-    return table.select(CARRIED).append_column(*_encoded(encoder, output, pixels, good))
-
-
-def _encoded(encoder: Encoder, output: str, rows: np.ndarray, good: np.ndarray) -> tuple[str, pa.Array]:
     some = rows if good.all() else rows[good]
+    values = encoder.logits(some) if output == "codes" else encoder.features(some)
+    finite = np.isfinite(values).all(axis=1)
+    if not finite.all():
+        lost = good.copy()
+        lost[good] = ~finite
+        reasons = pc.if_else(pa.array(lost), pa.scalar("not_finite"), table["reason"])
+        table = table.set_column(table.column_names.index("reason"), "reason", reasons)
+        good, values = good & ~lost, values[finite]
     if output == "codes":
-        values = pack_signs(encoder.logits(some))
-    else:
-        values = encoder.features(some)
+        values = pack_signs(values)
     if not good.all():
         whole = np.zeros((len(rows), values.shape[1]), dtype=values.dtype)
         whole[good] = values
         values = whole
     if output == "codes":
-        return "code", binary_column(values)
-    return "feature", pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+        return table.append_column("code", binary_column(values))
+    column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+    return table.append_column("feature", column)
 
 
 def encode_features(
@@ -82,13 +90,12 @@ def encode_features(
     """Each shard of ``work``, which are feature rows, with its encoded table, for ``commit_table``."""
     lengths = [len(shard) for shard in work.shards]
     for shard, table in zip(work.shards, pieces(source.rows(work), lengths), strict=True):
-        features, reasons = _feature_rows(table)
-        good = reasons.is_null().to_numpy(zero_copy_only=False)
+        features, reasons = feature_rows(table)
         whole = table.select(["row_id", "uri", "labels"]).append_column("reason", reasons)
-        yield shard, whole.append_column(*_encoded(encoder, output, features, good))
+        yield shard, _encoded(encoder, output, features, whole)
 
 
-def _feature_rows(table: pa.Table) -> tuple[np.ndarray, pa.Array]:
+def feature_rows(table: pa.Table) -> tuple[np.ndarray, pa.Array]:
     """float32 (n, d), and why a row cannot be used: ``missing`` or ``not_finite``."""
     column = table["feature"].combine_chunks()
     width = column.type.list_size

@@ -18,7 +18,7 @@ from hashnet.data.rows import Rows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
 from hashnet.models import build_model
-from hashnet.pipeline import Gatherer, commit_table, encode_features, encode_rows, picture_rows
+from hashnet.pipeline import Gatherer, _encoded, commit_table, encode_features, encode_rows, picture_rows
 from hashnet.plan import Part, Plan, begin
 from hashnet.training.bundle import save_bundle
 from hashnet.work import Source, Work, feature_works, mending_works, picture_works, pieces
@@ -150,6 +150,27 @@ def test_features_are_the_loop_and_bad_rows_are_named(features, tmp_path):
         (50, "not_finite"),
         (60, "missing"),
     ]
+
+
+@pytest.mark.parametrize("output", ["codes", "features"])
+def test_a_row_that_overflows_inside_the_model_is_bad_alone(features, tmp_path, output):
+    _, _, values = features
+    torch.manual_seed(0)
+    model = build_model("features", 16, n_features=5)
+    model.set_standardisation(torch.zeros(5), torch.full((5,), 1e-3))
+    save_bundle(str(tmp_path / "model"), model)
+    encoder = Encoder.load(str(tmp_path / "model"), batch_rows=16)
+    rows = values[4:14].copy()
+    rows[3] = 3e38
+    table = pa.table({"reason": pa.array([None] * 7 + ["missing"] + [None] * 2, pa.string())})
+    encoded = _encoded(encoder, output, rows, table)
+    assert (
+        encoded["reason"].to_pylist() == [None] * 3 + ["not_finite"] + [None] * 3 + ["missing"] + [None] * 2
+    )
+    if output == "codes":
+        wanted = [encoder.encode(row)[0].tobytes() for row in np.delete(rows, [3, 7], axis=0)]
+        wanted = [*wanted[:3], bytes(2), *wanted[3:6], bytes(2), *wanted[6:]]
+        assert encoded["code"].to_pylist() == wanted
 
 
 def test_feature_work_covers_each_shard_once_and_keeps_neighbours_together(features):
