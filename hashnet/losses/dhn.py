@@ -29,4 +29,5 @@ class DHNLoss:
         gap = relax(logits, beta).abs()[valid] - 1
         # log cosh x = |x| + log(1 + exp(-2|x|)) - log 2, which no x overflows
         log_cosh = gap.abs() + functional.softplus(-2 * gap.abs()) - math.log(2)
-        return self.cross_entropy(logits, rows, valid, beta) + self.quantisation * log_cosh.mean()
+        mean = log_cosh.sum() / max(log_cosh.numel(), 1)  # 0, not NaN, where no row counts
+        return self.cross_entropy(logits, rows, valid, beta) + self.quantisation * mean

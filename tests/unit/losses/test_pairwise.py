@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hashnet.errors import DataError, TrainingError
-from hashnet.losses import DHNLoss, LabelSimilarity, PairwiseLoss, TableSimilarity
+from hashnet.losses import CNNHLoss, DHNLoss, DNNHLoss, LabelSimilarity, PairwiseLoss, TableSimilarity
 from hashnet.models import to_signs
 
 N, K, CLASSES = 14, 16, 5
@@ -127,6 +127,25 @@ def test_a_batch_without_pairs_has_loss_and_gradient_zero():
     value = loss(logits, torch.tensor([3]), torch.tensor([True]), 1.0)
     value.backward()
     assert float(value) == 0
+    assert float(logits.grad.abs().sum()) == 0
+
+
+def _dnnh(similarity: LabelSimilarity, n_bits: int) -> DNNHLoss:
+    return DNNHLoss(similarity)
+
+
+def _cnnh(similarity: LabelSimilarity, n_bits: int) -> CNNHLoss:
+    return CNNHLoss(np.ones((N, n_bits)))
+
+
+@pytest.mark.parametrize("make", [PairwiseLoss, DHNLoss, _dnnh, _cnnh])
+def test_a_batch_without_a_usable_row_costs_nothing(make):
+    loss = make(LabelSimilarity(_labels(0)), K)
+    logits = torch.randn(4, K, requires_grad=True)
+    for beta in (1.0, math.inf):
+        value = loss(logits, torch.arange(4), torch.zeros(4, dtype=torch.bool), beta)
+        assert value.item() == 0
+    loss(logits, torch.arange(4), torch.zeros(4, dtype=torch.bool), 1.0).backward()
     assert float(logits.grad.abs().sum()) == 0
 
 
