@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -241,12 +242,13 @@ def _convert(hint: Any, value: Any) -> Any:
     if hint is int:
         return _whole(value)
     if hint is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
         try:
-            return float(str(value))
-        except ValueError:
-            raise ValueError(f"must be a number, got {_shown(value)}") from None
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (ValueError, TypeError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"must be a finite number, got {_shown(value)}")
+        return number
     if hint is str:
         if isinstance(value, (dict, list)) or value is None:
             raise ValueError(f"must be text, got {_shown(value)}")

@@ -66,6 +66,16 @@ def test_every_mistake_is_reported_at_once():
     assert len(caught.value.mistakes) == 9
 
 
+@pytest.mark.parametrize(
+    "value", ["inf", "-inf", "nan", "1e999", float("inf"), float("nan"), pytest.param(10**400, id="huge")]
+)
+def test_numbers_must_be_finite(value):
+    with pytest.raises(ConfigError, match="rate: must be a finite number, got"):
+        config.from_dict(Settings, {"run": "a", "rate": value})
+    with pytest.raises(ConfigError, match=r"lr: must be number \| none, got"):
+        config.load(TrainConfig, None, ["run=a", f"lr={value}"])
+
+
 def test_rules_across_keys():
     with pytest.raises(ConfigError, match="fast=true has no limit"):
         config.load(Settings, None, ["run=a", "fast=true", "limit=3"])
