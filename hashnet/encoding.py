@@ -18,6 +18,7 @@ import numpy as np
 from PIL.Image import Image
 
 from hashnet import __version__, storage
+from hashnet.arrays import as_array
 from hashnet.codes import pack_signs
 from hashnet.engine import Engine
 from hashnet.errors import BadImage, DataError, ModelError
@@ -148,7 +149,7 @@ class Encoder:
         return np.ascontiguousarray(pixels)  # torch takes no negative strides, as of pixels[::-1]
 
     def _feature_rows(self, batch: Any) -> np.ndarray:
-        rows = np.asarray(batch)
+        rows = as_array(batch, "feature rows")
         rows = rows[None] if rows.ndim == 1 else rows
         if rows.ndim != 2 or rows.shape[1] != self._n_inputs or rows.dtype.kind not in "fiu":
             raise ModelError(

@@ -23,8 +23,9 @@ import numpy as np
 import safetensors.numpy
 
 from hashnet import storage
+from hashnet.arrays import as_array
 from hashnet.codes import check_n_bits, pack_signs
-from hashnet.errors import DataError, FormatError
+from hashnet.errors import CodeError, DataError, FormatError
 from hashnet.labels import as_multi_hot, count_pairs
 
 FORMAT_VERSION = 1
@@ -65,7 +66,7 @@ class Baseline(ABC):
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learns from rows X (n, d) and, where the method uses them, labels y (class ids or multi-hot)."""
-        X, targets = self._labelled(as_features(X), y)
+        X, targets = self._labelled(finite(as_rows(X)), y)
         if len(X) < 2:
             raise DataError(f"{self.name} needs at least 2 rows to learn from, got {len(X)}")
         varying = X.max(axis=0) > X.min(axis=0)
@@ -86,7 +87,7 @@ class Baseline(ABC):
     def logits(self, X: Any) -> np.ndarray:
         """The values whose signs are the code, float64 (n, n_bits)."""
         self._check_fitted()
-        X = as_features(X, min_rows=0)
+        X = as_rows(X, min_rows=0)
         if X.shape[1] != len(self.mean_):
             raise DataError(
                 f"{self.name} was fitted on {len(self.mean_)} columns, got {X.shape[1]}; "
@@ -94,7 +95,8 @@ class Baseline(ABC):
             )
         values = np.empty((len(X), self.n_bits))
         for start in range(0, len(X), BLOCK_ROWS):
-            values[start : start + BLOCK_ROWS] = self._logits(self._centre(X[start : start + BLOCK_ROWS]))
+            block = finite(X[start : start + BLOCK_ROWS], start)
+            values[start : start + BLOCK_ROWS] = self._logits(self._centre(block))
         return values
 
     def params(self) -> dict[str, Any]:
@@ -104,7 +106,8 @@ class Baseline(ABC):
             if "__init__" in vars(cls) and issubclass(cls, Baseline):
                 found = inspect.signature(cls.__init__).parameters.values()
                 names |= {p.name: None for p in found if p.name != "self" and p.kind != p.VAR_KEYWORD}
-        return {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in names}
+        return {name: v.item() if isinstance(v, np.generic) else v for name, v in values.items()}  # for JSON
 
     def save(self, uri: str) -> None:
         """Writes a folder: ``baseline.json`` (settings, numbers) and ``state.safetensors`` (arrays)."""
@@ -195,9 +198,9 @@ class Baseline(ABC):
         return y
 
 
-def as_features(X: Any, min_rows: int = 1) -> np.ndarray:
-    """Finite float64 (n, d) of anything array-like; raises DataError that names the first bad row."""
-    X = np.asarray(X)
+def as_rows(X: Any, min_rows: int = 1) -> np.ndarray:
+    """Numbers (n, d) of anything array-like, not copied where they are an array already."""
+    X = features_array(X)
     if X.dtype.kind not in "fiub":
         raise DataError(f"features must be numbers, got {X.dtype}")
     if X.ndim == 1:
@@ -206,8 +209,22 @@ def as_features(X: Any, min_rows: int = 1) -> np.ndarray:
         raise DataError(f"features must have shape (n, d), got {X.shape}")
     if len(X) < min_rows:
         raise DataError("there are no rows")
+    return X
+
+
+def features_array(X: Any) -> np.ndarray:
+    """``X`` as numpy takes it; rows of different lengths are a DataError."""
+    try:
+        return as_array(X, "features")
+    except CodeError as error:
+        raise DataError(str(error)) from error
+
+
+def finite(X: np.ndarray, first: int = 0) -> np.ndarray:
+    """float64 of rows X, the rows from ``first`` on; raises DataError that names the first bad one."""
     X = X.astype(np.float64, copy=False)
-    finite = np.isfinite(X).all(axis=1)
-    if not finite.all():
-        raise DataError(f"{(~finite).sum()} rows hold NaN or infinity, the first is row {finite.argmin()}")
+    good = np.isfinite(X).all(axis=1)
+    if not good.all():
+        bad = first + good.argmin()
+        raise DataError(f"{(~good).sum()} rows hold NaN or infinity, the first is row {bad}")
     return X

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hashnet import storage
-from hashnet.baselines.base import Baseline
+from hashnet.baselines.base import Baseline, features_array
 from hashnet.errors import DataError
 from hashnet.losses import Loss
 from hashnet.models import HashModel, build_model
@@ -65,7 +65,7 @@ class DeepBaseline(Baseline):
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learns from rows X (n, d) or pictures X uint8 (n, 3, h, w), and labels y (ids or multi-hot)."""
-        X = np.asarray(X)
+        X = features_array(X)
         if X.ndim != 4:
             return super().fit(X, y)
         X, targets = self._labelled(check_pictures(X), y)
@@ -118,7 +118,7 @@ class DeepBaseline(Baseline):
 
     def logits(self, X: Any) -> np.ndarray:
         """The network's outputs, whose signs are the code, float64 (n, n_bits)."""
-        X = np.asarray(X)
+        X = features_array(X)
         self._check_fitted()
         if self.model_.modality == "features":
             return super().logits(X)

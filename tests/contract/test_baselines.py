@@ -1,5 +1,6 @@
 """One contract over the registry: what every baseline promises, tested alike."""
 
+import json
 import warnings
 
 import numpy as np
@@ -127,6 +128,10 @@ class TestContract:
         for kind in (np.float32, np.int16):
             assert make(name).fit((X * 10).astype(kind), y).encode((X * 10).astype(kind)).shape == (80, 2)
 
+    def test_numbers_of_numpy_are_settings_too(self, name):
+        settings = make(name, n_bits=np.int64(16), seed=np.int64(3)).params()
+        assert json.loads(json.dumps(settings)) == make(name).params()
+
     def test_two_different_fits_of_one_object_do_not_mix(self, name, fitted):
         X, y = toy_set()
         again = make(name).fit(X[:100] * 3 + 1, y[:100]).fit(X, y)
@@ -180,6 +185,14 @@ class TestBadInput:
             make(name).fit(X, y)
         with pytest.raises(DataError, match="row 41"):
             fitted(name).encode(X)
+
+    def test_rows_of_different_lengths_are_refused(self, name, fitted):
+        with pytest.raises(
+            DataError, match="features are no array: their rows differ in length; give rows of"
+        ):
+            make(name).fit([[1.0, 2.0], [3.0]], [0, 1])
+        with pytest.raises(DataError, match="differ in length"):
+            fitted(name).encode([[1.0, 2.0], [3.0]])
 
     def test_constant_columns_are_left_out_with_one_warning(self, name):
         X, y = toy_set(n=120)

@@ -1,6 +1,8 @@
+import tracemalloc
+
 import numpy as np
 
-from hashnet.baselines import LSH
+from hashnet.baselines import LSH, Baseline
 from hashnet.codes import hamming_distances, unpack_codes
 
 
@@ -24,3 +26,21 @@ def test_bits_are_balanced_on_features_that_are_never_negative():
 def test_other_seeds_give_other_directions():
     X = np.random.default_rng(2).normal(size=(50, 8))
     assert not np.array_equal(LSH(64, seed=0).fit(X).encode(X), LSH(64, seed=1).fit(X).encode(X))
+
+
+def test_encoding_holds_no_second_copy_of_the_rows(monkeypatch):
+    monkeypatch.setattr("hashnet.baselines.base.BLOCK_ROWS", 256)
+    X = np.random.default_rng(3).normal(size=(8000, 64)).astype(np.float32)
+    method = LSH(n_bits=16).fit(X[:100])
+    tracemalloc.start()
+    method.encode(X)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < X.nbytes
+
+
+def test_a_seed_of_numpy_is_saved_and_loaded(tmp_path):
+    X = np.random.default_rng(4).normal(size=(50, 8))
+    method = LSH(16, seed=np.int64(1)).fit(X)
+    method.save(str(tmp_path))
+    assert np.array_equal(Baseline.load(str(tmp_path)).encode(X), method.encode(X))
