@@ -97,7 +97,7 @@ class ImageSource:
         self.base_uri, self.max_bad_fraction = base_uri, max_bad_fraction
         self.row_ids = table.column("row_id").to_numpy()
         self.bad: dict[int, str] = {}
-        self._seen: set[int] = set()
+        self._seen = np.zeros(len(self.row_ids), dtype=bool)
         self.threads = threads
 
     def __len__(self) -> int:
@@ -125,13 +125,14 @@ class ImageSource:
             logger.warning("row %d is left out of training: %s", row_id, error)
 
     def _check(self, rows: np.ndarray) -> None:
+        self._seen[rows] = True
         if not self.bad:
             return
-        self._seen.update(rows.tolist())
-        if len(self.bad) > max(self.max_bad_fraction * max(len(self._seen), 256), 1):
+        seen = int(self._seen.sum())
+        if len(self.bad) > max(self.max_bad_fraction * max(seen, 256), 1):
             row_id, reason = next(iter(self.bad.items()))
             raise TrainingError(
-                f"{len(self.bad)} of the first {len(self._seen)} pictures cannot be used (row {row_id}: "
+                f"{len(self.bad)} of the first {seen} pictures cannot be used (row {row_id}: "
                 f"{reason}); repair the manifest or raise max_bad_fraction ({self.max_bad_fraction})"
             )
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from PIL import Image
 
 from hashnet import storage
 from hashnet.codes import hamming_distances
 from hashnet.data import Manifest
+from hashnet.data.images import Preprocess
 from hashnet.data.pairs import PairTable
 from hashnet.data.sources import make_manifest
 from hashnet.encoding import Encoder
@@ -27,6 +31,8 @@ from hashnet.training.run import prepare, read_config
 from hashnet.training.sampling import PairSampler
 from hashnet.training.sources import ArraySource, ImageSource
 from hashnet.training.worker import train_run
+
+TRAIN, QUERY, DATABASE = 1, 2, 4
 
 
 @pytest.fixture(scope="module")
@@ -295,3 +301,16 @@ def test_more_workers_than_rows_is_refused(tmp_path):
     make_manifest("digits", uri, modality="features", n_query=10, n_train=15)
     with pytest.raises(TrainingError, match="15 training rows for 20 workers"):
         prepare(_config(tmp_path, uri, num_workers=20))
+
+
+def test_bad_pictures_are_a_share_of_all_that_were_seen(tmp_path):
+    """14 bad after 1,000 good are 1.4 %, not 14 of 256."""
+    data = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(data, "png")
+    images = [data.getvalue()] * 1000 + [b"no picture"] * 64
+    table = pa.table({"row_id": np.arange(1064), "uri": pa.nulls(1064, pa.string()), "image": images})
+    source = ImageSource(table, Preprocess(resize=8, crop=8), max_bad_fraction=0.05, train=False)
+    source.batch(np.arange(1000), 0)
+    assert not source.batch(np.arange(1000, 1014), 0)[1].any()
+    with pytest.raises(TrainingError, match="64 of the first 1064 pictures"):
+        source.batch(np.arange(1014, 1064), 0)
