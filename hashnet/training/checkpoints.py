@@ -84,18 +84,22 @@ class Checkpoints:
         self, model: torch.nn.Module, optimiser: torch.optim.Optimizer
     ) -> tuple[TrainState, History] | None:
         """Loads the newest checkpoint that is whole into both; None when there is none."""
+        if (found := self.newest()) is None:
+            return None
+        about, tensors, history = found
+        weights = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+        model.load_state_dict(weights)
+        _unflatten(optimiser, tensors, about["optimiser"])
+        return TrainState(**about["state"]), history
+
+    def newest(self) -> tuple[dict[str, Any], dict[str, torch.Tensor], History] | None:
+        """State, tensors and history of the newest checkpoint that is whole; None when there is none."""
         for step in reversed(self.steps()):
             folder = storage.join(self.uri, f"step-{step:08d}")
             try:
-                about, tensors = self._read(folder)
-                history = read_history(folder)
+                return *self._read(folder), read_history(folder)
             except HashnetError as error:
                 logger.warning("checkpoint %s cannot be used (%s); trying the one before", folder, error)
-                continue
-            weights = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
-            model.load_state_dict(weights)
-            _unflatten(optimiser, tensors, about["optimiser"])
-            return TrainState(**about["state"]), history
         return None
 
     def _read(self, folder: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -69,7 +69,7 @@ def train_run(
     if probing:
         learner, source = probe_of(model), backbone_features(model, rows.source, device)
     checkpoints = Checkpoints(storage.join(config.run, CHECKPOINTS))
-    begun = from_first(float(bool(checkpoints.steps()))) > 0.5
+    begun = from_first(float(rank == 0 and checkpoints.newest() is not None)) > 0.5
     if config.head_epochs and model.modality == "image" and not probing and not begun:
         centres = open_rows(manifest, "train", model, config, positions=kept if config.validation else None)
         first = train_head_first(model, centres.source, loss, config, sampler, device)

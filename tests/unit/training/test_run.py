@@ -303,6 +303,17 @@ def test_more_workers_than_rows_is_refused(tmp_path):
         prepare(_config(tmp_path, uri, num_workers=20))
 
 
+def test_a_checkpoint_that_is_damaged_is_no_beginning(tmp_path, manifest):
+    config = _config(tmp_path, manifest, n_bits=8, first_epochs=1, stages=1)
+    untouched = train_run(prepare(config).config)["sha256"]
+    again = dataclasses.replace(config, run=str(tmp_path / "again"))
+    prepared = prepare(again)
+    broken = tmp_path / "again" / "checkpoints" / "step-00000002"
+    broken.mkdir()
+    (broken / "state.json").write_text("{}")
+    assert train_run(prepared.config)["sha256"] == untouched  # standardised like the other
+
+
 def test_bad_pictures_are_a_share_of_all_that_were_seen(tmp_path):
     """14 bad after 1,000 good are 1.4 %, not 14 of 256."""
     data = io.BytesIO()
