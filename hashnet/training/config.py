@@ -39,6 +39,8 @@ HOW = (
     "run", "manifest", "num_workers", "min_workers", "cpus_per_worker", "gpu", "placement", "collective",
     "max_failures", "threads", "base_uri", "checkpoint_every", "log_every", "download",
 )  # fmt: skip
+# So do these, about what is measured afterwards and put up with: bad pictures are left out in any case.
+PUT_UP_WITH = ("measure_rows", "max_bad_fraction")
 
 
 def _known_backbone(name: str) -> None:
@@ -211,7 +213,7 @@ class TrainConfig:
         """The same configuration with nothing left to choose by kind, variant or number of training rows."""
         kind = self.kind_for(modality)
         defaults = {"backbone": self.backbone_for(modality), **KINDS[kind], **VARIANTS[self.variant]}
-        per_epoch = -(-n_rows // self.batch_size)
+        per_epoch = max(1, -(-n_rows // self.batch_size))  # without rows: `check_data` says so
         for name, least in zip(("first_epochs", "stage_epochs"), MIN_STEPS[kind], strict=True):
             defaults[name] = max(defaults[name], -(-least // per_epoch))
         unset = {name: value for name, value in defaults.items() if getattr(self, name) is None}

@@ -10,7 +10,9 @@ import numpy as np
 from hashnet import labels as label_sets
 from hashnet.data import Manifest
 from hashnet.data.fetch import feature_matrix
+from hashnet.errors import TrainingError
 from hashnet.models import HashModel
+from hashnet.pipeline import feature_rows
 from hashnet.training.config import TrainConfig
 from hashnet.training.sources import ArraySource, ImageSource, Source
 
@@ -40,22 +42,30 @@ def open_rows(
     *,
     train: bool = False,
     positions: np.ndarray | None = None,
+    lenient: bool = False,
 ) -> Rows:
-    """The rows of a split (those at ``positions`` in it, or all); ``train`` turns augmentation on."""
+    """The rows of a split (those at ``positions`` in it, or all); ``train`` turns augmentation on.
+
+    ``lenient``: rows that cannot be used are marked so, however many: a trained model is not lost for them.
+    """
     columns = ["row_id", "labels"]
     columns += ["feature"] if manifest.modality == "features" else ["uri"] + ["image"] * manifest.inline
     table = manifest.read(split, columns=columns)
     if positions is not None:
         table = table.take(positions)
     labels = label_sets.from_lists(table["labels"], manifest.n_classes) if manifest.n_classes else None
-    return Rows(table["row_id"].to_numpy(), labels, _source(table, manifest, model, config, train))
+    return Rows(table["row_id"].to_numpy(), labels, _source(table, manifest, model, config, train, lenient))
 
 
 def _source(
-    table: pa.Table, manifest: Manifest, model: HashModel, config: TrainConfig, train: bool
+    table: pa.Table, manifest: Manifest, model: HashModel, config: TrainConfig, train: bool, lenient: bool
 ) -> Source:
     if manifest.modality == "features":
-        return ArraySource(feature_matrix(table))
+        if not lenient:
+            return ArraySource(feature_matrix(table))
+        features, reasons = feature_rows(table)
+        good = reasons.is_null().to_numpy(zero_copy_only=False)
+        return ArraySource(np.where(good[:, None], features, 0), good)
     assert model.spec.preprocess is not None
     return ImageSource(
         table,
@@ -64,14 +74,22 @@ def _source(
         train=train,
         threads=config.threads,
         base_uri=config.base_uri,
-        max_bad_fraction=config.max_bad_fraction,
+        max_bad_fraction=1.0 if lenient else config.max_bad_fraction,
     )
 
 
 def held_out(n_rows: int, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Positions (kept, held out), ascending: a fixed draw of ``share`` of the training rows."""
+    """Positions (kept, held out), ascending: a fixed draw of ``share`` of the training rows.
+
+    TrainingError when a share leaves fewer than two rows to learn from, or to ask one another.
+    """
     order = np.random.default_rng([HELD_OUT_SEED, n_rows]).permutation(n_rows)
     n_held = round(share * n_rows)
+    if share and min(n_held, n_rows - n_held) < 2:
+        raise TrainingError(
+            f"validation={share} of {n_rows} training rows holds {n_held} out and keeps {n_rows - n_held}; "
+            "two of each are needed: give more rows or another share, or leave validation out"
+        )
     return np.sort(order[n_held:]), np.sort(order[:n_held])
 
 

@@ -23,7 +23,7 @@ BINARY = 0.99  # an entry with |g| above this counts as binary
 def logits_of(
     model: HashModel, source: Source, rows: np.ndarray | None = None, device: str | torch.device = "cpu"
 ) -> tuple[torch.Tensor, np.ndarray]:
-    """Logits float32 (n, n_bits) on the CPU, and which rows were usable; the model is left in eval mode."""
+    """Logits float32 (n, n_bits) on the CPU, and which rows have finite ones; the model is left in eval."""
     rows = np.arange(len(source)) if rows is None else rows
     model.to(device).eval()
     logits, usable = [], []
@@ -31,7 +31,7 @@ def logits_of(
     for start in range(0, len(rows), BATCH):
         inputs, good = source.batch(rows[start : start + BATCH], epoch=0)
         logits.append(model(inputs.to(device)).float().cpu())
-        usable.append(good)
+        usable.append(good & logits[-1].isfinite().all(dim=1).numpy())
         progress.update(len(good))
     progress.close()
     if not logits:

@@ -27,10 +27,12 @@ def final_figures(
     device: str | torch.device,
 ) -> dict[str, Any]:
     """``measured``: J, L, |g| and bits at the last finite beta on a sample of the database rows."""
-    split = "database" if manifest.count("database") else "train"
-    chosen = sample(manifest.count(split), config.measure_rows or 1, config.seed)
-    rows = open_rows(manifest, split, model, config, positions=chosen)
-    logits, usable = logits_of(model, rows.source, device=device)
+    for split in ("database", "train"):  # the second where the first has no row that can be used
+        chosen = sample(manifest.count(split), config.measure_rows or 1, config.seed)
+        rows = open_rows(manifest, split, model, config, positions=chosen, lenient=True)
+        logits, usable = logits_of(model, rows.source, device=device)
+        if usable.any():
+            break
     labels = rows.labels[usable] if rows.labels is not None else None
     loss, classes = None, None
     if labels is not None:
@@ -45,12 +47,19 @@ def final_figures(
     return {"measured": {**measured, "split": split}, **short}
 
 
-def split_map(config: TrainConfig, model: HashModel, manifest: Manifest, device: str | torch.device) -> float:
-    """MAP@map_k (`retrieved`, 0 for a query without a hit) of the queries against the database."""
+def split_map(
+    config: TrainConfig, model: HashModel, manifest: Manifest, device: str | torch.device
+) -> float | None:
+    """MAP@map_k (`retrieved`, 0 for a query without a hit) of the queries against the database.
+
+    None where no row of one of them can be used.
+    """
     from hashnet.metrics import evaluate
 
     query = _codes(config, model, manifest, "query", None, device)
     database = _codes(config, model, manifest, "database", None, device)
+    if not (len(query[0]) and len(database[0])):
+        return None
     return float(evaluate(*query, *database, config.map_k).map)
 
 
@@ -60,15 +69,17 @@ def validation_map(
     manifest: Manifest,
     held: np.ndarray,
     device: str | torch.device,
-) -> float:
+) -> float | None:
     """MAP of held-out training rows: each half of them asks the other, to a quarter of its depth.
 
     What is searched was not trained on either, as most of a database is not: settings that fit the
-    training rows too well gain nothing.
+    training rows too well gain nothing. None where fewer than two rows can be used.
     """
     from hashnet.metrics import evaluate
 
     codes, labels = _codes(config, model, manifest, "train", held, device)
+    if len(codes) < 2:
+        return None
     one, other = (codes[::2], labels[::2]), (codes[1::2], labels[1::2])
     k = max(MIN_VALIDATION_K, len(codes) // 8)
     return float((evaluate(*one, *other, k).map + evaluate(*other, *one, k).map) / 2)
@@ -83,7 +94,7 @@ def _codes(
     device: str | torch.device,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Packed codes and multi-hot labels of the usable rows of a split."""
-    rows = open_rows(manifest, split, model, config, positions=positions)
+    rows = open_rows(manifest, split, model, config, positions=positions, lenient=True)
     logits, usable = logits_of(model, rows.source, device=device)
     assert rows.labels is not None
     return pack_signs(logits[torch.from_numpy(usable)]), rows.labels[usable]

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from hashnet import config as configs
 from hashnet import storage
 from hashnet.data import Manifest
@@ -17,9 +19,10 @@ from hashnet.data.pairs import PairTable
 from hashnet.errors import ConfigError, LineageMismatch, TrainingError
 from hashnet.labels import check_pairs, count_pairs
 from hashnet.training.bundle import ABOUT, bundle_info
-from hashnet.training.config import HOW, TrainConfig
+from hashnet.training.config import HOW, PUT_UP_WITH, TrainConfig
 
 MODEL, MANIFEST, CHECKPOINTS, CONFIG = "model", "manifest.parquet", "checkpoints", "config.yaml"
+BEGUN = (CONFIG, CHECKPOINTS, MODEL, "codes", "index")  # a folder with none of these holds no run yet
 FORMAT_VERSION = 1  # of checkpoints/data.json
 
 
@@ -39,18 +42,14 @@ def prepare(config: TrainConfig) -> Prepared:
     for the keys about how the work is done (workers, threads, …): LineageMismatch names what differs.
     """
     saved_at = storage.join(config.run, CONFIG)
-    before = read_config(config.run) if storage.exists(saved_at) else None
-    if before is not None:
-        refuse_other_config(config, before)
+    if storage.exists(saved_at):
+        refuse_other_config(config, read_config(config.run))
     manifest = settle_manifest(config)
-    resolved = config.resolved(manifest.modality, manifest.count("train"))
     finished = finished_result(config.run)
-    if finished is not None:
-        return Prepared(resolved, manifest, finished)
-    check_data(resolved, manifest)
-    record_data(config.run, manifest)
-    configs.save(config, saved_at)
-    return Prepared(resolved, manifest, None)
+    if finished is None:
+        record_data(config.run, manifest)
+        configs.save(config, saved_at)
+    return Prepared(config.resolved(manifest.modality, manifest.count("train")), manifest, finished)
 
 
 def read_config(run: str) -> TrainConfig:
@@ -58,7 +57,9 @@ def read_config(run: str) -> TrainConfig:
     return configs.load(TrainConfig, storage.join(run, CONFIG), [f"run={run}"])
 
 
-def refuse_other_config(config: TrainConfig, before: TrainConfig, may_change: tuple[str, ...] = HOW) -> None:
+def refuse_other_config(
+    config: TrainConfig, before: TrainConfig, may_change: tuple[str, ...] = HOW + PUT_UP_WITH
+) -> None:
     """LineageMismatch when a run folder is used again with settings that would train another model."""
     new, old = configs.to_dict(config), configs.to_dict(before)
     differing = [
@@ -91,34 +92,50 @@ def result_of(run: str, sha256: str, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def settle_manifest(config: TrainConfig) -> Manifest:
-    """The run's own copy of its manifest, made when it is not there yet."""
+    """The run's own copy of its manifest, made when it is not there yet, of data that can be trained on.
+
+    Before a run is begun, a manifest that a refused attempt left there gives way to the data given.
+    """
     mine = storage.join(config.run, MANIFEST)
-    there = storage.exists(storage.join(mine, "_manifest.json"))
-    if config.manifest is not None:
-        given = Manifest.open(config.manifest)
-        if not there:
-            return given.copy_to(mine)
-        kept = Manifest.open(mine)
-        # The run's copy may have grown since by parts appended for encoding.
-        if kept.parts[: len(given.parts)] != given.parts:
-            raise LineageMismatch(
-                f"{config.run} was trained on other data ({len(kept):,} rows, sha256 {kept.sha256[:12]}…) "
-                f"than {config.manifest} ({len(given):,} rows, {given.sha256[:12]}…); use another run folder"
-            )
-        return kept
-    if there:
-        return Manifest.open(mine)
+    kept = Manifest.open(mine) if storage.exists(storage.join(mine, "_manifest.json")) else None
+    given = Manifest.open(config.manifest) if config.manifest is not None else None
+    begun = any(storage.exists(storage.join(config.run, name)) for name in BEGUN)
+    # The run's copy may have grown since by parts appended for encoding.
+    if kept is not None and given is not None and kept.parts[: len(given.parts)] == given.parts:
+        manifest = kept
+    elif kept is not None and given is not None and begun:
+        raise LineageMismatch(
+            f"{config.run} was trained on other data ({len(kept):,} rows, sha256 {kept.sha256[:12]}…) "
+            f"than {config.manifest} ({len(given):,} rows, {given.sha256[:12]}…); use another run folder"
+        )
+    elif given is not None:
+        manifest = given
+    elif kept is not None and (begun or config.dataset is None):
+        manifest = kept
+    else:
+        manifest = _embedded(config, mine)
+    resolved = config.resolved(manifest.modality, manifest.count("train"))
+    if finished_result(config.run) is None:
+        check_data(resolved, manifest)
+    if manifest is not given:
+        return manifest
+    storage.delete(mine)
+    return manifest.copy_to(mine)
+
+
+def _embedded(config: TrainConfig, uri: str) -> Manifest:
+    """A manifest of the embedded data set, written to ``uri``."""
     if config.dataset is None:
         raise ConfigError("give the data: manifest=PATH (made by `hashnet dataset`), or dataset=digits")
     from hashnet.data.sources import make_manifest
 
     options: dict[str, Any] = {"modality": config.modality} if config.dataset == "digits" else {}
-    return make_manifest(config.dataset, mine, **options)
+    return make_manifest(config.dataset, uri, overwrite=True, **options)
 
 
 def check_data(config: TrainConfig, manifest: Manifest) -> None:
     """Raises when there is nothing to learn from (no training rows, no labels, only one kind of pair) or
-    nothing to measure MAP on."""
+    nothing to measure MAP on (rows without a label, too few that are held out)."""
     n_train = manifest.count("train")
     if n_train < 2:
         raise TrainingError(
@@ -130,17 +147,35 @@ def check_data(config: TrainConfig, manifest: Manifest) -> None:
             raise TrainingError(
                 f"{manifest.uri} has no labels; give pairs=TABLE with similar and dissimilar pairs"
             )
+        if config.validation:
+            from hashnet.training.data import held_out  # and torch with it
+
+            kept, held = held_out(n_train, config.validation)
+            _refuse_unlabelled(labels[held], "held-out", f"validation={config.validation}")
+            labels, n_train = labels[kept], len(kept)
         check_pairs(count_pairs(labels))
     else:
         check_pairs(PairTable.open(config.pairs, manifest).counts())
-    if config.map_k and not (manifest.n_classes and manifest.count("query") and manifest.count("database")):
-        raise TrainingError(
-            f"map_k={config.map_k} needs labelled query and database rows, and {manifest.uri} lacks them; "
-            "leave map_k out"
-        )
+    if config.map_k:
+        labels = manifest.labels("query")
+        if labels is None or not (len(labels) and manifest.count("database")):
+            raise TrainingError(
+                f"map_k={config.map_k} needs labelled query and database rows, and {manifest.uri} lacks "
+                "them; leave map_k out"
+            )
+        _refuse_unlabelled(labels, "query", f"map_k={config.map_k}")
     if min(config.batch_size, n_train) < config.num_workers:
         raise TrainingError(
             f"{n_train} training rows for {config.num_workers} workers: each needs at least one a batch"
+        )
+
+
+def _refuse_unlabelled(labels: np.ndarray, which: str, why: str) -> None:
+    without = int((~labels.any(axis=1)).sum())
+    if without:
+        raise TrainingError(
+            f"{without} of {len(labels)} {which} rows have no label, so nothing can be relevant to them; "
+            f"label them or leave them out of the manifest, or leave {why} out"
         )
 
 

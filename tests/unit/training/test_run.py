@@ -17,14 +17,18 @@ from hashnet.codes import hamming_distances
 from hashnet.data import Manifest
 from hashnet.data.images import Preprocess
 from hashnet.data.pairs import PairTable
+from hashnet.data.rows import Rows
 from hashnet.data.sources import make_manifest
+from hashnet.data.writer import write_manifest
 from hashnet.encoding import Encoder
 from hashnet.errors import ConfigError, DataError, FormatError, LineageMismatch, ManifestError, TrainingError
+from hashnet.labels import to_lists
 from hashnet.losses import PairwiseLoss, TableSimilarity
 from hashnet.models import build_model
 from hashnet.models.small import SmallCNN
 from hashnet.training.bundle import load_bundle
 from hashnet.training.config import TrainConfig
+from hashnet.training.data import held_out
 from hashnet.training.frozen import train_head_first
 from hashnet.training.history import read_history
 from hashnet.training.run import prepare, read_config
@@ -303,6 +307,86 @@ def test_more_workers_than_rows_is_refused(tmp_path):
         prepare(_config(tmp_path, uri, num_workers=20))
 
 
+def _vectors(tmp_path, name="m", *, train=40, query=4, database=40, unlabelled=(), features=None) -> str:
+    """A manifest of two classes of vectors: training rows first, then queries, then database rows."""
+    n = train + query + database
+    rng = np.random.default_rng(0)
+    if features is None:
+        features = rng.normal(size=(n, 4)).astype(np.float32)
+        features[::2, 0] += 4
+    labels = np.eye(2, dtype=np.uint8)[np.arange(n) % 2]
+    labels[list(unlabelled)] = 0
+    flags = np.repeat(np.array([TRAIN, QUERY, DATABASE], dtype=np.uint8), [train, query, database])
+    column = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), 4)
+    table = pa.table({"uri": pa.nulls(n, pa.string()), "feature": column})
+    rows = Rows(n, lambda a, b: table[a:b], "features", to_lists(labels), 2, n_features=4)
+    return write_manifest(str(tmp_path / name), rows, flags).uri
+
+
+def _short(tmp_path, manifest, **options) -> TrainConfig:
+    return _config(tmp_path, manifest, n_bits=8, first_epochs=2, stage_epochs=1, stages=2, **options)
+
+
+def test_pictures_that_cannot_be_read_after_training_only_count(tmp_path):
+    """30 of 80 database pictures are missing: far more than max_bad_fraction, and none was trained on."""
+    rng = np.random.default_rng(0)
+    for i in range(90):
+        if not 20 <= i < 50:
+            Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(tmp_path / f"{i}.png")
+    table = pa.table({"uri": [str(tmp_path / f"{i}.png") for i in range(90)]})
+    labels = to_lists(np.eye(2, dtype=np.uint8)[np.arange(90) % 2])
+    rows = Rows(90, lambda a, b: table[a:b], labels=labels, n_classes=2)
+    flags = np.full(90, DATABASE, dtype=np.uint8)
+    flags[:20], flags[80:] = TRAIN, QUERY
+    made = write_manifest(str(tmp_path / "m"), rows, flags)
+    config = _short(tmp_path, made.uri, resize=8, crop=8, map_k=10, max_bad_fraction=0.01)
+    summary = train_run(prepare(config).config)
+    assert summary["measured"]["rows"] == 30
+    assert 0 <= summary["stages"][-1]["map"] <= 1
+
+
+def test_vectors_that_cannot_be_used_after_training_only_count(tmp_path):
+    features = np.random.default_rng(0).normal(scale=1e-3, size=(84, 4)).astype(np.float32)
+    features[50], features[60], features[70] = np.nan, np.inf, 3e38  # the last overflows inside the model
+    made = _vectors(tmp_path, features=features)
+    summary = train_run(prepare(_short(tmp_path, made, map_k=10)).config)
+    assert summary["measured"]["rows"] == 37
+    features[44:] = np.nan
+    made = _vectors(tmp_path, "none", features=features)
+    summary = train_run(prepare(_short(tmp_path / "none", made, map_k=10)).config)
+    assert (summary["measured"]["split"], summary["measured"]["rows"]) == ("train", 40)
+    assert summary["stages"][-1]["map"] is None
+
+
+def test_a_run_goes_on_with_other_tolerances(tmp_path, manifest):
+    prepare(_config(tmp_path, manifest))
+    prepare(_config(tmp_path, manifest, max_bad_fraction=0.5, measure_rows=0))
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "share"), [(40, 0.01), (40, 0.03), (2, 0.9), (3, 0.9), (4, 0.9), (10, 0.9)]
+)
+def test_too_few_rows_to_hold_out_are_refused(n_rows, share):
+    with pytest.raises(
+        TrainingError, match=rf"validation={share} of {n_rows} training rows .* or another share"
+    ):
+        held_out(n_rows, share)
+
+
+def test_what_cannot_be_scored_is_refused_before_training(tmp_path):
+    made = _vectors(tmp_path)
+    with pytest.raises(TrainingError, match="holds 0 out and keeps 40"):
+        prepare(_short(tmp_path, made, validation=0.01))
+    with pytest.raises(TrainingError, match="20 training rows for 30 workers"):
+        prepare(_short(tmp_path, made, validation=0.5, num_workers=30))
+    bare = _vectors(tmp_path, "bare", unlabelled=[int(held_out(40, 0.5)[1][0]), 41])
+    with pytest.raises(TrainingError, match=r"1 of 20 held-out rows have no label.*validation=0\.5 out"):
+        prepare(_short(tmp_path, bare, validation=0.5))
+    with pytest.raises(TrainingError, match=r"1 of 4 query rows have no label.*leave map_k=10 out"):
+        prepare(_short(tmp_path, bare, map_k=10))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_checkpoint_that_is_damaged_is_no_beginning(tmp_path, manifest):
     config = _config(tmp_path, manifest, n_bits=8, first_epochs=1, stages=1)
     untouched = train_run(prepare(config).config)["sha256"]
@@ -312,6 +396,35 @@ def test_a_checkpoint_that_is_damaged_is_no_beginning(tmp_path, manifest):
     broken.mkdir()
     (broken / "state.json").write_text("{}")
     assert train_run(prepared.config)["sha256"] == untouched  # standardised like the other
+
+
+def test_data_without_training_rows_is_named(tmp_path):
+    with pytest.raises(TrainingError, match="has 0 training rows"):
+        prepare(_short(tmp_path, _vectors(tmp_path, train=0)))
+
+
+def test_a_refused_attempt_leaves_nothing_that_the_next_one_meets(tmp_path, manifest):
+    with pytest.raises(TrainingError, match="has 0 training rows"):
+        prepare(_config(tmp_path, _vectors(tmp_path, train=0)))
+    assert prepare(_config(tmp_path, manifest)).manifest.sha256 == Manifest.open(manifest).sha256
+    run = str(tmp_path / "embedded")
+    with pytest.raises(ConfigError, match="backbone=features takes vectors"):
+        prepare(TrainConfig(run=run, dataset="digits", backbone="features"))
+    with_vectors = TrainConfig(run=run, dataset="digits", backbone="features", modality="features")
+    assert prepare(with_vectors).manifest.modality == "features"
+    with pytest.raises(LineageMismatch, match="dataset was digits, now synthetic"):
+        prepare(TrainConfig(run=run, dataset="synthetic", backbone="features", modality="features"))
+
+
+def test_a_manifest_in_the_run_folder_is_taken_as_it_is(tmp_path, manifest):
+    mine = Manifest.open(manifest).copy_to(str(tmp_path / "run" / "manifest.parquet"))
+    assert prepare(_config(tmp_path, None)).manifest.sha256 == mine.sha256
+    assert prepare(_config(tmp_path, mine.uri)).manifest.sha256 == mine.sha256
+    other = _vectors(tmp_path)
+    Manifest.open(other).copy_to(str(tmp_path / "coded" / "run" / "manifest.parquet"))
+    (tmp_path / "coded" / "run" / "codes").mkdir()
+    with pytest.raises(LineageMismatch, match="was trained on other data"):  # codes were made of it
+        prepare(_config(tmp_path / "coded", manifest))
 
 
 def test_bad_pictures_are_a_share_of_all_that_were_seen(tmp_path):
