@@ -48,6 +48,7 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
     for name, value in (QUIET if address else QUIET | LOOPBACK).items():
         os.environ.setdefault(name, value)
     import ray
+    from ray._private import ray_constants
 
     if ray.is_initialized():
         return
@@ -72,6 +73,8 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         if CHECKOUT not in paths:
             os.environ["PYTHONPATH"] = os.pathsep.join([CHECKOUT, *filter(None, paths)])
+        name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR  # read again: ray may have been imported before this
+        ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(name, False)
         ray.init(
             address="local",
             include_dashboard=False,

@@ -11,7 +11,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,7 @@ from hashnet import storage
 from hashnet.config import key
 from hashnet.data import Manifest
 from hashnet.errors import ClusterError, ConfigError, Diverged, HashnetError
+from hashnet.progress import Progress
 from hashnet.training.bundle import bundle_info
 from hashnet.training.config import HOW, VARIANTS, TrainConfig
 from hashnet.training.run import (
@@ -43,6 +46,7 @@ from hashnet.training.run import (
 logger = logging.getLogger(__name__)
 PAPER_GRID = [1e-5, 3.16e-5, 1e-4, 3.16e-4, 1e-3]  # 1e-5 … 1e-3 in factors of sqrt(10)
 FAILED = "failed.json"
+LOOK_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -123,10 +127,10 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
 
 
 def _run_trials(config: SweepConfig, left: list[Trial]) -> None:
+    session.connect()
     from ray import tune
     from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner
 
-    session.connect()
     resources = worker_resources(
         dataclasses.replace(left[0].config, cpus_per_worker=config.cpus_per_worker or 1)
     )
@@ -150,10 +154,38 @@ def _run_trials(config: SweepConfig, left: list[Trial]) -> None:
             verbose=0,
         ),
     )
-    grid = tuner.fit()
+    with _counted(left):
+        grid = tuner.fit()
     storage.delete(storage.join(config.run, "tune"))
     for error in grid.errors:
         raise ClusterError(f"a trial failed: {error}") from error
+
+
+@contextmanager
+def _counted(trials: list[Trial]) -> Iterator[None]:
+    """Says meanwhile how many of the trials have ended, as their folders show it."""
+    over = threading.Event()
+
+    def watch() -> None:
+        with Progress(len(trials), "trials", "sweep") as progress:
+            last_look = False
+            while not last_look:
+                last_look = over.wait(LOOK_EVERY_S)
+                ended = sum(_ended(trial) for trial in trials)
+                progress.update(ended - progress.done)
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
+
+
+def _ended(trial: Trial) -> bool:
+    run = trial.config.run
+    return storage.exists(storage.join(run, FAILED)) or finished_result(run) is not None
 
 
 def _trial(settings: dict[str, Any]) -> None:

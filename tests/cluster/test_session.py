@@ -1,6 +1,8 @@
-"""A wrong RAY_ADDRESS is a sentence, soon; no Ray is started."""
+"""A wrong RAY_ADDRESS is a sentence, soon; a Ray that starts here keeps to loopback."""
 
+import os
 import socket
+import subprocess
 
 import pytest
 import ray
@@ -31,3 +33,14 @@ def test_an_address_that_is_none(monkeypatch, address):
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ClusterError, match="`ray job submit`, in RAY_API_SERVER_ADDRESS"):
         session.connect()
+
+
+def test_a_ray_that_was_imported_before_still_listens_on_loopback_alone(python, repo):
+    """Ray decides by the environment when it is imported; a sweep once imported it before connecting."""
+    code = (
+        "import ray; from cluster import session; session.connect(num_cpus=1); "
+        "print([node['NodeManagerAddress'] for node in ray.nodes()])"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run([python, "-c", code], cwd=repo, env=kept, capture_output=True, text=True)
+    assert done.stdout.strip() == "['127.0.0.1']", done.stderr
