@@ -36,7 +36,7 @@ SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's job supervisor sets it, under
 
 def run_job(cls: type[C], function: Callable[[C], dict[str, Any]], argv: list[str] | None = None) -> NoReturn:
     """Runs ``function`` on the configuration that the command line describes, then exits."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_BesideBars()])
     for noisy in ("ray", "httpx", "numba", "matplotlib", "botocore", "faiss"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _terminated)  # `ray job stop`, a shutdown, a spot node taken back
@@ -54,6 +54,15 @@ def run_job(cls: type[C], function: Callable[[C], dict[str, Any]], argv: list[st
     sys.stderr.flush()
     print(json.dumps(result, default=float), flush=True)
     raise SystemExit(0)
+
+
+class _BesideBars(logging.Handler):
+    """Log lines on standard error, above a progress bar that may be there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        tqdm.write(self.format(record), file=sys.stderr)
 
 
 def _terminated(*_: object) -> NoReturn:

@@ -39,6 +39,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     need = Need("worker", config.num_workers, resources, fewest, config.placement, fix="lower num_workers")
     placement.ensure("train", [need])
     storage.delete(storage.join(config.run, CHECKPOINTS, ERROR))
+    logger.info("starting the workers, which takes some seconds")
     summary = _fit(prepared.config, resources)
     storage.delete(storage.join(config.run, CHECKPOINTS, "ray"))
     return result_of(config.run, summary["sha256"], summary)

@@ -11,7 +11,8 @@ import sys
 import time
 from typing import IO, Any
 
-LINE_EVERY_S = 15.0  # without a terminal: at most four lines a minute
+LINE_EVERY_S = 15.0  # without a terminal: at most four lines a minute …
+FIRST_LINE_S = 5.0  # … the first one sooner
 
 
 class Progress:
@@ -23,7 +24,8 @@ class Progress:
         self.total, self.unit, self.label = total, unit, label
         self.done = self._start_done = done
         self.file = file or sys.stderr
-        self._started = self._last_line = time.monotonic()
+        self._started = time.monotonic()
+        self._last_line = self._started - max(LINE_EVERY_S - FIRST_LINE_S, 0)
         self._said: int | None = None  # how many were done at the last line
         self._info: dict[str, Any] = {}
         self._bar: Any = None

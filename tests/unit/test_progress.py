@@ -7,14 +7,18 @@ from hashnet.progress import Progress
 
 
 def test_plain_lines_say_count_rate_and_time_left(monkeypatch):
-    clock = iter([0.0, 5.0, 20.0, 20.0, 20.0, 40.0, 40.0, 40.0])
+    clock = iter([0.0, 4.0, 8.0, 8.0, 8.0, 20.0, 30.0, 30.0, 30.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     out = io.StringIO()
     bar = Progress(100, "rows", "encode", file=out)
-    bar.update(10)  # 5 s: too early for a line
+    bar.update(10)  # 4 s: too early for a line
     assert out.getvalue() == ""
-    bar.update(30, bad=2)  # 20 s
-    assert out.getvalue() == "encode: 40/100 (40%) rows, 2.0/s, 30s left, bad 2\n"
+    bar.update(30, bad=2)  # 8 s
+    assert out.getvalue() == "encode: 40/100 (40%) rows, 5.0/s, 12s left, bad 2\n"
+    bar.update(10)  # 20 s: too early for another one
+    assert out.getvalue().count("\n") == 1
+    bar.update(10)  # 30 s
+    assert out.getvalue().splitlines()[1] == "encode: 60/100 (60%) rows, 2.0/s, 20s left, bad 2"
 
 
 def test_a_short_task_says_nothing():
