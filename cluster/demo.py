@@ -37,6 +37,7 @@ from hashnet.plan import read_plan
 from hashnet.progress import duration
 from hashnet.training.config import TrainConfig
 
+LEAST_PICTURES = 20  # a tenth of them are the queries
 METHODS = ["lsh", "itq", "dhn"]
 DIGITS = str(Path(session.CHECKOUT) / "jobs" / "configs" / "digits.yaml")
 
@@ -69,7 +70,7 @@ def demo(config: DemoConfig) -> dict[str, Any]:
     found = _query(config.run)
     rows = _table(config, measured, compared)
     took = time.monotonic() - started
-    _say(config, rows, measured, found, took)
+    _say(config, rows, measured, compared, found, took)
     if config.open:
         _show(config.run, measured["page"])
     return {
@@ -106,10 +107,12 @@ def _manifest_of(config: DemoConfig) -> str:
     assert config.images is not None
     where, folder = storage.join(config.run, "pictures.parquet"), storage.absolute(config.images)
     if not storage.exists(storage.join(where, "_manifest.json")):
-        if load_rows("imagefolder", path=folder)[0].labels is None:
+        rows = load_rows("imagefolder", path=folder)[0]
+        if rows.labels is None or (rows.n_classes or 0) < 2 or rows.n < LEAST_PICTURES:
             raise ConfigError(
-                f"{folder} has no class folders; the demo needs labels to measure with: "
-                "put the pictures into one folder a class"
+                f"{folder} has {rows.n} pictures in {rows.n_classes or 'no'} class folders; the demo learns "
+                f"to tell classes apart and measures it: give at least {LEAST_PICTURES} pictures, in one "
+                "folder a class, two classes or more"
             )
         make_manifest("imagefolder", where, path=folder)
     made_of = Manifest.open(where).source["options"]["path"]
@@ -170,10 +173,12 @@ def _say(
     config: DemoConfig,
     rows: list[dict[str, Any]],
     measured: dict[str, Any],
+    compared: dict[str, Any],
     found: dict[str, Any],
     took: float,
 ) -> None:
-    lines = ["", f"{'method':<10}{'bits':>6}{'MAP@' + str(config.k):>12}"]
+    lines = ["", f"{measured['n_queries']:,} queries, {measured['n_database']:,} items to be found", ""]
+    lines.append(f"{'method':<10}{'bits':>6}{'MAP@' + str(measured['k']):>12}")
     for row in rows:
         lines.append(f"{row['method']:<10}{row['n_bits'] or '':>6}{row['map']:>12.4f}")
     hits = ", ".join("/".join(labels) or "-" for labels in found["hit_labels"])
@@ -183,6 +188,7 @@ def _say(
         "",
         f"query row {found['row_id']} ({'/'.join(found['labels'])}) found: {hits}",
         f"report: {measured['page']}",
+        f"methods side by side: {compared['report']}",
         f"all of it took {duration(took)}",
         "",
         "try next:",

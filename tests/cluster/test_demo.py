@@ -34,7 +34,14 @@ def test_pictures_without_class_folders_are_refused_each_time(tmp_path):
     flat = pictures(tmp_path / "flat", 3, classes=False)
     settings = demo.DemoConfig(run=str(tmp_path / "run"), images=flat)
     for _ in range(2):  # nothing half-made is found the second time
-        with pytest.raises(ConfigError, match="has no class folders"):
+        with pytest.raises(ConfigError, match="has 3 pictures in no class folders"):
+            demo._train_config(settings)
+
+
+def test_too_few_pictures_are_refused_before_anything_is_trained(tmp_path):
+    for name, n in (("few", 6), ("none", 1)):
+        settings = demo.DemoConfig(run=str(tmp_path / "run"), images=pictures(tmp_path / name, n))
+        with pytest.raises(ConfigError, match=rf"has {n} pictures in {n} class folders.*at least 20"):
             demo._train_config(settings)
 
 
