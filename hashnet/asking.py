@@ -159,7 +159,8 @@ def _verdict(
         failed = ServerFailed(f"{url} failed with {answer.status_code}: {sentence}")
         return failed, ask.safe and not code, 0.0
     if isinstance(answer, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)):
-        return ServerUnavailable(f"cannot reach {url}: {answer or type(answer).__name__}"), True, 0.0
+        what = f"cannot reach {url} ({answer or type(answer).__name__}); is a server running there?"
+        return ServerUnavailable(f"{what} jobs/serve.py starts one"), True, 0.0
     if isinstance(answer, httpx.UnsupportedProtocol):
         return DataError(str(answer)), False, 0.0
     what = "did not answer in time" if isinstance(answer, httpx.TimeoutException) else "broke the connection"

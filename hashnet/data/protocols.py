@@ -124,7 +124,7 @@ def _some(rng: np.random.Generator, rows: np.ndarray, wanted: int, what: str) ->
     if wanted > len(rows):
         raise DataError(
             f"the protocol needs {wanted:,} {what} images, but there are only {len(rows):,} to draw from; "
-            f"lower {'n_query' if what == 'query' else 'n_train'} or add images"
+            f"lower {'n_query (--n-query)' if what == 'query' else 'n_train (--n-train)'} or add images"
         )
     return rng.permutation(rows)[:wanted]
 
