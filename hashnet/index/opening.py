@@ -100,7 +100,7 @@ def _open_rows(
     mmap: bool,
     verify: bool,
 ) -> Rows:
-    where = storage.join(uri, _plain_name(record["file"], uri))
+    where = storage.join(uri, storage.check_plain_name(record["file"], f"{uri}/{ABOUT}"))
     found = storage.size_of(where) if storage.exists(where) else None
     if found is None:
         raise FormatError(f"{where} is missing; {BUILD_AGAIN}")
@@ -134,7 +134,7 @@ def _open_rows(
 def _read_postings(uri: str, record: dict[str, Any], n_classes: int | None, verify: bool) -> Postings | None:
     if record["labels"] is None or n_classes is None:
         return None
-    where = storage.join(uri, _plain_name(record["labels"]["file"], uri))
+    where = storage.join(uri, storage.check_plain_name(record["labels"]["file"], f"{uri}/{ABOUT}"))
     if verify:
         _check_sha256(where, where, record["labels"]["sha256"])
     return Postings.read(where, record["rows"], n_classes)
@@ -143,7 +143,7 @@ def _read_postings(uri: str, record: dict[str, Any], n_classes: int | None, veri
 def _read_dead(uri: str, record: dict[str, Any], n: int, verify: bool) -> np.ndarray:
     if record["removed"] is None:
         return np.empty(0, dtype=np.int64)
-    where = storage.join(uri, _plain_name(record["removed"]["file"], uri))
+    where = storage.join(uri, storage.check_plain_name(record["removed"]["file"], f"{uri}/{ABOUT}"))
     data = storage.read_bytes(where)
     if verify and hashlib.sha256(data).hexdigest() != record["removed"]["sha256"]:
         raise FormatError(f"{where} was changed: its sha256 is not the one {ABOUT} says")
@@ -160,10 +160,3 @@ def _check_sha256(path: str, shown: str, expected: str) -> None:
             f"{shown} was changed: its sha256 is {found[:12]}…, {ABOUT} says {str(expected)[:12]}…; "
             + BUILD_AGAIN
         )
-
-
-def _plain_name(name: Any, uri: str) -> str:
-    """A file beside index.json and nothing else, whatever index.json says."""
-    if not isinstance(name, str) or not name or "/" in name or "\\" in name or name.startswith("."):
-        raise FormatError(f"{uri}/{ABOUT} names the file {name!r}, which is not one of its own")
-    return name

@@ -115,14 +115,14 @@ class ImageSource:
         usable = np.ones(len(rows), dtype=bool)
         for i, error in bad.items():
             usable[i] = False
-            self._note(int(ids[i]), error)
+            self._note(int(ids[i]), self.table["uri"][int(rows[i])].as_py(), error)
         self._check(rows)
         return torch.from_numpy(pictures), usable
 
-    def _note(self, row_id: int, error: BadImage) -> None:
+    def _note(self, row_id: int, uri: str | None, error: BadImage) -> None:
         if row_id not in self.bad:
             self.bad[row_id] = error.reason
-            logger.warning("row %d is left out of training: %s", row_id, error)
+            logger.warning("row %d (%s) is left out of training: %s", row_id, uri, error)
 
     def _check(self, rows: np.ndarray) -> None:
         self._seen[rows] = True
