@@ -35,7 +35,6 @@ from hashnet.training.run import (
     CONFIG,
     MANIFEST,
     MODEL,
-    check_data,
     finished_result,
     read_config,
     record_data,
@@ -96,7 +95,6 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
     trials = trials_of(config)
     left = [trial for trial in trials if _outcome(trial) is None]
     manifest = settle_manifest(config)
-    check_data(config.resolved(manifest.modality, manifest.count("train")), manifest)
     record_data(config.run, manifest)
     if left:
         _run_trials(config, left)

@@ -40,16 +40,28 @@ def prepare(config: TrainConfig) -> Prepared:
 
     The configuration is written to RUN/config.yaml. One that is already there must say the same but
     for the keys about how the work is done (workers, threads, …): LineageMismatch names what differs.
+    One of an attempt that failed before its first checkpoint gives way.
     """
     saved_at = storage.join(config.run, CONFIG)
     if storage.exists(saved_at):
-        refuse_other_config(config, read_config(config.run))
+        try:
+            refuse_other_config(config, read_config(config.run))
+        except LineageMismatch:
+            if _has_learnt(config.run):
+                raise
+            for name in (CONFIG, CHECKPOINTS):
+                storage.delete(storage.join(config.run, name))
     manifest = settle_manifest(config)
     finished = finished_result(config.run)
     if finished is None:
         record_data(config.run, manifest)
         configs.save(config, saved_at)
     return Prepared(config.resolved(manifest.modality, manifest.count("train")), manifest, finished)
+
+
+def _has_learnt(run: str) -> bool:
+    checkpoints = storage.list_names(storage.join(run, CHECKPOINTS))
+    return storage.exists(storage.join(run, MODEL)) or any(name.startswith("step-") for name in checkpoints)
 
 
 def read_config(run: str) -> TrainConfig:
