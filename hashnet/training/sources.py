@@ -47,7 +47,7 @@ class ArraySource:
         self.usable = np.ones(len(array), dtype=bool) if usable is None else usable
         if array.dtype != np.uint8:
             array = array.astype(np.float64 if array.dtype == np.float64 else np.float32, copy=False)
-            finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)
+            finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
             if not finite.all():
                 raise DataError(
                     f"{(~finite).sum():,} rows of the features hold NaN or infinity, the first is row "

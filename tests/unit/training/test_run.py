@@ -419,6 +419,13 @@ def test_a_refused_attempt_leaves_nothing_that_the_next_one_meets(tmp_path, mani
     assert other.manifest.source["name"] == "synthetic"
 
 
+def test_training_rows_alone_are_enough(tmp_path):
+    uri = str(tmp_path / "m.parquet")
+    make_manifest("digits", uri, modality="features", all_in=["train"])
+    config = _config(tmp_path, uri, first_epochs=1, stage_epochs=1, stages=1)
+    assert train_run(prepare(config).config)["L"] > 0
+
+
 def test_a_manifest_in_the_run_folder_is_taken_as_it_is(tmp_path, manifest):
     mine = Manifest.open(manifest).copy_to(str(tmp_path / "run" / "manifest.parquet"))
     assert prepare(_config(tmp_path, None)).manifest.sha256 == mine.sha256
