@@ -11,7 +11,7 @@ from hashnet.codes import dead_bits
 from hashnet.commit import ShardRecord
 from hashnet.errors import TooManyBad
 from hashnet.plan import Plan
-from hashnet.progress import duration
+from hashnet.progress import counted, duration, speed
 from hashnet.training.bundle import BundleInfo
 
 log = logging.getLogger(__name__)
@@ -142,13 +142,14 @@ def _code_summary(plan: Plan, statistics: Mapping[str, Any]) -> dict[str, Any]:
 def _in_words(result: Mapping[str, Any]) -> str:
     reasons = ", ".join(f"{n:,} {reason}" for reason, n in result["bad_reasons"].items())
     lines = [
-        f"{result['rows']:,} rows in {result['shards']:,} shards, {size(result['bytes'])}, "
-        f"in {result['out']}; {result['bad_rows']:,} bad rows" + (f" ({reasons})" if reasons else "")
+        f"{counted(result['rows'], 'row')} in {counted(result['shards'], 'shard')}, {size(result['bytes'])}, "
+        f"in {result['out']}; {counted(result['bad_rows'], 'bad row')}" + (f" ({reasons})" if reasons else "")
     ]
     if result["rows_encoded_now"]:
         lines.append(
             f"encoded {result['rows_encoded_now']:,} now in {duration(result['seconds'])}: "
-            f"{result['rows_per_s']:,.0f}/s on {result['actors']} actors, {result['nodes']} nodes, "
+            f"{speed(result['rows_per_s'])} on {counted(result['actors'], 'actor')}, "
+            f"{counted(result['nodes'], 'node')}, "
             f"{result['engine']}"
         )
     else:

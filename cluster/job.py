@@ -75,6 +75,7 @@ def read_settings(cls: type[C], argv: list[str]) -> C:
     rest = iter(argv)
     for word in rest:
         if word in ("-h", "--help"):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends quietly
             print(_help(cls))
             raise SystemExit(0)
         if word == "--config":

@@ -18,7 +18,7 @@ from cluster.planning import Need
 from hashnet import config as configs
 from hashnet import errors, storage
 from hashnet.errors import HashnetError, StorageError
-from hashnet.progress import Progress
+from hashnet.progress import Progress, counted
 from hashnet.training.config import TrainConfig
 from hashnet.training.run import CHECKPOINTS, prepare, result_of
 
@@ -220,7 +220,7 @@ class _Report:
 
 def stage_line(record: dict[str, Any]) -> str:
     """A finished stage in one line."""
-    parts = [f"stage {record['stage']} done: beta {record['beta']:g}, {record['epochs']} epochs"]
+    parts = [f"stage {record['stage']} done: beta {record['beta']:g}, {counted(record['epochs'], 'epoch')}"]
     for name in ("J", "L", "quantisation", "map"):
         if record.get(name) is not None:
             parts.append(f"{name} {record[name]:.4f}")

@@ -77,6 +77,15 @@ class Progress:
         self.close()
 
 
+def counted(n: int, noun: str) -> str:
+    """So many of them.
+
+    >>> counted(1, "shard"), counted(1200, "shard")
+    ('1 shard', '1,200 shards')
+    """
+    return f"{n:,} {noun}" + ("" if n == 1 else "s")
+
+
 def speed(rate: float) -> str:
     """Units a second as a person says them; slow ones by the minute.
 

@@ -58,6 +58,8 @@ def _values(values: dict[str, Any], indent: str) -> list[str]:
             continue
         if isinstance(value, dict):
             lines += [f"{indent}{name}", *_values(value, indent + "  ")]
+        elif isinstance(value, list) and isinstance(value[0], dict):
+            lines.append(f"{indent}{name}: {len(value)}, see --json")
         elif isinstance(value, list):
             shown = ", ".join(str(item) for item in value[:8]) + (", …" if len(value) > 8 else "")
             lines.append(f"{indent}{name}: {shown}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hashnet import storage
-from hashnet.errors import DataError, IndexMismatch, LineageMismatch
+from hashnet.errors import BadImage, DataError, IndexMismatch, LineageMismatch
 from hashnet.results import SearchResult
 
 EXAMPLES = """
@@ -179,7 +179,10 @@ class _Run:
                 "encode the database and build the index with this model"
             )
         self.class_names = encoder.info.class_names
-        return encoder.encode(queries)
+        try:
+            return encoder.encode(queries)
+        except BadImage as error:
+            raise DataError(f"cannot use {', '.join(map(str, queries))}: {error}") from error
 
     def _open_catalog(self) -> None:
         from hashnet.catalog import Catalog

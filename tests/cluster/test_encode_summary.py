@@ -60,7 +60,7 @@ def test_the_end_in_words_and_as_json(folder, caplog):
     words = caplog.messages[-1].splitlines()
     assert words[0].startswith("4 rows in 2 shards, ")
     assert words[0].endswith("2 bad rows (1 corrupt, 1 missing)")
-    assert words[1] == "encoded 6 now in 2s: 3/s on 3 actors, 2 nodes, cpu-eager"
+    assert words[1] == "encoded 6 now in 2s: 3.0/s on 3 actors, 2 nodes, cpu-eager"
     assert words[2] == "3 distinct codes of 8 bits; ones per bit 0.00–1.00, 6 dead bits"
 
 

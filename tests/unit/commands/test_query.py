@@ -101,3 +101,15 @@ def test_asking_a_server_loads_neither_torch_nor_faiss(python: str, repo: Path) 
         "assert not {'torch', 'faiss', 'ray', 'numba'} & set(sys.modules)"
     )
     subprocess.run([python, "-c", script], check=True, cwd=repo)
+
+
+def test_files_that_cannot_be_used_are_named(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "words.jpg").write_text("hello")
+    np.save(tmp_path / "none.npy", np.zeros((0, 64), np.float32))
+    for name, sentence in (("words.jpg", "cannot use"), ("none.npy", "holds no row")):
+        assert main(["query", str(tmp_path / name), "--run", run]) == 2
+        said = capsys.readouterr().err
+        assert sentence in said
+        assert str(tmp_path / name) in said
