@@ -34,6 +34,10 @@ QUIET = {  # set before ray is imported; a user's own setting wins
 # Without this Ray turns 127.0.0.1 into the machine's outward address and listens on every interface.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
+# A Ray that starts here has no dashboard. Ray Train asks for one all the same, and where it finds a second
+# Ray on the machine, a server in another shell say, it prints a stack trace; here nobody answers.
+NO_DASHBOARD = {"RAY_API_SERVER_ADDRESS": "http://127.0.0.1:1"}
+
 ANSWER_S = 10.0  # a cluster that is there answers within this
 
 _watching: Watch | None = None
@@ -45,7 +49,7 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
     ``num_cpus`` and ``object_store_memory`` (bytes) shape a Ray that starts here.
     """
     address = os.environ.get("RAY_ADDRESS")
-    for name, value in (QUIET if address else QUIET | LOOPBACK).items():
+    for name, value in (QUIET if address else QUIET | LOOPBACK | NO_DASHBOARD).items():
         os.environ.setdefault(name, value)
     import ray
     from ray._private import ray_constants
