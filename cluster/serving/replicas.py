@@ -18,7 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import ray
 from ray import serve
+from ray.serve._private import replica
 
 from cluster import metrics
 from cluster.serving.asks import IndexAnswer, IndexAsk
@@ -41,6 +43,16 @@ def use_threads(threads: int) -> int:
     return n
 
 
+def keep_to_loopback() -> None:
+    """Lets this replica's own channel, by which replicas speak, listen on loopback where its node does.
+
+    Serve 2.60 opens it on every interface whatever the node's address, when the replica is made.
+    """
+    if ray.util.get_node_ip_address() == "127.0.0.1":
+        listen = replica.add_port_to_grpc_server
+        replica.add_port_to_grpc_server = lambda server, _: listen(server, "127.0.0.1:0")
+
+
 @serve.deployment
 class IndexReplica:
     """Holds the index. One search at a time runs on all threads; what arrives meanwhile goes together."""
@@ -55,6 +67,7 @@ class IndexReplica:
         threads: int,
         run: str,
     ) -> None:
+        keep_to_loopback()
         use_threads(threads)
         from cluster.serving.index_holder import IndexHolder
 
@@ -140,6 +153,7 @@ class EncoderReplica:
     """Holds the model."""
 
     def __init__(self, uri: str, engine: str, max_pixels: int, threads: int) -> None:
+        keep_to_loopback()
         n = use_threads(threads)
         import torch
 
@@ -167,6 +181,7 @@ class Keeper:
     """The one writer of the index, and the place where the counters of all HTTP processes meet."""
 
     def __init__(self, uri: str, model_sha256: str | None) -> None:
+        keep_to_loopback()
         use_threads(0)
         self.uri, self.model_sha256 = uri, model_sha256
         self._writer: Writer | None = None
@@ -202,6 +217,7 @@ class HttpReplica:
         tokens: Tokens,
         local_only: bool,
     ) -> None:
+        keep_to_loopback()
         from cluster.serving.opening import open_catalog
         from cluster.serving.ray_backend import RayBackend
 

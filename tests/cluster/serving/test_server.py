@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -62,6 +63,12 @@ def client(server: Server) -> Iterator[Client]:
 def index(run: str) -> BinaryIndex:
     """The newest version: tests of this file write."""
     return BinaryIndex.load(f"{run}/index")
+
+
+def test_nothing_listens_beyond_loopback(server: Server, listeners: Any) -> None:
+    found = listeners([os.getpid()])
+    assert server.config.port in {port for port, _ in found}
+    assert {address for _, address in found} <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
 
 
 def test_served_answers_equal_local_ones(client: Client, index: BinaryIndex, run: str) -> None:
