@@ -94,7 +94,7 @@ def test_what_can_never_run_is_refused_with_what_there_is(cluster, drive):
     ]
 
 
-def test_what_an_autoscaler_can_add_is_waited_for_with_a_line(cluster, start_driver):
+def test_what_an_autoscaler_can_add_is_waited_for_with_a_line(cluster, start_driver, drive):
     kinds = json.dumps([{"name": "big", "resources": {"CPU": 3}, "max": 1}])
     driver = start_driver(
         cluster,
@@ -111,6 +111,12 @@ def test_what_an_autoscaler_can_add_is_waited_for_with_a_line(cluster, start_dri
     cluster.add_node("big-1", cpus=3)
     code, log = driver.end(90)
     cluster.kill_node("big-1")
+    gone = """
+    import time
+    while "big-1" in {node.name for node in nodes.alive()}:
+        time.sleep(0.2)
+    """
+    drive(cluster, CONNECT + gone)  # the next test's actor must not be sent there
     assert code == 0, log
     assert "worker  1 × {CPU 3}  →  new big ×1" in log
     assert job_result(log) == {"worker": {"big-1": 1}}
