@@ -188,7 +188,7 @@ def _say(
         "",
         f"query row {found['row_id']} ({'/'.join(found['labels'])}) found: {hits}",
         f"report: {measured['page']}",
-        f"methods side by side: {compared['report']}",
+        f"the other three in detail: {compared['report']}",
         f"all of it took {duration(took)}",
         "",
         "try next:",
