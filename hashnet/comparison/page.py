@@ -6,6 +6,7 @@ import base64
 import html
 import platform
 import sys
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -107,11 +108,18 @@ def _notes(found: list[Table], about: dict[str, Any]) -> list[str]:
             f"{report.n_queries:,} queries, {report.n_database:,} database rows, chance level "
             f"{report.chance:.4f}."
         )
-    said = {
-        text for table in found for e in table.entries.values() for r in e.records for text in r["warnings"]
-    }
-    notes += sorted(said)
-    return notes
+    return notes + sorted(set(_warnings(found)))
+
+
+def _warnings(found: list[Table]) -> Iterator[str]:
+    """What methods said while they learnt; of a network the first thing, as it may have collapsed."""
+    for table in found:
+        for (method, n_bits), entry in table.entries.items():
+            for record in entry.records:
+                yield from record["warnings"]
+                for text in record.get("training", {}).get("warnings", [])[:1]:
+                    seed = record["made_from"]["seed"]
+                    yield f"{TITLES[method]}, {n_bits} bits, seed {seed}: {text}."
 
 
 STYLE = """

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hashnet.comparison import differences, figures, tables
-from hashnet.comparison.page import write_report
+from hashnet.comparison.page import _notes, write_report
 from hashnet.comparison.results import gather
 from hashnet.metrics import evaluate
 from hashnet.report.style import new_axes
@@ -158,6 +158,14 @@ def test_the_report_is_one_page_without_outside_requests(records, tmp_path):
     assert page.count("<img") == 3
     assert page.count("<caption>Difference of MAP to the first") == 1
     assert result["first"] == {"16": "itq", "32": "itq"}
+
+
+def test_a_network_that_collapsed_is_said_on_the_page(tmp_path):
+    cells = [record("dhn", 16, 0, 0.1), record("itq", 16, 0, 0.9)]
+    cells[0]["training"] = {"warnings": ["only 1 different codes", "16 of 16 bits are equal"]}
+    cells[1]["warnings"] = ["itq took all rows"]
+    notes = _notes(gather(cells), {"k": 100})
+    assert notes[-2:] == ["DHN, 16 bits, seed 0: only 1 different codes.", "itq took all rows"]
 
 
 def test_rows_that_all_have_several_labels_leave_the_embedding_empty(records, tmp_path):
