@@ -7,6 +7,11 @@ from typing import NoReturn
 from hashnet.errors import HashnetError
 
 RETRY_HINT = "\nFailed to apply UDF transform"  # Ray Data appends how to configure its retries
+LESS_MEMORY = (
+    "Ray ended a worker because its node ran low on memory (the lines above say what used how much); run the "
+    "same command again with less at a time (train: a smaller batch_size; encode_db: a smaller chunk_rows; "
+    "compare: a larger cpus_per_cell, so that fewer run at once), or on nodes with more memory"
+)
 
 
 def ours(error: BaseException) -> HashnetError | None:

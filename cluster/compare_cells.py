@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cluster import placement
-from cluster.causes import ours
+from cluster.causes import LESS_MEMORY, ours
 from cluster.compare_data import shallow_features
-from cluster.job import LESS_MEMORY
 from cluster.planning import Need
 from hashnet import storage
 from hashnet.comparison.cells import Cell, Features, Task, deep_config, finished, run_cell

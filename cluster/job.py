@@ -18,17 +18,12 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from cluster import session
-from cluster.causes import ours
+from cluster.causes import LESS_MEMORY, ours
 from hashnet import config, storage
 from hashnet.errors import ConfigError, HashnetError
 
 C = TypeVar("C")
 OUT_OF_MEMORY = "node running low on memory"  # as Ray says it
-LESS_MEMORY = (
-    "Ray ended a worker because its node ran low on memory (the lines above say what used how much); run the "
-    "same command again with less at a time (train: a smaller batch_size; encode_db: a smaller chunk_rows; "
-    "compare: a larger cpus_per_cell, so that fewer run at once), or on nodes with more memory"
-)
 OUTPUTS = ("run", "out", "query_codes")  # keys of all jobs that name what is written
 RECORDED = ("pairs", "weights")  # inputs that a run keeps the path of, and compares when it goes on
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's job supervisor sets it, under this very name

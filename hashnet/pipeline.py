@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from hashnet.arrays import binary_column, binary_matrix
 from hashnet.codes import pack_signs
 from hashnet.commit import ShardRecord, commit_shard
-from hashnet.data.fetch import fetch_images
+from hashnet.data.fetch import feature_rows, fetch_images
 from hashnet.data.images import Preprocess
 from hashnet.plan import Plan, ShardRange
 from hashnet.work import Source, Work, pieces
@@ -93,17 +93,6 @@ def encode_features(
         features, reasons = feature_rows(table)
         whole = table.select(["row_id", "uri", "labels"]).append_column("reason", reasons)
         yield shard, _encoded(encoder, output, features, whole)
-
-
-def feature_rows(table: pa.Table) -> tuple[np.ndarray, pa.Array]:
-    """float32 (n, d), and why a row cannot be used: ``missing`` or ``not_finite``."""
-    column = table["feature"].combine_chunks()
-    width = column.type.list_size
-    values = column.values.slice(column.offset * width, len(column) * width)  # keeps the place of null rows
-    matrix = values.to_numpy(zero_copy_only=False).astype(np.float32, copy=False).reshape(-1, width)
-    finite = pa.array(np.isfinite(matrix).all(axis=1))
-    reasons = pc.if_else(finite, pa.scalar(None, pa.string()), pa.scalar("not_finite"))
-    return matrix, pc.if_else(column.is_valid(), reasons, pa.scalar("missing"))
 
 
 def commit_table(

@@ -15,6 +15,7 @@ from threading import Lock
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
@@ -71,6 +72,17 @@ def feature_matrix(table: pa.Table) -> np.ndarray:
     if column.null_count:
         raise DataError(f"row {column.is_null().index(True).as_py()} has no feature")
     return np.ascontiguousarray(column.flatten().to_numpy().reshape(len(column), -1), dtype=np.float32)
+
+
+def feature_rows(table: pa.Table) -> tuple[np.ndarray, pa.Array]:
+    """float32 (n, d), and why a row cannot be used: ``missing`` or ``not_finite``."""
+    column = table["feature"].combine_chunks()
+    width = column.type.list_size
+    values = column.values.slice(column.offset * width, len(column) * width)  # keeps the place of null rows
+    matrix = values.to_numpy(zero_copy_only=False).astype(np.float32, copy=False).reshape(-1, width)
+    finite = pa.array(np.isfinite(matrix).all(axis=1))
+    reasons = pc.if_else(finite, pa.scalar(None, pa.string()), pa.scalar("not_finite"))
+    return matrix, pc.if_else(column.is_valid(), reasons, pa.scalar("missing"))
 
 
 def describe_bad(names: Sequence[str], bad: Iterable[BadImage], n_images: int) -> str:

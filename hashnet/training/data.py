@@ -9,10 +9,9 @@ import numpy as np
 
 from hashnet import labels as label_sets
 from hashnet.data import Manifest
-from hashnet.data.fetch import feature_matrix
+from hashnet.data.fetch import feature_matrix, feature_rows
 from hashnet.errors import TrainingError
 from hashnet.models import HashModel
-from hashnet.pipeline import feature_rows
 from hashnet.training.config import TrainConfig
 from hashnet.training.sources import ArraySource, ImageSource, Source
 
