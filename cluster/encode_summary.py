@@ -9,6 +9,7 @@ from typing import Any
 from hashnet import commit, storage
 from hashnet.codes import dead_bits
 from hashnet.commit import ShardRecord
+from hashnet.data.fetch import too_many_bad
 from hashnet.errors import TooManyBad
 from hashnet.plan import Plan
 from hashnet.progress import counted, duration, speed
@@ -59,7 +60,7 @@ def finish(
     shards = commit.listed(uri, plan)
     reasons = bad_reasons(uri, shards)
     bad, total = sum(reasons.values()), plan.n_rows
-    if bad > max_bad_fraction * total:
+    if too_many_bad(bad, total, max_bad_fraction):
         _drop_stale_list(uri, shards)
         listed = ", ".join(f"{n:,} {reason}" for reason, n in reasons.items())
         raise TooManyBad(

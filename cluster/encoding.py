@@ -53,7 +53,10 @@ class EncodeConfig:
     n_bits: int | None = key(None, "refuse a model with another code length", low=8)
     rows_per_shard: int | None = key(None, "rows of a shard (default: as begun, else 8192)", low=1)
     max_bad_fraction: float = key(
-        0.01, "share of bad rows above which the job fails at its end", low=0, high=1
+        0.01,
+        "share of bad rows above which the job fails at its end; one is put up with unless 0",
+        low=0,
+        high=1,
     )
     only_failed: bool = key(False, "retry the quarantine; what is mended becomes an extra shard")
     dry_run: bool = key(False, "print the plan and stop")

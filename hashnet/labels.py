@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 1_000_000  # a larger class id is a mistake, and its multi-hot row a gigabyte
 PAIR_WEIGHTS = ("global", "batch", "none")  # which pairs a pairwise loss takes its weights from
-PATTERN_BLOCK = 2048  # rows of the pattern x pattern product held at once: 2048 x 30,000 floats
+PATTERN_BLOCK = 2048  # rows of the pattern x pattern product held at once,
+PATTERN_CELLS = 2**26  # fewer where there are more than 32,768 patterns: a quarter of a gigabyte of floats
 
 
 def as_multi_hot(labels: Any, n_classes: int | None = None, name: str = "labels") -> np.ndarray:
@@ -119,7 +120,7 @@ def count_pairs(labels: Any) -> PairCounts:
     """Exact pair counts of a training set, without an n x n matrix.
 
     Rows with equal label sets are counted together: u distinct sets make u x u comparisons, done
-    in blocks of PATTERN_BLOCK rows. 1,281,167 single-label rows of 1,000 classes are 1,000 sets.
+    in blocks of at most PATTERN_BLOCK rows. 1,281,167 single-label rows of 1,000 classes are 1,000 sets.
     """
     labels = as_multi_hot(labels)
     n = len(labels)
@@ -129,9 +130,10 @@ def count_pairs(labels: Any) -> PairCounts:
     )
     patterns = labels[first]
     n_similar, jaccard_sum = 0, 0.0
-    for start in range(0, len(patterns), PATTERN_BLOCK):
-        block = patterns[start : start + PATTERN_BLOCK]
-        weight = counts[start : start + PATTERN_BLOCK]
+    at_once = min(PATTERN_BLOCK, max(1, PATTERN_CELLS // max(1, len(patterns))))
+    for start in range(0, len(patterns), at_once):
+        block = patterns[start : start + at_once]
+        weight = counts[start : start + at_once]
         overlap = jaccard(block, patterns)  # (block, u)
         n_similar += int(weight @ ((overlap > 0) @ counts))
         jaccard_sum += float(weight @ (overlap.astype(np.float64) @ counts))

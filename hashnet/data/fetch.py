@@ -94,6 +94,14 @@ def describe_bad(names: Sequence[str], bad: Iterable[BadImage], n_images: int) -
     return f"{reasons.total():,} of {n_images:,} pictures cannot be used ({listed}): {first}{more}"
 
 
+def too_many_bad(bad: int, rows: int, most: float) -> bool:
+    """Whether ``bad`` of ``rows`` are more than the share ``most``.
+
+    A single one among others is never too many, however few they are, unless ``most`` is 0.
+    """
+    return bad > most * rows and (bad > 1 or most == 0 or rows == 1)
+
+
 def _placed(file: str, base_uri: str | None) -> str:
     if base_uri is None or storage.is_uri(file) or file.startswith("/"):
         return file

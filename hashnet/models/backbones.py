@@ -15,6 +15,7 @@ import dataclasses
 import difflib
 from typing import Any
 
+import torch
 from torch import nn
 
 from hashnet.errors import ModelError
@@ -77,8 +78,24 @@ def make_backbone(
         "resize": resize or (max(spec.preprocess.resize, crop) if crop else None),
         "flip": flip,
     }
+    if crop and crop != spec.preprocess.crop:
+        _try_crop(name, module, crop, spec.preprocess.crop)
     changed = dataclasses.replace(spec.preprocess, **{k: v for k, v in changes.items() if v is not None})
     return module, dataclasses.replace(spec, preprocess=changed)
+
+
+@torch.no_grad()
+def _try_crop(name: str, module: nn.Module, crop: int, preferred: int) -> None:
+    """ModelError when the backbone cannot take pictures of that size: one goes through it."""
+    was_training = module.training
+    try:
+        with torch.random.fork_rng(devices=[]):  # whatever is drawn, the weights after it stay the same
+            module.eval()(torch.zeros(1, 3, crop, crop))
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ModelError(f"{name} cannot take crop={crop} ({reason}); crop={preferred} works") from error
+    finally:
+        module.train(was_training)
 
 
 def _make_small(weights: str) -> tuple[nn.Module, BackboneSpec]:

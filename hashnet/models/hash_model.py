@@ -21,6 +21,8 @@ from hashnet.models.backbones import make_backbone
 from hashnet.models.heads import make_head
 from hashnet.models.spec import BackboneSpec
 
+ROUNDING = 1e-6  # of single precision, as a share of the value: some of its last digits
+
 
 class RowDropout(nn.Module):
     """Dropout whose mask is a slice of the whole batch's mask, after ``begin``.
@@ -116,7 +118,12 @@ class HashModel(nn.Module):
                 f"{tuple(self.feature_mean.shape)}"
             )
         self.feature_mean.copy_(mean)
-        self.feature_std.copy_(torch.where(std > 1e-6, std, torch.ones_like(std)))
+        self.feature_std.copy_(usable_std(mean, std))
+
+
+def usable_std(mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+    """``std`` with 1 for constant columns: those whose values differ by no more than rounding."""
+    return torch.where(std > ROUNDING * mean.abs(), std, torch.ones_like(std))
 
 
 def build_model(

@@ -135,3 +135,8 @@ def _unflatten(
         state.setdefault(int(parameter), {})[name] = value
     groups = optimiser.state_dict()["param_groups"]  # learning rates are set anew at every step
     optimiser.load_state_dict({"state": state, "param_groups": groups})
+    for weights, values in optimiser.state.items():
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.shape == weights.shape:
+                # a fused step walks the memory of both, so they must lie in it alike (channels_last)
+                values[name] = torch.empty_like(weights).copy_(value)

@@ -6,23 +6,23 @@ import math
 from typing import Any
 
 LN2 = math.log(2)
-NEAR_LN2 = 0.97  # a loss above this share of ln 2 means that relaxed codes are still near 0
-FAR_ABOVE_LN2 = 1.1
+NEAR = 0.97  # a loss above this share of guessing's means that relaxed codes are still near 0
+FAR_ABOVE = 1.1
 ENOUGH_ROWS = 50  # on fewer rows, bits that are equal prove nothing
 MANY_DEAD = 0.25  # share of dead bits from which on it is a failure, not a detail
 
 
-def explain_loss(j: float, step: int) -> str | None:
-    """A sentence when the loss says that nothing is learnt."""
-    if not math.isfinite(j) or j < NEAR_LN2 * LN2:
+def explain_loss(j: float, step: int, guessing: float = LN2) -> str | None:
+    """A sentence when the loss says that nothing is learnt: ``guessing`` is that of codes of 0."""
+    if not math.isfinite(j) or j < NEAR * guessing:
         return None
-    if j > FAR_ABOVE_LN2 * LN2:
+    if j > FAR_ABOVE * guessing:
         return (
-            f"the loss is {j:.3f} at step {step}, worse than guessing ({LN2:.3f}, ln 2): codes of different "
+            f"the loss is {j:.3f} at step {step}, worse than guessing ({guessing:.3f}): codes of different "
             "things run together; use a smaller lr or head_lr_scale, or a larger batch_size"
         )
     return (
-        f"nothing is learnt so far: the loss is {j:.3f} at step {step}, and {LN2:.3f} (ln 2) means codes "
+        f"nothing is learnt so far: the loss is {j:.3f} at step {step}, and {guessing:.3f} means codes "
         "near 0; raise lr, train longer, and check that features are standardised and labels fit their rows"
     )
 

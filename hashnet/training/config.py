@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +111,11 @@ class TrainConfig:
     )
     first_epochs: int | None = key(None, "epochs of the first stage (of all, for smooth and plain)", low=1)
     stage_epochs: int | None = key(None, "epochs of each later stage", low=1)
-    patience: int = key(0, "end a stage after this many epochs without a lower loss; 0: fixed length", low=0)
+    patience: int = key(
+        0,
+        "schedule=staged: end a stage after this many epochs without a lower loss; 0: fixed length",
+        low=0,
+    )
     stage_lr_scale: float = key(
         0.3, "the learning rate of later stages is this times lr / beta: they refine", low=0
     )
@@ -128,7 +133,9 @@ class TrainConfig:
     validation: float = key(0.0, "share of the training rows held out and scored by MAP", low=0, high=0.9)
     map_k: int = key(0, "MAP of queries against the database at each stage's end, this deep; 0: none", low=0)
     measure_rows: int = key(2048, "database rows looked at for J, L and |g| when training ends", low=0)
-    max_bad_fraction: float = key(0.05, "share of unreadable pictures that stops training", low=0, high=1)
+    max_bad_fraction: float = key(
+        0.05, "share of unreadable pictures that stops training; one is put up with unless 0", low=0, high=1
+    )
 
     num_workers: int = key(1, "data-parallel workers", low=1)
     min_workers: int | None = key(None, "elastic: go on with as few as this", low=1)
@@ -184,9 +191,11 @@ class TrainConfig:
         return bool(self._by_variant("continuous"))
 
     @property
-    def cross_entropy(self) -> bool:
-        """Whether a loss of ln 2 means guessing: not for squared differences and triplets."""
-        return self.variant not in ("cnnh", "dnnh")
+    def guessing_loss(self) -> float | None:
+        """The loss of relaxed codes of 0, which is guessing; None for squared differences and triplets."""
+        if self.variant in ("cnnh", "dnnh"):
+            return None
+        return math.log(2) + (self.quantisation * math.log(math.cosh(1)) if self.variant == "dhn" else 0)
 
     @property
     def pair_weights(self) -> str:
@@ -210,7 +219,10 @@ class TrainConfig:
         return "scratch" if self.weights == "random" else "pretrained"
 
     def resolved(self, modality: str, n_rows: int) -> TrainConfig:
-        """The same configuration with nothing left to choose by kind, variant or number of training rows."""
+        """The same configuration with nothing left to choose by kind, variant or number of rows.
+
+        ``n_rows`` are those there are for an epoch, held-out ones among them.
+        """
         kind = self.kind_for(modality)
         defaults = {"backbone": self.backbone_for(modality), **KINDS[kind], **VARIANTS[self.variant]}
         per_epoch = max(1, -(-n_rows // self.batch_size))  # without rows: `check_data` says so

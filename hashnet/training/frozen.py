@@ -44,7 +44,8 @@ def train_head_first(
     probe, features = probe_of(model), backbone_features(model, source, device)
     if config.standardise and world()[0] == 0:
         standardise(probe, features)
-    epochs = max(int(config.head_epochs or 0), -(-HEAD_STEPS * config.batch_size // max(len(features), 1)))
+    n_rows = sampler.steps_per_epoch * config.batch_size if sampler else len(features)  # of an epoch
+    epochs = max(int(config.head_epochs or 0), -(-HEAD_STEPS * config.batch_size // max(n_rows, 1)))
     settings = dataclasses.replace(
         config.fit_settings(), lr=KINDS["features"]["lr"], train_batchnorm=False, checkpoint_every=0
     )

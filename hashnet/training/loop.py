@@ -140,7 +140,7 @@ class _Trainer:
 
     def _batches(self, n: int) -> Iterator[tuple[Share, torch.Tensor, np.ndarray]]:
         def make(step: int) -> tuple[Share, torch.Tensor, np.ndarray]:
-            part = share(self.sampler.rows_of(step), self.sampler.batch_size, self.rank, self.n_workers)
+            part = share(self.sampler, step, self.rank, self.n_workers)
             inputs, usable = self.source.batch(part.rows, step // self.sampler.steps_per_epoch)
             return part, inputs, usable
 

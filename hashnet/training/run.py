@@ -54,9 +54,22 @@ def prepare(config: TrainConfig) -> Prepared:
     manifest = settle_manifest(config)
     finished = finished_result(config.run)
     if finished is None:
-        record_data(config.run, manifest)
+        record_data(config.run, manifest, config.pairs)
         configs.save(config, saved_at)
-    return Prepared(config.resolved(manifest.modality, manifest.count("train")), manifest, finished)
+    # of a finished run the pairs may be gone, and nothing is left to train
+    n_rows = rows_used(config, manifest) if finished is None else manifest.count("train")
+    return Prepared(config.resolved(manifest.modality, n_rows), manifest, finished)
+
+
+def rows_used(config: TrainConfig, manifest: Manifest) -> int:
+    """How many training rows there are for an epoch: all of them, or those that the pairs name.
+
+    Held-out ones count: a trial has as many epochs as the run that it stands for.
+    """
+    if config.pairs is None:
+        return manifest.count("train")
+    table = PairTable.open(config.pairs, manifest)
+    return len(np.union1d(table.row_a, table.row_b))
 
 
 def _has_learnt(run: str) -> bool:
@@ -126,9 +139,9 @@ def settle_manifest(config: TrainConfig) -> Manifest:
         manifest = kept
     else:
         manifest = _embedded(config, mine)
-    resolved = config.resolved(manifest.modality, manifest.count("train"))
+    config.backbone_for(manifest.modality)  # refuses one that takes the other
     if finished_result(config.run) is None:
-        check_data(resolved, manifest)
+        check_data(config, manifest)
     if manifest is not given:
         return manifest
     storage.delete(mine)
@@ -191,17 +204,21 @@ def _refuse_unlabelled(labels: np.ndarray, which: str, why: str) -> None:
         )
 
 
-def record_data(run: str, manifest: Manifest) -> None:
+def record_data(run: str, manifest: Manifest, pairs: str | None = None) -> None:
     """Writes down what data a run is begun on; LineageMismatch when it was begun on other data."""
     uri, kind = storage.join(run, CHECKPOINTS, "data.json"), "training_data"
+    now = {"manifest_sha256": manifest.sha256}
+    if pairs is not None:
+        now["pairs_sha256"] = storage.sha256_of(pairs)
     if not storage.exists(uri):
-        about = {"kind": kind, "format_version": FORMAT_VERSION, "manifest_sha256": manifest.sha256}
-        storage.write_json(uri, about)
+        storage.write_json(uri, {"kind": kind, "format_version": FORMAT_VERSION, **now})
         return
-    about = {"format_version": 1, **storage.read_json(uri)}  # the first ones did not say it
-    trained_on = storage.check_format(about, uri, kind, FORMAT_VERSION).get("manifest_sha256")
-    if trained_on != manifest.sha256:
-        raise LineageMismatch(
-            f"{run} was begun on data with sha256 {str(trained_on)[:12]}…, its manifest now has "
-            f"{manifest.sha256[:12]}…; use another run folder"
-        )
+    about = {"format_version": 1, **storage.read_json(uri)}  # the first ones did not say it, nor the pairs
+    storage.check_format(about, uri, kind, FORMAT_VERSION)
+    for name, sha256 in now.items():
+        if (before := about.get(name, sha256)) != sha256:
+            which = "manifest" if name == "manifest_sha256" else "pairs table"
+            raise LineageMismatch(
+                f"{run} was begun on data with sha256 {before[:12]}…, its {which} now has {sha256[:12]}…; "
+                "use another run folder"
+            )

@@ -1,7 +1,7 @@
 """Which rows are in which batch: a function of (seed, step), never of the number of workers.
 
 A batch is a list of positions in the training set. Workers take equal slices of it; what does not
-fill the slices is padding, marked invalid.
+fill the slices is padding, marked invalid: it carries no loss, but goes through the network.
 """
 
 from __future__ import annotations
@@ -21,12 +21,17 @@ class Share(NamedTuple):
 
 
 class Sampler(Protocol):
-    """``rows_of(step)``: positions in the batch of that step, int64; at most ``batch_size`` of them."""
+    """``rows_of(step)``: positions in the batch of that step, int64; at most ``batch_size`` of them.
+
+    ``padding_of(step)``: what fills that batch up. BatchNorm sees it, too, so it is of many different rows.
+    """
 
     batch_size: int
     steps_per_epoch: int
 
     def rows_of(self, step: int) -> np.ndarray: ...
+
+    def padding_of(self, step: int) -> np.ndarray: ...
 
 
 class RowSampler:
@@ -43,6 +48,10 @@ class RowSampler:
             self._order = np.random.default_rng([self.seed, epoch]).permutation(self.n_rows)
             self._epoch = epoch
         return self._order[place * self.batch_size : (place + 1) * self.batch_size]
+
+    def padding_of(self, step: int) -> np.ndarray:
+        """The first batch of the epoch, which is whole: the last one may be a single row."""
+        return self.rows_of(step - step % self.steps_per_epoch)
 
 
 class PairSampler:
@@ -68,6 +77,10 @@ class PairSampler:
             chosen[here] = self._order_of(int(walk))[places[here] % len(self.a)]
         return np.unique(np.concatenate([self.a[chosen], self.b[chosen]]))
 
+    def padding_of(self, step: int) -> np.ndarray:
+        """The batch itself: so many pairs have many rows, or all that there are."""
+        return self.rows_of(step)
+
     def _order_of(self, walk: int) -> np.ndarray:
         if walk != self._walk:  # a long list is not shuffled anew for every batch
             self._order = np.random.default_rng([self.seed, walk]).permutation(len(self.a))
@@ -75,12 +88,14 @@ class PairSampler:
         return self._order
 
 
-def share(rows: np.ndarray, batch_size: int, rank: int, world: int) -> Share:
-    """Worker ``rank``'s slice of a batch; every worker's slice has ceil(batch_size / world) rows."""
-    per_worker = -(-batch_size // world)
-    valid = np.zeros(per_worker * world, dtype=bool)
-    valid[: len(rows)] = True
-    padded = np.full(per_worker * world, rows[0], dtype=np.int64)  # padding repeats a row, and is masked
-    padded[: len(rows)] = rows
+def share(sampler: Sampler, step: int, rank: int, world: int) -> Share:
+    """Worker ``rank``'s slice of a step's batch; every worker's slice has ceil(batch_size / world) rows."""
+    rows = sampler.rows_of(step)
+    per_worker = -(-sampler.batch_size // world)
+    valid = np.arange(per_worker * world) < len(rows)
+    all_rows = np.empty(len(valid), dtype=np.int64)
+    all_rows[valid] = rows
+    if not valid.all():
+        all_rows[~valid] = np.resize(sampler.padding_of(step), len(valid) - len(rows))  # again and again
     first = rank * per_worker
-    return Share(padded[first : first + per_worker], padded, valid, first)
+    return Share(all_rows[first : first + per_worker], all_rows, valid, first)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import torch
 
+from hashnet.data.fetch import fetch_images, too_many_bad
 from hashnet.errors import BadImage, DataError, TrainingError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 PIECE = 8192  # rows that are looked at together: never a second copy of the whole array
+ENOUGH_SEEN = 256  # pictures: among fewer, some bad ones say little about the rest
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -104,8 +106,6 @@ class ImageSource:
         return len(self.row_ids)
 
     def batch(self, rows: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
-        from hashnet.data.fetch import fetch_images
-
         found = fetch_images(self.table.take(rows), base_uri=self.base_uri)
         ids = self.row_ids[rows]
         if self.train:
@@ -129,7 +129,7 @@ class ImageSource:
         if not self.bad:
             return
         seen = int(self._seen.sum())
-        if len(self.bad) > max(self.max_bad_fraction * max(seen, 256), 1):
+        if too_many_bad(len(self.bad), max(seen, min(ENOUGH_SEEN, len(self))), self.max_bad_fraction):
             row_id, reason = next(iter(self.bad.items()))
             raise TrainingError(
                 f"{len(self.bad)} of the first {seen} pictures cannot be used (row {row_id}: "

@@ -113,8 +113,10 @@ def train_run(
     summary["J"], summary["L"] = summary["measured"]["J"], summary["measured"]["L"]
     if config.validation:
         summary["validation_map"] = validation_map(config, model, manifest, held, device)
-    guessing = explain_loss(last["J"] or 0.0, summary["steps"]) if config.cross_entropy else None
-    summary["warnings"] = ([guessing] if guessing else []) + explain_codes(summary["measured"])
+    stuck = None
+    if config.guessing_loss is not None:
+        stuck = explain_loss(last["J"] or 0.0, summary["steps"], config.guessing_loss)
+    summary["warnings"] = ([stuck] if stuck else []) + explain_codes(summary["measured"])
     for text in summary["warnings"]:
         logger.warning("%s", text)
     summary["seconds"] = round(time.monotonic() - started, 3)
@@ -145,9 +147,10 @@ class _Watch:
 
     def epoch(self, record: Record) -> None:
         due = record["epoch"] >= WARN_AFTER_EPOCHS and record["step"] >= WARN_AFTER_STEPS
-        if due and not self.looked and world()[0] == 0 and self.config.cross_entropy:
+        guessing = self.config.guessing_loss
+        if due and not self.looked and world()[0] == 0 and guessing is not None:
             self.looked = True
-            text = explain_loss(record["J"], record["step"])
+            text = explain_loss(record["J"], record["step"], guessing)
             if text:
                 logger.warning("%s", text)
         if self.on_epoch:

@@ -74,6 +74,13 @@ def test_too_many_bad_rows_until_they_are_mended(folder):
     assert (result["rows"], result["bad_rows"], result["bad_reasons"]) == (5, 1, {"missing": 1})
 
 
+def test_one_bad_row_among_few_does_not_fail_the_job(folder):
+    commit.commit_shard(folder, PLAN, mending_range(PLAN, 0, 1), rows_of([5]), mends=True)
+    with pytest.raises(TooManyBad, match=r"1 of 6 rows \(16.67%\) are bad"):
+        summary.finish(folder, PLAN, 0.0, 6, 1.0, set())
+    assert summary.finish(folder, PLAN, 0.01, 6, 1.0, set())["bad_rows"] == 1
+
+
 def test_a_sound_store_stays_usable_when_a_stricter_or_larger_run_fails(folder):
     summary.finish(folder, PLAN, 0.5, 6, 1.0, set())
     with pytest.raises(TooManyBad):

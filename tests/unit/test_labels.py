@@ -59,6 +59,23 @@ def test_pair_counts_over_several_blocks(monkeypatch):
     assert labels.count_pairs(rows).jaccard_sum == pytest.approx(whole.jaccard_sum)
 
 
+def test_many_patterns_are_compared_in_smaller_blocks(monkeypatch):
+    rows = np.random.default_rng(0).integers(0, 2, (200, 12)).astype(np.uint8)
+    whole, jaccard, cells = labels.count_pairs(rows), labels.jaccard, []
+
+    def watched(a, b):
+        cells.append(len(a) * len(b))
+        return jaccard(a, b)
+
+    monkeypatch.setattr(labels, "jaccard", watched)
+    for most in (1000, 1):  # five patterns at once, and always one
+        monkeypatch.setattr(labels, "PATTERN_CELLS", most)
+        found = labels.count_pairs(rows)
+        assert (found.n_pairs, found.n_similar) == (whole.n_pairs, whole.n_similar)
+        assert found.jaccard_sum == pytest.approx(whole.jaccard_sum)
+        assert max(cells) <= 1000
+
+
 def test_pair_ratio_of_a_large_single_label_set():
     # 100 classes of 1,000: 100 * C(1000, 2) similar pairs of C(100000, 2)
     found = labels.count_pairs(np.repeat(np.arange(100), 1000))

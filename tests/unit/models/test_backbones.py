@@ -107,6 +107,25 @@ def test_small_cnn_takes_tiny_pictures_and_does_not_mix_rows(side):
     assert (spec.preprocess.crop, spec.preprocess.flip) == (side, False)
 
 
+@pytest.mark.parametrize(
+    ("name", "crop", "works"), [("small_cnn", 2, 32), ("alexnet", 32, 224), ("vit_b_32", 64, 224)]
+)
+def test_a_crop_that_the_backbone_cannot_take_is_answered_with_one_that_works(name, crop, works):
+    with pytest.raises(ModelError, match=rf"{name} cannot take crop={crop} \(.*\); crop={works} works"):
+        make_backbone(name, crop=crop)
+
+
+def test_trying_a_crop_leaves_no_trace():
+    torch.manual_seed(0)
+    plain, _ = make_backbone("small_cnn")
+    drawn = torch.get_rng_state()
+    torch.manual_seed(0)
+    tried, _ = make_backbone("small_cnn", crop=16)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(m.training for m in tried.modules())
+    assert all(torch.equal(v, plain.state_dict()[k]) for k, v in tried.state_dict().items())
+
+
 def test_pretrained_weights_are_never_downloaded_unasked(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr(torch.hub, "download_url_to_file", lambda *a, **k: pytest.fail("downloads"))

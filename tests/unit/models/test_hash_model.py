@@ -37,6 +37,16 @@ def test_features_are_standardised_inside_the_model():
         model.set_standardisation(torch.zeros(3), torch.ones(3))
 
 
+def test_small_features_are_standardised_and_constant_ones_left():
+    torch.manual_seed(0)
+    x = torch.randn(50, 4) * torch.tensor([1e-7, 1e-12, 1e-8, 0]) + torch.tensor([0, 0, 100.0, 0])
+    model = build_model("features", 8, n_features=4)
+    model.set_standardisation(x.mean(0), x.double().std(0, correction=0).float())
+    spread = model.features(x).std(0, correction=0)
+    torch.testing.assert_close(spread[:2], torch.ones(2))
+    assert model.feature_std[2:].tolist() == [1, 1]  # 100 + 1e-8 is 100
+
+
 def test_pictures_are_normalised_on_the_device():
     model = build_model("small_cnn", 8).eval()
     pictures = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)

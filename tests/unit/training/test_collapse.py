@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 
+from hashnet.losses import DHNLoss, LabelSimilarity
 from hashnet.training.collapse import explain_codes, explain_loss
+from hashnet.training.config import TrainConfig
 from hashnet.training.measure import measure
 
 
@@ -16,6 +18,17 @@ def test_loss_near_ln_2_means_that_nothing_is_learnt():
     assert "nothing is learnt so far: the loss is 0.690" in explain_loss(0.69, 10)
     assert "raise lr" in explain_loss(0.69, 10)
     assert "smaller lr" in explain_loss(4.0, 10)
+
+
+def test_guessing_includes_the_quantisation_of_dhn():
+    config = TrainConfig(run="r", variant="dhn", quantisation=0.3)
+    loss = DHNLoss(LabelSimilarity([0, 0, 1]), 8, quantisation=0.3)
+    at_zero = float(loss(torch.zeros(3, 8), torch.arange(3), torch.ones(3, dtype=torch.bool), 1.0))
+    assert config.guessing_loss == pytest.approx(at_zero)  # ln 2 + 0.3 log cosh 1 = 0.823
+    assert explain_loss(0.78, 10, config.guessing_loss) is None  # better than that
+    assert "nothing is learnt" in explain_loss(at_zero, 10, config.guessing_loss)
+    assert TrainConfig(run="r").guessing_loss == math.log(2)
+    assert TrainConfig(run="r", variant="dnnh").guessing_loss is None
 
 
 def test_equal_codes_are_a_collapse():

@@ -64,6 +64,15 @@ def test_small_training_sets_are_gone_through_more_often():
     assert small.first_epochs * 2 >= 1000  # two steps an epoch
 
 
+def test_patience_is_for_stages_and_says_so():
+    stages = {name: _config("patience=3", f"schedule={name}").resolved("features", 500).make_stages()
+              for name in ("staged", "smooth", "plain")}  # fmt: skip
+    assert {name: stage[0].patience for name, stage in stages.items()} == {
+        "staged": 3, "smooth": 0, "plain": 0,
+    }  # fmt: skip
+    assert "schedule=staged: end a stage" in configs.describe(TrainConfig)
+
+
 def test_given_values_are_kept():
     config = _config("lr=0.5", "dropout=0", "first_epochs=3").resolved("features", 500)
     assert (config.lr, config.dropout, config.first_epochs) == (0.5, 0.0, 3)

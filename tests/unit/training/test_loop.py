@@ -140,6 +140,33 @@ def test_resumes_as_if_nothing_had_happened(data, tmp_path, stages):
     assert len(again) == len(expected)  # a finished run has nothing left to do
 
 
+def test_pictures_resume_as_if_nothing_had_happened(tmp_path):
+    """Their weights lie in memory as channels_last: momentum from a checkpoint must, too."""
+    pictures = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
+    loss = PairwiseLoss(LabelSimilarity(np.arange(40) % CLASSES), BITS)
+    settings = FitSettings(lr=0.02, batch_size=16, seed=1, checkpoint_every=2)
+
+    def train(**options):
+        torch.manual_seed(0)
+        model = build_model("small_cnn", BITS, crop=8)
+        return model, fit(model, pictures, loss, plain(4), settings, **options)
+
+    def crash(row):
+        if row["step"] == 5:
+            raise _Crash
+
+    straight, expected = train()
+    assert straight.backbone.layers[4].weight.is_contiguous(memory_format=torch.channels_last)
+    checkpoints = Checkpoints(str(tmp_path))
+    with pytest.raises(_Crash):
+        train(checkpoints=checkpoints, on_step=crash)
+    assert checkpoints.steps() == [2, 4]
+    resumed, found = train(checkpoints=checkpoints)
+    assert found.steps["J"] == expected.steps["J"]
+    for (name, a), b in zip(resumed.state_dict().items(), straight.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(data, tmp_path, caplog):
     inputs, labels = data
     loss = PairwiseLoss(LabelSimilarity(labels), BITS)

@@ -278,6 +278,62 @@ def test_map_that_cannot_be_measured_is_refused_before_training(tmp_path, unlabe
         prepare(_config(tmp_path, made.uri, pairs=str(tmp_path / "pairs.parquet"), map_k=10))
 
 
+def test_few_pairs_are_gone_through_more_often(tmp_path, unlabelled):
+    made, _, _ = unlabelled
+    ids = made.row_ids("train")
+    PairTable.from_arrays(ids[:5], ids[5:10], [True, False] * 2 + [True]).save(
+        str(tmp_path / "pairs.parquet")
+    )
+    config = _config(
+        tmp_path, made.uri, pairs=str(tmp_path / "pairs.parquet"), batch_size=5, first_epochs=None
+    )
+    assert prepare(config).config.first_epochs == 500  # of two steps: ten rows of 200 are named
+
+
+def test_a_trial_with_rows_held_out_has_as_many_epochs_as_the_run_it_stands_for(tmp_path):
+    made = _vectors(tmp_path, train=400)
+    with_all, with_half = (
+        prepare(_config(tmp_path / name, made, batch_size=8, validation=share, first_epochs=None)).config
+        for name, share in (("all", 0.0), ("half", 0.5))
+    )
+    assert with_all.first_epochs == with_half.first_epochs
+
+
+def test_pairs_that_were_edited_are_refused(tmp_path, unlabelled):
+    made, _, _ = unlabelled
+    ids, uri = made.row_ids("train"), str(tmp_path / "pairs.parquet")
+    PairTable.from_arrays(ids[:2], ids[2:4], [True, False]).save(uri)
+    config = _short(tmp_path, made.uri, pairs=uri)
+    prepare(config)
+    recorded = tmp_path / "run" / "checkpoints" / "data.json"
+    about = json.loads(recorded.read_text())
+    prepare(config)
+    PairTable.from_arrays(ids[:2], ids[2:4], [False, True]).save(uri)
+    with pytest.raises(LineageMismatch, match=r"was begun on data with sha256 .*, its pairs table now has"):
+        prepare(config)
+    del about["pairs_sha256"]  # as the first ones were
+    recorded.write_text(json.dumps(about))
+    train_run(prepare(config).config)
+    (tmp_path / "pairs.parquet").unlink()
+    assert prepare(config).finished is not None  # what is learnt needs them no more
+
+
+def test_the_hash_layer_alone_has_its_steps_on_few_pairs(monkeypatch):
+    monkeypatch.setattr("hashnet.training.frozen.HEAD_STEPS", 8)
+    pictures = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
+    loss = PairwiseLoss(TableSimilarity([1, 2], [3, 4], [True, False], 40), 8)
+    betas = []
+
+    def counted(logits, rows, valid, beta):
+        betas.append(beta)
+        return loss(logits, rows, valid, beta)
+
+    config = TrainConfig(run="unused", n_bits=8, batch_size=10, lr=0.01, head_epochs=1)
+    sampler = PairSampler([1, 2], [3, 4], config.batch_size, seed=0)
+    train_head_first(build_model("small_cnn", 8), ArraySource(pictures), counted, config, sampler, "cpu")
+    assert betas.count(1.0) == 8
+
+
 def test_the_hash_layer_alone_learns_from_pairs_too(monkeypatch):
     monkeypatch.setattr("hashnet.training.frozen.HEAD_STEPS", 5)
     pictures = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
@@ -437,13 +493,30 @@ def test_a_manifest_in_the_run_folder_is_taken_as_it_is(tmp_path, manifest):
         prepare(_config(tmp_path / "coded", manifest))
 
 
-def test_bad_pictures_are_a_share_of_all_that_were_seen(tmp_path):
-    """14 bad after 1,000 good are 1.4 %, not 14 of 256."""
+def _pictures(good: int, bad: int, max_bad_fraction: float) -> ImageSource:
     data = io.BytesIO()
     Image.new("RGB", (8, 8)).save(data, "png")
-    images = [data.getvalue()] * 1000 + [b"no picture"] * 64
-    table = pa.table({"row_id": np.arange(1064), "uri": pa.nulls(1064, pa.string()), "image": images})
-    source = ImageSource(table, Preprocess(resize=8, crop=8), max_bad_fraction=0.05, train=False)
+    images, n = [data.getvalue()] * good + [b"no picture"] * bad, good + bad
+    table = pa.table({"row_id": np.arange(n), "uri": pa.nulls(n, pa.string()), "image": images})
+    return ImageSource(table, Preprocess(resize=8, crop=8), max_bad_fraction=max_bad_fraction, train=False)
+
+
+@pytest.mark.parametrize(
+    ("most", "bad", "fits"),
+    [(0.0, 0, True), (0.0, 1, False), (0.01, 1, True), (0.05, 2, True), (0.05, 3, False)],
+)
+def test_few_pictures_are_held_to_the_same_share(most, bad, fits):
+    source = _pictures(40 - bad, bad, most)
+    if fits:
+        assert source.batch(np.arange(40), 0)[1].sum() == 40 - bad
+    else:
+        with pytest.raises(TrainingError, match=f"{bad} of the first 40 pictures"):
+            source.batch(np.arange(40), 0)
+
+
+def test_bad_pictures_are_a_share_of_all_that_were_seen():
+    """14 bad after 1,000 good are 1.4 %, not 14 of 256."""
+    source = _pictures(1000, 64, 0.05)
     source.batch(np.arange(1000), 0)
     assert not source.batch(np.arange(1000, 1014), 0)[1].any()
     with pytest.raises(TrainingError, match="64 of the first 1064 pictures"):
