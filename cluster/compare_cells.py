@@ -115,7 +115,7 @@ class Part:
         """Data-parallel training from here (num_workers > 1); the task finds the model and measures it."""
         from cluster.training import train
 
-        train(dataclasses.replace(deep_config(task), manifest=task.manifest))
+        train(dataclasses.replace(deep_config(task, self.manifest), manifest=task.manifest))
 
     def _shared_features(self) -> Any:
         if self._features is None:

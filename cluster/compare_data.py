@@ -79,24 +79,36 @@ def zero_shot_manifest(config: CompareConfig, manifest: Manifest) -> Manifest | 
 
 def shallow_features(config: CompareConfig, manifest: Manifest, folder: str) -> Features:
     """Features and labels of the three sets, standardised with the training rows' mean and deviation."""
-    sets = {}
-    for split in SPLITS:
-        if manifest.modality == "features":
-            table = manifest.read(split, columns=["feature", "labels"])
-            sets[split] = feature_matrix(table), from_lists(table["labels"], manifest.n_classes or 0)
-        elif config.features_from == "pixels":
-            sets[split] = pixels(config, manifest, split)
-        else:
-            sets[split] = _encoded(config, manifest, folder, split)
+    if manifest.modality == "features":
+        sets = {split: _stored(manifest, split) for split in SPLITS}
+    elif config.features_from == "pixels":
+        sets = pixels(config, manifest)
+    else:
+        sets = {split: _encoded(config, manifest, folder, split) for split in SPLITS}
     if config.standardise:
-        mean, std = sets["train"][0].mean(axis=0), sets["train"][0].std(axis=0)
-        std = np.where(std > 1e-6, std, 1).astype(np.float32)
-        sets = {split: ((X - mean) / std, y) for split, (X, y) in sets.items()}
+        from hashnet.models.hash_model import usable_std
+        from hashnet.training.sources import ArraySource
+
+        mean, std = ArraySource(sets["train"][0]).moments()
+        centre, scale = mean.float().numpy(), usable_std(mean, std).float().numpy()
+        sets = {split: ((X - centre) / scale, y) for split, (X, y) in sets.items()}
     return Features(**sets)
 
 
-def pixels(config: CompareConfig, manifest: Manifest, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures as the backbone would see them, as rows of numbers; equal colour channels count once."""
+def _stored(manifest: Manifest, split: str) -> tuple[np.ndarray, np.ndarray]:
+    table = manifest.read(split, columns=["feature", "labels"])
+    return feature_matrix(table), from_lists(table["labels"], manifest.n_classes or 0)
+
+
+def pixels(config: CompareConfig, manifest: Manifest) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Pictures as the backbone would see them, as rows of numbers; one channel when all of them are grey."""
+    found = {split: _pictures(config, manifest, split) for split in SPLITS}
+    channels = max(block.shape[1] for blocks, _ in found.values() for block in blocks)
+    return {split: (_joined(blocks, channels), labels) for split, (blocks, labels) in found.items()}
+
+
+def _pictures(config: CompareConfig, manifest: Manifest, split: str) -> tuple[list[np.ndarray], np.ndarray]:
+    """Usable pictures of a set in blocks uint8 (n, 1 where all are grey or 3, h, w), and their labels."""
     from hashnet.training.assemble import make_model
     from hashnet.training.data import open_rows
 
@@ -105,18 +117,27 @@ def pixels(config: CompareConfig, manifest: Manifest, split: str) -> tuple[np.nd
     blocks, usable = [], []
     for start in range(0, len(rows), 1024):
         batch, good = rows.source.batch(np.arange(start, min(start + 1024, len(rows))), 0)
-        pictures = batch.numpy()
-        if pictures[0].size > MAX_PIXELS:
+        pictures = batch.numpy()[good]
+        if pictures[:1].size > MAX_PIXELS:
             raise ConfigError(
                 f"pictures of {pictures.shape[2]} x {pictures.shape[3]} pixels are too many numbers for "
                 "shallow methods; give a backbone with weights=pretrained, whose features they take"
             )
         grey = (pictures == pictures[:, :1]).all()
-        blocks.append((pictures[:, 0] if grey else pictures).reshape(len(pictures), -1).astype(np.float32))
+        blocks.append(pictures[:, :1].copy() if grey else pictures)
         usable.append(good)
     assert rows.labels is not None
-    kept = np.concatenate(usable)
-    return np.concatenate(blocks)[kept], rows.labels[kept]
+    return blocks, rows.labels[np.concatenate(usable)]
+
+
+def _joined(blocks: list[np.ndarray], channels: int) -> np.ndarray:
+    """Rows float32 (n, channels * h * w); grey blocks among coloured ones get equal channels again."""
+    joined = np.empty((sum(map(len, blocks)), channels, *blocks[0].shape[2:]), dtype=np.float32)
+    start = 0
+    for block in blocks:
+        joined[start : start + len(block)] = block
+        start += len(block)
+    return joined.reshape(len(joined), -1)
 
 
 def _encoded(

@@ -11,6 +11,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from cluster import session
 from cluster.compare_cells import Part, Record
 from cluster.compare_data import comparison_manifest, zero_shot_manifest
@@ -19,12 +21,13 @@ from hashnet import config as configs
 from hashnet import storage
 from hashnet.codes import check_n_bits
 from hashnet.comparison.cells import Cell
-from hashnet.comparison.methods import candidates, expand
+from hashnet.comparison.methods import DEEP, candidates, expand
 from hashnet.comparison.paper import DEPTH
 from hashnet.config import key
 from hashnet.data import Manifest
-from hashnet.errors import ClusterError, ConfigError
+from hashnet.errors import ClusterError, ConfigError, DataError
 from hashnet.training.config import HOW, TrainConfig
+from hashnet.training.data import held_out
 from hashnet.training.run import CONFIG, refuse_other_config
 
 VALIDATION_SHARE = 0.2
@@ -33,6 +36,8 @@ MAY_CHANGE = (
     *HOW, "methods", "bits", "seeds", "k", "paper", "tune", "tune_bits", "settings", "zero_shot",
     "zero_shot_manifest", "zero_shot_methods", "cpus_per_cell", "variant", "n_bits", "seed", "validation",
 )  # fmt: skip
+# Keys that would make every method's network one and the same variant → the methods that differ by them.
+OF_A_METHOD = {"class_weights": "hashnet,hashnet-w", "continuous": "hashnet,hashnet+c"}
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,16 @@ class CompareConfig(TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         empty = [name for name in ("bits", "seeds") if not getattr(self, name)]
-        if empty:
-            raise ConfigError([f"{name} is empty: there is nothing to compare" for name in empty])
+        mistakes = [f"{name} is empty: there is nothing to compare" for name in empty]
+        if self.schedule == "plain":
+            mistakes.append("schedule=plain is another method: ask for methods=hashnet-sgn instead")
+        mistakes += [
+            f"{name} is what tells methods apart: ask for methods={instead} instead"
+            for name, instead in OF_A_METHOD.items()
+            if getattr(self, name) is not None
+        ]
+        if mistakes:
+            raise ConfigError(mistakes)
         expand(self.methods)
         expand(self.zero_shot_methods)
 
@@ -100,6 +113,10 @@ def compare(config: CompareConfig) -> dict[str, Any]:
         before = configs.load(CompareConfig, saved_at, [f"run={config.run}"])
         refuse_other_config(config, before, MAY_CHANGE)
     manifest = comparison_manifest(config)
+    _refuse_unlabelled(manifest, "query")
+    if config.tune and config.settings is None and set(DEEP) & set(expand(config.methods)):
+        _, held = held_out(manifest.count("train"), VALIDATION_SHARE)  # training itself scores all of them
+        _refuse_unlabelled(manifest, "train", held)
     if not begun:
         configs.save(config, saved_at)
     session.connect()
@@ -107,6 +124,8 @@ def compare(config: CompareConfig) -> dict[str, Any]:
     dataset = config.paper or (source if source in DEPTH else None)
     k = config.k or DEPTH.get(dataset or "", 5000)
     unseen = zero_shot_manifest(config, manifest)
+    if unseen is not None:
+        _refuse_unlabelled(unseen, "query")
     main = Part(config, "main", manifest, k)
     tuned = _tune(main)
     work = [(main, main.cells(expand(config.methods), tuned))]
@@ -118,6 +137,21 @@ def compare(config: CompareConfig) -> dict[str, Any]:
     configs.save(config, saved_at)  # settings that cells refuse are not written down
     records = [record for part, tasks in work for record in part.run(tasks)]
     return _report(config, records, dataset, k, tuned, manifest)
+
+
+def _refuse_unlabelled(manifest: Manifest, split: str, held: np.ndarray | None = None) -> None:
+    """DataError where rows that ask (those at ``held``, or all) have no label, before any is trained on."""
+    labels = manifest.labels(split)
+    if labels is None:
+        raise DataError(f"{manifest.uri} has no labels: methods are compared by which rows share one")
+    which, labels = ("query", labels) if held is None else ("held-out training", labels[held])
+    without = int((~labels.any(axis=1)).sum())
+    if without:
+        raise DataError(
+            f"{without} of {len(labels)} {which} rows of {manifest.uri} have no label, so nothing can be "
+            "relevant to them; label them or leave them out of the manifest"
+            + (", or leave tune out" if held is not None else "")
+        )
 
 
 def _tune(part: Part) -> dict[str, Any]:

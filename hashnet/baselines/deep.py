@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from hashnet import storage
-from hashnet.baselines.base import Baseline, features_array
-from hashnet.errors import DataError
+from hashnet.baselines.base import Baseline, check_whole, features_array
+from hashnet.errors import ConfigError, DataError
 from hashnet.losses import Loss
 from hashnet.models import HashModel, build_model
 from hashnet.training.bundle import load_bundle, save_bundle
@@ -57,7 +57,7 @@ class DeepBaseline(Baseline):
         super().__init__(n_bits, seed=seed)
         self.backbone, self.hidden, self.dropout = backbone, hidden, dropout
         self.lr, self.head_lr_scale, self.weight_decay = lr, head_lr_scale, weight_decay
-        self.epochs, self.batch_size = epochs, batch_size
+        self.epochs, self.batch_size = epochs, check_whole("batch_size", batch_size, 2)  # pairs need two
 
     @abstractmethod
     def _loss(self, y: np.ndarray) -> Loss:
@@ -81,10 +81,16 @@ class DeepBaseline(Baseline):
 
     def _train(self, X: np.ndarray, y: np.ndarray) -> None:
         pictures = X.ndim == 4
+        backbone = self.backbone or ("small_cnn" if pictures else "features")
+        if (backbone == "features") == pictures:
+            raise ConfigError(
+                f"backbone={backbone} takes {'rows (n, d)' if pictures else 'pictures (n, 3, h, w)'}, got "
+                f"{X.shape}; leave backbone out"
+            )
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
             torch.manual_seed(self.seed)
             self.model_ = build_model(
-                self.backbone or ("small_cnn" if pictures else "features"),
+                backbone,
                 self.n_bits,
                 n_features=None if pictures else X.shape[1],
                 hidden=None if pictures else self.hidden,

@@ -117,6 +117,8 @@ def run_cell(task: Task, features: Features | None = None) -> dict[str, Any]:
     started = time.monotonic()
     if task.validation:
         held_codes, held_labels = encode("held-out")
+        asking = held_labels.any(axis=1)  # nothing is relevant to a row without a label
+        held_codes, held_labels = held_codes[asking], held_labels[asking]
         codes, labels = (held_codes[::2], held_codes[1::2]), (held_labels[::2], held_labels[1::2])
     else:
         codes, labels = zip(*(encode(name) for name in ("query", "database")), strict=True)
@@ -188,7 +190,7 @@ def learn_deep(task: Task) -> tuple[Encode, dict[str, Any]]:
 
     manifest = Manifest.open(task.manifest)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    config = deep_config(task)
+    config = deep_config(task, manifest)
     if storage.exists(storage.join(config.run, CONFIG)):  # begun before, or trained by many workers
         refuse_other_config(config, read_config(config.run))
     else:
@@ -217,15 +219,20 @@ def learn_deep(task: Task) -> tuple[Encode, dict[str, Any]]:
     return encode, {"params": dataclasses.asdict(config), "training": about}
 
 
-def deep_config(task: Task) -> TrainConfig:
-    """The training configuration of a deep cell: the run's, with the cell's own settings."""
+def deep_config(task: Task, manifest: Manifest) -> TrainConfig:
+    """The training configuration of a deep cell: the run's, with the cell's own settings.
+
+    Methods without continuation keep to their own schedule, and have as many epochs as HashNet in all.
+    """
     cell, settings = task.cell, dict(task.cell.settings)
     if (scale := settings.pop("alpha_n_bits", None)) is not None:
         settings["alpha"] = scale / cell.n_bits
-    first, later = task.config.first_epochs, task.config.stage_epochs
-    if VARIANTS[cell.method]["schedule"] != "staged" and first is not None and later is not None:
-        as_staged = first + (task.config.stages - 1) * later  # as many in all as the staged ones have
-        settings.setdefault("first_epochs", as_staged)
+    if VARIANTS[cell.method]["schedule"] != "staged":
+        settings.setdefault("schedule", None)
+        if task.config.first_epochs is not None:  # else `resolved` gives them as many
+            hashnet = dataclasses.replace(task.config, variant="hashnet")
+            stages = hashnet.resolved(manifest.modality, manifest.count("train")).make_stages()
+            settings.setdefault("first_epochs", sum(stage.epochs for stage in stages))
     return dataclasses.replace(
         task.config,
         run=cell.uri(task.run),

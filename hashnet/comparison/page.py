@@ -57,7 +57,7 @@ def write_report(uri: str, records: list[dict[str, Any]], about: dict[str, Any])
         "report": storage.join(uri, "comparison.html"),
         "cells": len(records),
         "map": {
-            TABLE_TITLES[table.number].partition(":")[0]: {
+            _name(table): {
                 method: {str(n): round(e.mean(), 4) for n in table.bits if (e := table.entry(method, n))}
                 for method in table.methods
             }
@@ -83,11 +83,13 @@ def versions() -> dict[str, str]:
 def _notes(found: list[Table], about: dict[str, Any]) -> list[str]:
     """What the numbers mean, in sentences."""
     seeds = sorted({seed for table in found for entry in table.entries.values() for seed in entry.seeds})
-    reports = [report for table in found[:1] for entry in table.entries.values() for report in entry.reports]
-    k = reports[0].k if reports else about["k"]  # never more than the database has
+    measured = _measured(found)
+    depths = {conditions[0] for conditions in measured} or {about["k"]}
+    k = depths.pop() if len(depths) == 1 else "k"
     notes = [
         f"MAP@{k}: denominator is the relevant items among the top {k}, a query without a hit counts 0, "
-        "ties in Hamming distance are broken by a seeded hash of the row id.",
+        "ties in Hamming distance are broken by a seeded hash of the item's position among the database "
+        "rows, the same for every method.",
         f"Seeds {', '.join(map(str, seeds))}"
         + ("; ± is the standard deviation over them." if len(seeds) > 1 else ": one repetition."),
         "Bold: the highest mean, and every method whose difference to it has a 95 % interval (paired "
@@ -103,12 +105,26 @@ def _notes(found: list[Table], about: dict[str, Any]) -> list[str]:
             "Settings of each method were chosen on a fifth of the training rows, never on queries; they are "
             "in tables.json."
         )
-    for report in reports[:1]:
+    for (depth, n_queries, n_database, chance), names in measured.items():
+        which = f"{', '.join(names)}: MAP@{depth}, " if len(measured) > 1 else ""
         notes.append(
-            f"{report.n_queries:,} queries, {report.n_database:,} database rows, chance level "
-            f"{report.chance:.4f}."
+            f"{which}{n_queries:,} queries, {n_database:,} database rows, chance level {chance:.4f}."
         )
     return notes + sorted(set(_warnings(found)))
+
+
+def _measured(found: list[Table]) -> dict[tuple[int, int, int, float], list[str]]:
+    """(k, queries, database rows, chance level) → the tables measured so; k is never more than the rows."""
+    tables_of: dict[tuple[int, int, int, float], list[str]] = {}
+    for table in found:
+        report = next(iter(table.entries.values())).reports[0]
+        conditions = (report.k, report.n_queries, report.n_database, report.chance)
+        tables_of.setdefault(conditions, []).append(_name(table))
+    return tables_of
+
+
+def _name(table: Table) -> str:
+    return TABLE_TITLES[table.number].partition(":")[0]
 
 
 def _warnings(found: list[Table]) -> Iterator[str]:

@@ -84,7 +84,10 @@ class Table:
         return max(column, key=Entry.mean, default=None)
 
     def behind(self, method: str, n_bits: int) -> Difference | None:
-        """By how much the first is better than this method, with its interval; None for the first itself."""
+        """By how much the first is better than this method, with its interval.
+
+        None for the first itself, and where the two were not asked the same number of queries.
+        """
         entry, first = self.entry(method, n_bits), self.first(n_bits)
         if entry is None or first is None or entry is first or len(entry.ap()) != len(first.ap()):
             return None
@@ -92,10 +95,11 @@ class Table:
 
     def as_good_as_first(self, method: str, n_bits: int) -> bool:
         """Whether the method is the first, or the interval of the difference to it holds 0."""
-        if self.entry(method, n_bits) is None:
+        entry = self.entry(method, n_bits)
+        if entry is None:
             return False
         behind = self.behind(method, n_bits)
-        return behind is None or not behind.clear
+        return entry is self.first(n_bits) or (behind is not None and not behind.clear)
 
 
 def gather(records: Iterable[dict[str, Any]], paper: str | None = None) -> list[Table]:

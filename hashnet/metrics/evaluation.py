@@ -52,6 +52,7 @@ def evaluate(
     query_codes, database_codes, k = _checked(query_codes, query_labels, database_codes, database_labels, k)
     queries, database = check_labels(query_labels, database_labels)
     _check_naming(queries.n_classes, seed, class_names)
+    seed = int(seed)  # numpy's are too narrow for the hash, and no JSON
     ids = None if database_ids is None else _checked_ids(database_ids, len(database_codes))
     shard = build_shard(database_codes, database, ids, seed, device)
     blocks = []

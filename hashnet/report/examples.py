@@ -50,7 +50,7 @@ class Example:
 
 
 def pick_queries(ap: Sequence[float], each: int = 2) -> list[tuple[str, int]]:
-    """(kind, query) of the best, median and worst queries by AP; ties go to the first."""
+    """(kind, query) of the best, median and worst queries by AP; of equal ones the first count as better."""
     order = np.argsort(-np.asarray(ap), kind="stable")
     middle = max(0, (len(order) - each) // 2)
     picked: dict[int, str] = {}

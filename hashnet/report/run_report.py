@@ -192,7 +192,7 @@ def _some_rows(store: CodeStore) -> tuple[np.ndarray, np.ndarray]:
 
 
 def siblings(report: EvalReport, runs: list[str]) -> list[EvalReport]:
-    """The reports of other runs; one of the same code length or of other data is refused."""
+    """The reports of runs of other code lengths; one of the same is left out, one of other data refused."""
     found = []
     for run in runs:
         other = EvalReport.load(storage.join(run, "report", "report.json"))

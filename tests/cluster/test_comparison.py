@@ -189,10 +189,51 @@ def test_mistakes_are_found_before_ray_starts(manifest, tmp_path):
         settings(tmp_path, manifest, bits=[20])
     with pytest.raises(ConfigError, match="bits is empty: there is nothing to compare\nseeds is empty"):
         settings(tmp_path, manifest, bits=[], seeds=[], tune=True)
+    with pytest.raises(ConfigError, match="schedule=plain is another method: ask for methods=hashnet-sgn"):
+        settings(tmp_path, manifest, schedule="plain")
+    with pytest.raises(ConfigError, match=r"ask for methods=hashnet,hashnet-w .*\n.*=hashnet,hashnet\+c "):
+        settings(tmp_path, manifest, class_weights="batch", continuous=False)
     np.save(tmp_path / "f.npy", np.ones((10, 3), dtype=np.float32))
     unlabelled = make_manifest("npy", str(tmp_path / "m"), path=str(tmp_path / "f.npy"))
     with pytest.raises(DataError, match="no train"):
         compare(settings(tmp_path, unlabelled.uri))
+
+
+@pytest.fixture
+def partly_labelled(tmp_path):
+    """Builds a manifest in one split of which the first half of the rows has no label."""
+
+    def build(split):
+        rng, arrays = np.random.default_rng(0), {}
+        for name, n_rows in (("train", 40), ("query", 10), ("database", 20)):
+            labels = np.eye(2, dtype=np.uint8)[np.arange(n_rows) % 2]
+            arrays[f"{name}_features"] = rng.normal(size=(n_rows, 4)).astype(np.float32)
+            labels[: n_rows // 2] *= name != split
+            arrays[f"{name}_labels"] = labels
+        np.savez(tmp_path / "part.npz", **arrays)
+        return make_manifest("npy", str(tmp_path / f"no-{split}"), path=str(tmp_path / "part.npz")).uri
+
+    return build
+
+
+def test_rows_that_ask_without_a_label_are_found_before_ray_starts(
+    partly_labelled, manifest, tmp_path, monkeypatch
+):
+    def too_late(*_):
+        raise AssertionError("work has begun")
+
+    monkeypatch.setattr("cluster.comparison.session.connect", too_late)
+    run, no_query, no_train = tmp_path / "run", partly_labelled("query"), partly_labelled("train")
+    with pytest.raises(DataError, match=r"5 of 10 query rows of .*no-query have no label"):
+        compare(settings(run, no_query))
+    with pytest.raises(DataError, match=r"\d of 8 held-out training rows .* or leave tune out"):
+        compare(settings(run, no_train, tune=True))
+    assert not (run / "config.yaml").exists()
+    with pytest.raises(AssertionError, match="work has begun"):  # shallow trials leave such rows out
+        compare(settings(run, no_train, tune=True, methods=["itq"]))
+    monkeypatch.setattr("cluster.comparison.session.connect", lambda: None)
+    with pytest.raises(DataError, match=r"5 of 10 query rows of .*no-query have no label"):
+        compare(settings(tmp_path / "other", manifest, zero_shot_manifest=no_query))
 
 
 def test_the_progress_table_shows_means_best_trials_and_failures():

@@ -9,7 +9,7 @@ import pytest
 from hashnet import baselines
 from hashnet.baselines import REGISTRY, Baseline, BaselineWarning
 from hashnet.codes import hamming_distances
-from hashnet.errors import CodeError, DataError, FormatError
+from hashnet.errors import CodeError, ConfigError, DataError, FormatError
 
 N_BITS = 16
 SMALL = {  # settings that make a method quick on the toy set; the rest stay at their defaults
@@ -226,6 +226,11 @@ class TestBadInput:
     def test_a_code_length_that_is_no_multiple_of_eight_is_refused(self, name):
         with pytest.raises(CodeError, match="multiple of 8, got 50"):
             make(name, n_bits=50)
+
+    def test_a_seed_that_is_no_whole_number_is_refused(self, name):
+        for seed in (-1, 0.5, True):
+            with pytest.raises(ConfigError, match=f"seed must be a whole number of at least 0, got {seed}"):
+                make(name, seed=seed)
 
     def test_more_bits_than_dimensions_or_classes_work_and_say_so(self, name):
         X, y = toy_set(n=120, d=6)

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from hashnet.baselines import CNNH, DHN, DNNH, Baseline, BaselineWarning
-from hashnet.errors import DataError
+from hashnet.errors import ConfigError, DataError
 from hashnet.training.bundle import load_bundle
 
 
@@ -62,6 +62,20 @@ def test_settings_of_the_shared_network_are_params_too():
     assert params["lr"] == 0.5
     assert params["quantisation"] == 0.2
     assert DHN(**params).params() == params
+
+
+def test_a_backbone_for_the_other_kind_of_input_is_refused():
+    rows = np.random.default_rng(4).normal(size=(30, 4))
+    with pytest.raises(ConfigError, match=r"small_cnn takes pictures \(n, 3, h, w\), got \(30, 4\)"):
+        DHN(n_bits=8, backbone="small_cnn").fit(rows, np.arange(30) % 3)
+    with pytest.raises(ConfigError, match=r"features takes rows \(n, d\), got \(48, 3, 16, 16\)"):
+        DHN(n_bits=8, backbone="features").fit(*pictures())
+
+
+@pytest.mark.parametrize("batch_size", [0, 1, 2.5])
+def test_a_batch_has_at_least_two_rows(batch_size):
+    with pytest.raises(ConfigError, match=f"batch_size must be a whole .* at least 2, got {batch_size}"):
+        DHN(n_bits=8, batch_size=batch_size)
 
 
 def test_cnnh_keeps_both_stages():

@@ -18,6 +18,7 @@ from hashnet.data.sources import make_manifest
 from hashnet.errors import LineageMismatch
 from hashnet.metrics import evaluate
 from hashnet.training.config import TrainConfig
+from hashnet.training.data import held_out
 
 
 @pytest.fixture(scope="module")
@@ -142,26 +143,68 @@ def test_only_class():
     assert only_class(np.array([[0, 1, 0], [1, 1, 0], [0, 0, 0]])).tolist() == [1, -1, -1]
 
 
-def test_a_setting_of_alpha_carries_over_to_other_lengths():
+def test_a_setting_of_alpha_carries_over_to_other_lengths(toy):
     def alpha(n_bits, settings):
         task = Task(Cell("main", "hashnet", n_bits, 0, settings), "/r", "m", "0", 10, TrainConfig(run="/r"))
-        return deep_config(task).alpha
+        return deep_config(task, toy[0]).alpha
 
     assert (alpha(48, {"alpha_n_bits": 15}), alpha(16, {"alpha_n_bits": 15})) == (15 / 48, 15 / 16)
     assert alpha(48, {"alpha": 0.5}) == 0.5
     assert alpha(48, {}) is None
 
 
-@pytest.mark.parametrize("given", [{}, {"first_epochs": 20, "stage_epochs": 2}])
-def test_all_networks_of_a_comparison_are_trained_for_the_same_number_of_epochs(given):
+def configured(toy, method, settings=None, **given):
+    task = Task(Cell("main", method, 16, 0, settings or {}), "/r", "m", "0", 10, TrainConfig("/r", **given))
+    return deep_config(task, toy[0])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"first_epochs": 20, "stage_epochs": 2},
+        {"first_epochs": 20},
+        {"stage_epochs": 3},
+        {"first_epochs": 20, "schedule": "smooth"},
+    ],
+)
+def test_all_networks_of_a_comparison_are_trained_for_the_same_number_of_epochs(toy, given):
     def epochs(method):
-        task = Task(Cell("main", method, 16, 0), "/r", "m", "0", 10, TrainConfig(run="/r", **given))
-        return sum(stage.epochs for stage in deep_config(task).resolved("features", 10_000).make_stages())
+        config = configured(toy, method, **given).resolved("features", toy[0].count("train"))
+        return sum(stage.epochs for stage in config.make_stages())
 
     assert len({epochs(method) for method in DEEP}) == 1
 
 
-def test_epochs_among_a_cell_s_own_settings_are_kept():
-    config = TrainConfig(run="/r", first_epochs=20, stage_epochs=2)
-    task = Task(Cell("main", "dhn", 16, 0, {"first_epochs": 5}), "/r", "m", "0", 10, config)
-    assert deep_config(task).first_epochs == 5
+def test_epochs_among_a_cell_s_own_settings_are_kept(toy):
+    assert configured(toy, "dhn", {"first_epochs": 5}, first_epochs=20, stage_epochs=2).first_epochs == 5
+
+
+def test_a_schedule_is_for_the_methods_whose_beta_grows(toy):
+    def schedule(method, **given):
+        return configured(toy, method, **given).resolved("features", 200).schedule
+
+    for given, grows in (
+        ({}, "staged"),
+        ({"schedule": "smooth"}, "smooth"),
+        ({"schedule": "staged"}, "staged"),
+    ):
+        assert {schedule(method, **given) for method in ("hashnet", "hashnet+c", "hashnet-w")} == {grows}
+        assert {schedule(method, **given) for method in ("hashnet-sgn", "dhn", "dnnh", "cnnh")} == {"plain"}
+
+
+def test_what_a_cell_writes_down_by_default_is_what_it_is_given(toy):
+    """Cells of a comparison that was begun before are compared with it word by word."""
+    for method in DEEP:
+        config = configured(toy, method)
+        assert (config.schedule, config.first_epochs, config.stage_epochs) == (None, None, None)
+
+
+def test_held_out_rows_without_a_label_ask_nothing(toy, tmp_path):
+    X, y = toy[1].train
+    _, held = held_out(len(X), 0.25)
+    y = y.copy()
+    y[held[:2]] = 0
+    task = make_task(toy, tmp_path, "lsh", validation=0.25)
+    record = run_cell(task, dataclasses.replace(toy[1], train=(X, y)))
+    assert report_of(record).n_queries == 24  # 48 of the 50 held out have a label

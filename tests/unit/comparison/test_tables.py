@@ -11,10 +11,10 @@ from hashnet.metrics import evaluate
 from hashnet.report.style import new_axes
 
 
-def record(method, n_bits, seed, good, part="main"):
+def record(method, n_bits, seed, good, part="main", n_queries=60, n_database=300):
     """A made-up cell: codes that carry the class in a share ``good`` of their bytes."""
     rng = np.random.default_rng([seed, n_bits, round(good * 100)])
-    y, y_query = np.arange(300) % 3, np.arange(60) % 3
+    y, y_query = np.arange(n_database) % 3, np.arange(n_queries) % 3
     wide = np.array([[0] * (n_bits // 8), [255] * (n_bits // 8), [15] * (n_bits // 8)], dtype=np.uint8)
 
     def codes(classes):
@@ -76,6 +76,15 @@ def test_the_first_is_bold_and_the_far_behind_is_not(records):
     assert "(0.6873)" in hashnet  # the paper's number
     assert "±" in lsh
     assert text.endswith("- a note\n")
+
+
+def test_a_method_asked_other_queries_than_the_first_is_not_bold():
+    cells = [record("hashnet", 16, 0, 0.9), record("itq", 16, 0, 0.9, n_queries=59)]
+    (table,) = gather(cells)
+    first = table.first(16).method
+    (other,) = {"hashnet", "itq"} - {first}
+    assert table.as_good_as_first(first, 16)
+    assert not table.as_good_as_first(other, 16)
 
 
 def test_csv_and_rows_say_the_same(records):
@@ -166,6 +175,19 @@ def test_a_network_that_collapsed_is_said_on_the_page(tmp_path):
     cells[1]["warnings"] = ["itq took all rows"]
     notes = _notes(gather(cells), {"k": 100})
     assert notes[-2:] == ["DHN, 16 bits, seed 0: only 1 different codes.", "itq took all rows"]
+
+
+def test_tables_measured_otherwise_say_so(records):
+    alike = _notes(gather(records), {"k": 5000})
+    assert alike[0].startswith("MAP@100: denominator is the relevant items among the top 100,")
+    assert alike[-1] == "60 queries, 300 database rows, chance level 0.3333."
+    fewer = [record("hashnet", 16, 0, 0.7, "zero-shot", n_queries=30, n_database=90)]
+    notes = _notes(gather([r for r in records if r["part"] == "main"] + fewer), {"k": 5000})
+    assert notes[0].startswith("MAP@k: denominator is the relevant items among the top k,")
+    assert notes[-2:] == [
+        "Table 1, Table 3: MAP@100, 60 queries, 300 database rows, chance level 0.3333.",
+        "Table 2: MAP@90, 30 queries, 90 database rows, chance level 0.3333.",
+    ]
 
 
 def test_rows_that_all_have_several_labels_leave_the_embedding_empty(records, tmp_path):

@@ -206,6 +206,13 @@ def test_bad_input_is_told(change, error, words):
     assert isinstance(caught.value, HashnetError)
 
 
+@pytest.mark.parametrize("seed", [np.int64(1), np.int8(1)])
+def test_a_seed_of_numpy_s_is_one_like_any_other(make, seed, tmp_path):
+    report = hashnet.evaluate(*make("random"), k=5, seed=seed)
+    assert report == hashnet.evaluate(*make("random"), k=5, seed=1)
+    report.save(str(tmp_path / "report.json"))
+
+
 def test_cuda_is_refused_where_there_is_none(make):
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():

@@ -13,7 +13,7 @@ import hashnet
 from hashnet import CodeStore
 from hashnet.errors import HashnetError
 from hashnet.report import embedding, examples
-from hashnet.report.run_report import write_run_report
+from hashnet.report.run_report import siblings, write_run_report
 
 FIGURES = {
     "precision-recall", "precision-recall-radius", "precision-top-n", "recall-top-n", "radius", "distances",
@@ -159,6 +159,11 @@ def test_few_queries_are_shown_once():
     assert len({i for _, i in kinds}) == len(kinds) == 4
 
 
+def test_of_queries_with_equal_ap_the_first_count_as_better():
+    kinds = examples.pick_queries([0, 0, 0, 0, 1, 1, 1])  # best to worst: 4, 5, 6, 0, 1, 2, 3
+    assert kinds == [("best", 4), ("best", 5), ("median", 6), ("median", 0), ("worst", 2), ("worst", 3)]
+
+
 def test_a_run_of_features_without_history_still_has_a_page(reports, tmp_path):
     from hashnet.store import write_store
 
@@ -191,6 +196,12 @@ def test_other_data_does_not_stand_beside(reports, run, tmp_path):
         write_run_report(
             reports[0].to_dict(), {"run": str(run), "beside": [str(tmp_path)]}, str(tmp_path / "out")
         )
+
+
+def test_a_run_of_the_same_code_length_is_left_out_beside(reports, tmp_path):
+    for place, report in enumerate(reports[:2]):
+        report.save(str(tmp_path / str(place) / "report" / "report.json"))
+    assert siblings(reports[0], [str(tmp_path / "0"), str(tmp_path / "1")]) == [reports[1]]
 
 
 def test_rows_for_the_embedding_have_one_label_and_are_balanced():
