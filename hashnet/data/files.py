@@ -16,6 +16,7 @@ from hashnet.errors import DataError
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 _NO_UTF8 = re.compile("[\ud800-\udfff]")  # how Python shows such bytes of a name
+_NO_DATA = (".", "_")  # how names of other things begin
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -33,11 +34,17 @@ def parent(uri: str) -> str:
 
 
 def complete(folder: str, names: pa.Array) -> pa.Array:
-    """Names below a folder as uris; absolute paths and uris among them stay as they are."""
-    base, options = split_options(folder)
-    below = pc.binary_join_element_wise(base.rstrip("/") + "/", names, options, "")
+    """Names below a folder as uris of the same type; absolute paths and uris among them stay as they are."""
+    base, options = split_options(_plain(folder))
+    before, after, nothing = (pa.scalar(text, names.type) for text in (base.rstrip("/") + "/", options, ""))
+    below = pc.binary_join_element_wise(before, names, after, nothing)
     whole = pc.or_(pc.starts_with(names, "/"), pc.match_substring(names, "://"))
     return pc.if_else(whole, names, below)
+
+
+def _plain(uri: str) -> str:
+    """A ``file://`` uri as the path it means: in a path, ``%`` and ``?`` of a name below need no quoting."""
+    return storage.resolve(uri)[1] if uri.startswith("file://") else uri
 
 
 def beside(uri: str, suffix: str) -> str:
@@ -56,19 +63,27 @@ def find_below(folder: str, endings: Iterable[str]) -> list[str]:
     ends = tuple(ending.lower() for ending in endings)
     filesystem, path = storage.resolve(folder)
     if isinstance(filesystem, fs.LocalFileSystem):
-        found = _walk(path, "")
+        try:
+            found = _walk(path, "")
+        except OSError as error:  # a folder that may not be read, a link to itself
+            raise DataError(f"cannot look below {folder}: {error}; mend it or take it out") from error
     else:
         infos = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
         found = [info.path[len(path) :].lstrip("/") for info in infos if info.is_file]
     names = sorted(name for name in found if name.lower().endswith(ends) and not _hidden(name))
-    odd = next((name for name in names if _NO_UTF8.search(name)), None)
-    if odd is not None:
-        raise DataError(f"the name of {odd!r} below {folder} is no UTF-8; rename the file")
+    check_utf8(names, folder)
     return names
 
 
+def check_utf8(names: Iterable[str], where: str) -> None:
+    """DataError for the first name that is no UTF-8: a manifest cannot hold it."""
+    odd = next((name for name in names if _NO_UTF8.search(name)), None)
+    if odd is not None:
+        raise DataError(f"the name of {odd!r} in {where} is no UTF-8; rename the file")
+
+
 def _hidden(name: str) -> bool:
-    return any(part.startswith((".", "_")) for part in name.split("/"))
+    return any(part.startswith(_NO_DATA) for part in name.split("/"))
 
 
 def _walk(root: str, below: str, above: tuple[str, ...] = ()) -> list[str]:
@@ -80,6 +95,8 @@ def _walk(root: str, below: str, above: tuple[str, ...] = ()) -> list[str]:
     found: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
+            if entry.name.startswith(_NO_DATA):
+                continue
             name = f"{below}/{entry.name}" if below else entry.name
             if entry.is_dir():
                 found += _walk(root, name, (*above, real))
@@ -93,12 +110,13 @@ def expand(uri: str, ending: str) -> list[str]:
 
     A file; a folder (all files below it with that ending); ``a-{000..012}.tar``; ``folder/*.tar``.
     """
+    uri = _plain(uri)
     if found := _BRACES.search(uri):
         low, high = found.groups()
         numbers = range(int(low), int(high) + 1)
         names = [uri[: found.start()] + f"{i:0{len(low)}d}" + uri[found.end() :] for i in numbers]
-        return [file for name in names for file in expand(name, ending)]
-    if "*" in storage.name_of(uri):
+        files = [file for name in names for file in expand(name, ending)]
+    elif "*" in storage.name_of(uri):
         pattern, folder = storage.name_of(uri), parent(uri)
         matching = [n for n in storage.list_names(folder) if fnmatch.fnmatch(n, pattern)]
         files = [storage.absolute(storage.join(folder, name)) for name in matching]

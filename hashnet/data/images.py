@@ -46,8 +46,8 @@ def decode(data: bytes, at_least: int | None = None, max_pixels: int = MAX_PIXEL
     """uint8 (height, width, 3) RGB of an encoded picture, upright; BadImage when there is none.
 
     JPEG, PNG, WebP, BMP, GIF (first frame), TIFF and PPM; gray, palette, CMYK and 16-bit pictures
-    become RGB, transparent ones lie on white. With ``at_least`` a large JPEG comes out smaller, its
-    shorter side not below that many pixels.
+    become RGB, transparent ones lie on white; floating-point ones are refused. With ``at_least`` a
+    large JPEG comes out smaller, its shorter side not below that many pixels.
     """
     return np.asarray(_open_rgb(data, at_least, max_pixels))
 
@@ -105,6 +105,8 @@ def _to_rgb(picture: Image) -> Image:
     if picture.mode.startswith("I"):  # 16-bit gray: convert() would clip it at 255
         values = np.asarray(picture).astype(np.int64).clip(0, 65_535)
         return Image.fromarray(((values * 255 + 32_767) // 65_535).astype(np.uint8)).convert("RGB")
+    if picture.mode == "F":  # 0..1, 0..255 or metres: convert() would clip them all alike
+        raise BadImage("unsupported", "floating-point pixels of unknown range; store it with 8 or 16 bits")
     if picture.has_transparency_data:
         above = picture.convert("RGBA")
         below = Image.new("RGBA", above.size, (*BACKGROUND, 255))

@@ -6,6 +6,7 @@ hold spaces when it ends like a picture's. A million lines of 80 labels take abo
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,16 +17,18 @@ import pyarrow.compute as pc
 
 from hashnet import storage
 from hashnet.errors import DataError, StorageError
+from hashnet.labels import MAX_CLASSES
 
 CHUNK = 8 << 20  # bytes read and parsed at once
-_PICTURE = re.compile(r"\.(jpe?g|png|webp|bmp|gif|tiff?|ppm)$", re.IGNORECASE)
+_ENDING = r"(?i)\.(jpe?g|png|webp|bmp|gif|tiff?|ppm)"  # read by Python and by Arrow alike
+_PICTURE = re.compile(_ENDING + "$")
 _ID = re.compile("[0-9]{1,9}")
 _SPACE, _NEWLINE, _ONE = 32, 10, 49
 
 
 @dataclass(frozen=True)
 class ListFile:
-    """Paths string (n,), class id lists list<int32> (n,) or None, line numbers int64 (n,) from 1."""
+    """Paths large_string (n,), class id lists list<int32> (n,) or None, line numbers int64 (n,) from 1."""
 
     uri: str
     paths: pa.Array
@@ -50,7 +53,10 @@ def read_list(uri: str) -> ListFile:
         if n_labels is None:
             continue  # only empty lines so far
         found, classes, lines = _parse(uri, block, first_line, n_labels)
-        paths.append(_as_text(uri, found, lines))
+        found = _as_text(uri, found, lines)
+        if n_labels == 0 or b"," in block:
+            _refuse_longer(uri, found, lines)
+        paths.append(found.cast(pa.large_string()))  # all together may be more than a string array's 2 GiB
         numbers.append(lines)
         if classes is not None:
             labels.append(classes)
@@ -83,6 +89,8 @@ def _blocks(uri: str) -> Iterator[tuple[bytes, int]]:
                 data = rest + chunk
                 cut = data.rfind(b"\n") + 1 if chunk else len(data)
                 block, rest = data[:cut], data[cut:]
+                if first_line == 1:
+                    block = block.removeprefix(codecs.BOM_UTF8)
                 if block:
                     block = block if block.endswith(b"\n") else block + b"\n"
                     yield block, first_line
@@ -93,16 +101,18 @@ def _blocks(uri: str) -> Iterator[tuple[bytes, int]]:
         raise DataError(f"cannot read the list {uri}: {error}; check the path") from error
 
 
-def _tidy(block: bytes) -> bytes:
-    """Carriage returns, tabs, doubled, leading and trailing spaces gone; no line is lost."""
+def _tidy(block: bytes, n_labels: int) -> bytes:
+    """Carriage returns, tabs, leading and trailing spaces gone, and one space before a label.
+
+    Doubled spaces inside a path belong to it, and no line is lost.
+    """
     if b"\r" in block or b"\t" in block:
         block = block.replace(b"\r\n", b"\n").replace(b"\t", b" ")
-    if b"  " in block:
-        block = re.sub(rb" {2,}", b" ", block)
-    if b" \n" in block:
-        block = block.replace(b" \n", b"\n")
     if b"\n " in block or block.startswith(b" "):
-        block = block.replace(b"\n ", b"\n").removeprefix(b" ")
+        block = re.sub(rb"\n +", b"\n", block.lstrip(b" "))
+    if b"  " in block or b" \n" in block:
+        tail = rb"((?: +%b){%d}) *\n" % (rb"[01]" if n_labels > 1 else rb"[0-9]+", n_labels)
+        block = re.sub(tail, lambda found: b" ".join([b"", *found[1].split()]) + b"\n", block)
     return block
 
 
@@ -116,13 +126,13 @@ def _parse(
 ) -> tuple[pa.Array, pa.Array | None, np.ndarray]:
     """Paths as binary, label lists or None, and line numbers of one block."""
     if n_labels == 0:
-        whole, _, _, lines = _lines(_tidy(block), first_line)
+        whole, _, _, lines = _lines(_tidy(block, 0), first_line)
         return pc.binary_slice(whole, 0, -1), None, lines
     if n_labels == 1:
-        return _parse_ids(uri, _tidy(block), first_line)
+        return _parse_ids(uri, _tidy(block, 1), first_line)
     found = _parse_multi_hot(block, first_line, n_labels)
     if found is None:  # most lists are tidy: tidying costs more than parsing, so it comes second
-        block = _tidy(block)
+        block = _tidy(block, n_labels)
         found = _parse_multi_hot(block, first_line, n_labels)
     if found is None:
         raise DataError(_first_mistake(uri, block, first_line, n_labels))
@@ -158,8 +168,9 @@ def _parse_multi_hot(
     if not ((labels | 0x0100) == 0x3120).all():
         return None
     before, last = data[np.maximum(ends - width - 2, 0)], data[ends - width - 1]
-    if ((last == _SPACE) | ((before == _SPACE) & ((last | 1) == _ONE))).any():
-        return None  # the path ends in a space, or one more label hides at its end
+    spaced = (data[starts] == _SPACE) | (last == _SPACE)
+    if (spaced | ((before == _SPACE) & ((last | 1) == _ONE))).any():
+        return None  # the path starts or ends in a space, or one more label hides at its end
     hits = np.flatnonzero(labels.ravel() == 0x3120)
     rows = hits // n_labels
     offsets = np.zeros(len(lines) + 1, dtype=np.int32)
@@ -171,10 +182,14 @@ def _parse_multi_hot(
 def _first_mistake(uri: str, block: bytes, first_line: int, n_labels: int) -> str:
     for number, line in enumerate(block.split(b"\n"), first_line):
         words = split_line(line.decode(errors="replace"))[1]
-        right = {"0", "1"}.issuperset(words) if n_labels > 1 else all(_ID.fullmatch(word) for word in words)
+        right = {"0", "1"}.issuperset(words) if n_labels > 1 else all(map(_is_id, words))
         if line and (len(words) != n_labels or not right):
             return _explain(uri, number, words, n_labels)
     return f"{uri}: lines {first_line} and following are not PATH 0 1 0 … with {n_labels} labels"
+
+
+def _is_id(word: str) -> bool:
+    return _ID.fullmatch(word) is not None and int(word) < MAX_CLASSES
 
 
 def _parse_ids(uri: str, block: bytes, first_line: int) -> tuple[pa.Array, pa.Array, np.ndarray]:
@@ -196,6 +211,8 @@ def _parse_ids(uri: str, block: bytes, first_line: int) -> tuple[pa.Array, pa.Ar
         if any(len(split_line(block[starts[i] : ends[i]].decode(errors="replace"))[1]) != 1 for i in more):
             raise DataError(_first_mistake(uri, block, first_line, 1))
     ids = words.cast(pa.int32())
+    if len(ids) and pc.max(ids).as_py() >= MAX_CLASSES:
+        raise DataError(_first_mistake(uri, block, first_line, 1))
     lists = pa.ListArray.from_arrays(np.arange(len(ids) + 1, dtype=np.int32), ids)
     return pc.binary_slice(pieces[::2], 0, -1), lists, lines
 
@@ -207,9 +224,25 @@ def _explain(uri: str, line: int, words: list[str], n_labels: int) -> str:
             "every line needs the same number"
         )
     if n_labels == 1:
-        return f"{uri} line {line}: the label is {words[0]!r}; it must be a class id such as 0 or 17"
+        return (
+            f"{uri} line {line}: the label is {words[0]!r}; it must be a class id such as 0 or 17, below "
+            f"{MAX_CLASSES:,}: map other ids to 0..n-1"
+        )
     column = next((i for i, word in enumerate(words) if word not in ("0", "1")), 0)
     return f"{uri} line {line}: label column {column + 1} is {words[column]!r}; labels must be 0 or 1"
+
+
+def _refuse_longer(uri: str, paths: pa.Array, lines: np.ndarray) -> None:
+    """A path that goes on after a picture's ending holds a label, as in ``cat.jpg,0``."""
+    longer = pc.match_substring_regex(paths, _ENDING + "[ ,;]")
+    wrong = pc.and_not(longer, pc.match_substring_regex(paths, _ENDING + "$"))
+    if pc.any(wrong).as_py():
+        at = wrong.index(True).as_py()
+        raise DataError(
+            f"{uri} line {lines[at]}: the path {paths[at].as_py()!r} goes on after the picture's name; a "
+            "line is a path and its labels, a space before each and as many as in the first line: "
+            "images/cat.jpg 0 1 0"
+        )
 
 
 def _binary(block: bytes, offsets: np.ndarray) -> pa.Array:

@@ -15,8 +15,10 @@ import pyarrow.compute as pc
 from hashnet import storage
 from hashnet.config import key
 from hashnet.data import splits
+from hashnet.data.parts import check_labels
 from hashnet.data.splits import DATABASE, FLAGS, QUERY, TRAIN
 from hashnet.errors import DataError, StorageError
+from hashnet.labels import MAX_CLASSES
 
 AUTO_QUERY, AUTO_TRAIN = 5_000, 10_000  # the paper's counts; a small set gives a tenth as queries
 
@@ -53,6 +55,7 @@ def split(
     ``labels`` are class id lists, ``names`` what split files may call a row. ``fixed`` is the split
     the data set came with; the protocol's own wishes come before it.
     """
+    _check_classes(labels, n_classes)
     if protocol.split_files:
         flags = _from_files(protocol.split_files, names, n)
     elif protocol.all_in:
@@ -65,6 +68,16 @@ def split(
         flags = _draw(protocol, n, labels, fixed)
     _check(flags, labels)
     return flags
+
+
+def _check_classes(labels: pa.Array | None, n_classes: int | None) -> None:
+    """Before anything is counted by class: one id of a billion would take gigabytes."""
+    if n_classes is not None and n_classes > MAX_CLASSES:
+        raise DataError(
+            f"{n_classes:,} classes are too many, at most {MAX_CLASSES:,} are possible; map the ids to "
+            "0..n-1, or give class names instead of ids"
+        )
+    check_labels(labels, n_classes)
 
 
 def _asks(protocol: Protocol) -> bool:
@@ -193,11 +206,11 @@ def _from_files(words: list[str], names: pa.Array | None, n: int) -> np.ndarray:
             raise DataError(f"split_files takes train=FILE, query=FILE or database=FILE, got {word!r}")
         bit = splits.flag_of(split_name)
         try:
-            lines = storage.read_bytes(uri).decode().splitlines()
+            lines = storage.read_bytes(uri).decode("utf-8-sig").splitlines()
         except (StorageError, UnicodeDecodeError) as error:
             raise DataError(f"cannot read the split file {uri}: {error}") from error
         wanted = [line.strip() for line in lines]
-        where = pc.index_in(pa.array(wanted, pa.string()), value_set=names)
+        where = pc.index_in(pa.array(wanted, names.type), value_set=names)
         unknown = [i for i, row in enumerate(where.to_pylist()) if row is None and wanted[i]]
         if unknown:
             raise DataError(

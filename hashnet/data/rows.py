@@ -19,7 +19,8 @@ class Rows:
     ``payload(start, stop)`` is the table of those rows with ``uri``, and ``image`` or ``feature``:
     asked for in ascending blocks, so that features larger than memory stream through. ``labels``
     are class id lists list<int32> (n,), ``names`` what a split file calls a row, ``fixed`` split
-    flags that came with the data.
+    flags that came with the data. Text of all rows is large_string, since 32-bit offsets end at
+    2 GiB; a block of it becomes string when it is written.
     """
 
     n: int
@@ -63,7 +64,10 @@ def find_duplicate(ids: pa.Array) -> Duplicate | None:
 
 
 def refuse_duplicates(ids: pa.Array, what: str) -> None:
-    """DataError that names the first id that comes twice, with both rows."""
+    """DataError that names the first id that comes twice, with both rows, or the first row without one."""
+    if ids.null_count:
+        row = ids.is_null().index(True).as_py()
+        raise DataError(f"{what}: row {row} has no id; give every row one")
     if twice := find_duplicate(ids):
         raise DataError(
             f"{what}: rows {twice.first} and {twice.second} both have id {twice.id!r} "

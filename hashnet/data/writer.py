@@ -32,8 +32,8 @@ def write_manifest(
     """Writes ``rows`` as the manifest ``uri`` and opens it."""
     uri = str(uri)
     check_labels(rows.labels, rows.n_classes)
-    with _staged(uri, overwrite) as folder:
-        writer = PartsWriter(folder, schema_of(rows.modality, rows.n_features, rows.inline))
+    with _staged(uri, overwrite) as (folder, mark):
+        writer = PartsWriter(folder, schema_of(rows.modality, rows.n_features, rows.inline), mark=mark)
         with _all_or_nothing(writer, rows):
             _write(writer, rows, rows.labels, flags, show_progress)
             write_about(folder, rows, tuple(writer.finish()), source or {})
@@ -54,8 +54,7 @@ def append_rows(
     """
     manifest.verify()
     labels = _fitting_labels(manifest, rows)
-    mark = f"-{uuid.uuid4().hex[:8]}"
-    writer = PartsWriter(manifest.uri, manifest.schema, len(manifest.parts), len(manifest), mark)
+    writer = PartsWriter(manifest.uri, manifest.schema, len(manifest.parts), len(manifest), _new_mark())
     with _all_or_nothing(writer, rows):
         _write(writer, rows, labels, flags, show_progress)
         parts = (*manifest.parts, *writer.finish())
@@ -118,24 +117,32 @@ def _fitting_labels(manifest: Manifest, rows: Rows) -> pa.Array | None:
     return labels
 
 
+def _new_mark() -> str:
+    return f"-{uuid.uuid4().hex[:8]}"
+
+
 @contextmanager
-def _staged(uri: str, overwrite: bool) -> Iterator[str]:
-    """A folder to write into that becomes ``uri`` at the end: by a rename where folders can be renamed."""
+def _staged(uri: str, overwrite: bool) -> Iterator[tuple[str, str]]:
+    """A folder to write into that becomes ``uri`` at the end, and the mark of the parts' names.
+
+    Where folders can be renamed, by a rename. On an object store new parts lie beside the old ones,
+    which go when the new list is written: whoever holds the old list then no longer finds them.
+    """
     ours = storage.exists(storage.join(uri, FILE))
     if ours and not overwrite:
         raise ManifestError(f"{uri} exists; choose another --out, or replace it with --overwrite")
     if not ours and storage.exists(uri) and (not storage.is_folder(uri) or storage.list_names(uri)):
         raise DataError(f"{uri} exists and is no manifest; choose another --out")
     if not storage.is_local(uri):
+        yield uri, _new_mark() if ours else ""
         if ours:
-            storage.delete(uri)  # whole: the new manifest may have fewer parts
-        yield uri
+            _delete_old_parts(uri)
         return
     path = storage.resolve(uri)[1]
     staging = f"{path}{storage.TMP_MARK}{uuid.uuid4().hex[:12]}"
     try:
         os.makedirs(staging)
-        yield staging
+        yield staging, ""
         storage.delete(path)
         os.rename(staging, path)
     except OSError as error:
@@ -143,3 +150,11 @@ def _staged(uri: str, overwrite: bool) -> Iterator[str]:
     finally:
         if os.path.exists(staging):
             storage.delete(staging)
+
+
+def _delete_old_parts(uri: str) -> None:
+    """Removes the parts that the manifest does not name."""
+    named = {part.name for part in Manifest.open(uri).parts}
+    for name in storage.list_names(uri):
+        if name.startswith("part-") and name not in named:
+            storage.delete(storage.join(uri, name))

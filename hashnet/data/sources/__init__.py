@@ -58,8 +58,7 @@ def make_manifest(
 
 def append_to(manifest: Manifest, name: str, *, show_progress: bool = False, **options: Any) -> Manifest:
     """Reads a source and adds its rows to a manifest; they go into the database unless options say else."""
-    options = {k: v for k, v in options.items() if v is not None}
-    if not any(options.get(k) for k in _PROTOCOL):
+    if all(options.get(k) in (None, []) for k in _PROTOCOL - {"seed"}):  # a seed alone asks for no draw
         options["all_in"] = ["database"]
     rows, protocol, resolved = load_rows(name, manifest.uri, defaults=False, **options)
     flags = split(protocol, rows.n, rows.labels, rows.n_classes, rows.names, rows.fixed)

@@ -56,7 +56,7 @@ def load(options: Options) -> Rows:
             )
         images = sorted((i for i in content["images"] if labels[i["id"]]), key=lambda image: image["id"])
         pruned += len(labels) - len(images)
-        here = pa.array([image["file_name"] for image in images], pa.string())
+        here = pa.array([image["file_name"] for image in images], pa.large_string())
         uris.append(complete(folder, here))
         keys.append(here)
         lists += [sorted(labels[image["id"]]) for image in images]

@@ -35,7 +35,7 @@ class Options:
 
 def load(options: Options) -> Rows:
     """Rows in the order of their paths; the class is the name of the first folder (below the split's)."""
-    names = pa.array(find_below(options.path, PICTURES), pa.string())
+    names = pa.array(find_below(options.path, PICTURES), pa.large_string())
     if len(names) == 0:
         raise DataError(f"there is no picture below {options.path} (looked for {', '.join(PICTURES)})")
     layout = options.layout if options.layout != "auto" else _guess(names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ def load(options: Options) -> Rows:
     """Rows of one list, or of the lists of three splits, joined by path."""
     files = _files(options)
     root = storage.absolute(options.root or parent(next(iter(files.values()))))
-    lists = {name: read_list(uri) for name, uri in files.items()}
+    lists = {name: _stripped(read_list(uri), options.strip) for name, uri in files.items()}
     for found in lists.values():
         _refuse_duplicates(found)
     if "all" in lists:
@@ -76,6 +76,14 @@ def _files(options: Options) -> dict[str, str]:
             f"it holds {', '.join(storage.list_names(options.path)[:5]) or 'nothing'}"
         )
     return found
+
+
+def _stripped(found: ListFile, beginning: str) -> ListFile:
+    """The list with ``beginning`` taken off its paths: before they are compared with one another."""
+    if not beginning:
+        return found
+    rest = pc.utf8_slice_codeunits(found.paths, len(beginning))
+    return replace(found, paths=pc.if_else(pc.starts_with(found.paths, beginning), rest, found.paths))
 
 
 def _refuse_duplicates(found: ListFile) -> None:
@@ -178,12 +186,9 @@ def _rows(
     names = tuple(read_names(options.class_names)) or None
     if names is not None and len(names) != n_classes:
         raise DataError(f"class_names has {len(names)} names, the lists have {n_classes} classes")
-    if options.strip:
-        kept = pc.starts_with(paths, options.strip)
-        paths = pc.if_else(kept, pc.utf8_slice_codeunits(paths, len(options.strip)), paths)
 
     def payload(start: int, stop: int) -> pa.Table:
-        return pa.table({"uri": complete(root, paths[start:stop])})
+        return pa.table({"uri": complete(root, paths[start:stop].cast(pa.string()))})
 
     return Rows(
         n=len(paths), payload=payload, labels=labels, n_classes=n_classes, class_names=names, names=paths,

@@ -55,6 +55,8 @@ def load(options: Options) -> Rows:
             found = f"{block.features.dtype} {block.features.shape}"
             raise DataError(f"{block.where} must be numbers of shape (n, d), got {found}")
     d = blocks[next(iter(blocks))].features.shape[1]
+    if scale.size not in (1, d):
+        raise DataError(f"scale of {options.path} has {scale.size} numbers; give one, or {d}: one a feature")
     for block in blocks.values():
         _check(block, d)
     if list(blocks) == ["all"]:
@@ -96,13 +98,16 @@ def _numbered(path: str, start: int, stop: int) -> pa.Array:
 
 def _read(options: Options) -> tuple[dict[str, _Block], np.ndarray]:
     scale = np.asarray(options.scale, dtype=np.float32)
-    if not storage.name_of(options.path).endswith(".npz"):
+    if not _is_npz(options.path):
         labels = None if options.labels is None else _load(options.labels)
         ids = None if options.ids is None else _text(_load(options.ids))
         return {"all": _Block(options.path, _load(options.path), labels, ids)}, scale
+    for name in ("labels", "ids"):
+        if getattr(options, name) is not None:
+            raise DataError(f"--{name} goes with an .npy; put them into {options.path} as {name!r} instead")
     arrays = _load(options.path)
     if "scale" in arrays:
-        scale = scale * np.asarray(arrays["scale"], dtype=np.float32)
+        scale = scale * np.asarray(arrays["scale"], dtype=np.float32).ravel()
 
     def block(prefix: str) -> _Block:
         ids = arrays.get(f"{prefix}ids")
@@ -124,13 +129,17 @@ def _read(options: Options) -> tuple[dict[str, _Block], np.ndarray]:
     return found, scale
 
 
+def _is_npz(uri: str) -> bool:
+    return storage.name_of(uri).lower().endswith(".npz")
+
+
 def _load(uri: str) -> Any:
     """An array (mapped, where it lies on a local disk), or the arrays of an .npz; never a pickle."""
     try:
         if not storage.exists(uri):
             raise DataError(f"{uri} does not exist; check the path")
         with storage.local_copy(uri) as path:
-            if storage.name_of(uri).endswith(".npz"):
+            if _is_npz(uri):
                 with np.load(path, allow_pickle=False) as archive:
                     return {name: archive[name] for name in archive.files}
             return np.load(path, allow_pickle=False, mmap_mode="r" if storage.is_local(uri) else None)
@@ -139,13 +148,15 @@ def _load(uri: str) -> Any:
 
 
 def _text(ids: np.ndarray) -> pa.Array:
-    return pa.array(np.asarray(ids).ravel()).cast(pa.string())
+    return pa.array(np.asarray(ids).ravel()).cast(pa.large_string())
 
 
 def _check(block: _Block, d: int) -> None:
     shape = block.features.shape
     if shape[1] != d:
         raise DataError(f"{block.where} has {shape[1]} features, another array has {d}; they must be equal")
+    if block.labels is not None and np.ndim(block.labels) == 0:
+        raise DataError(f"the labels of {block.where} must be an array (n,) or (n, n_classes)")
     for name, other in (("labels", block.labels), ("ids", block.ids)):
         if other is not None and len(other) != shape[0]:
             raise DataError(
@@ -184,15 +195,23 @@ def _labels(
     options: Options, blocks: dict[str, _Block], rows: np.ndarray
 ) -> tuple[pa.Array | None, int | None]:
     given = [block.labels for block in blocks.values()]
-    if any(labels is None for labels in given):
+    without = [name for name, block in blocks.items() if block.labels is None]
+    if len(without) == len(given):
         return None, None
+    if without:
+        raise DataError(
+            f"{options.path} has labels, but no {without[0]}_labels; give those of every split, or none"
+        )
     try:
         if given[0].ndim == 1:  # type: ignore[union-attr]
             ids = np.concatenate(given)[rows]  # type: ignore[arg-type]
             if ids.dtype.kind not in "iu":
                 raise DataError(f"labels of {options.path} must be whole numbers, got {ids.dtype}")
-            lists = one_each(pa.array(ids))
-            return lists, options.n_classes or int(ids.max()) + 1
+            top = int(ids.max())
+            if top >= label_sets.MAX_CLASSES:
+                most = f"{label_sets.MAX_CLASSES:,}"
+                raise DataError(f"they hold class {top}; number classes from 0, at most {most} of them")
+            return one_each(pa.array(ids)), options.n_classes or top + 1
         stacked = np.concatenate([label_sets.as_multi_hot(labels) for labels in given])
         return label_sets.to_lists(stacked[rows]), stacked.shape[1]
     except (HashnetError, ValueError) as error:

@@ -49,21 +49,18 @@ def load(options: Options) -> Rows:
     label = options.label or next((name for name in ("labels", "label") if name in schema.names), None)
     columns = _columns(files, schema, [name for name in dict.fromkeys((label, options.id)) if name])
     labels, names, n_classes = _labels(options, label, columns)
-    ids = columns[options.id].cast(pa.string()) if options.id else None
+    ids = columns[options.id].cast(pa.large_string()) if options.id else None
     if ids is not None:
         refuse_duplicates(ids, f"column {options.id!r} of {options.path}")
     about: dict[str, Any] = {"labels": labels, "n_classes": n_classes, "class_names": names, "names": ids}
     if feature is not None:
-        first = next(_groups(files, [feature]), None)
-        d = (
-            len(first[1][feature][0])
-            if first is not None and first[1].num_rows and first[1][feature][0].is_valid
-            else 0
-        )
+        d = _n_features(files, feature, schema.field(feature).type)
+        if d == 0:
+            raise DataError(f"column {feature!r} of {options.path} holds no numbers; check the files")
         stream = _feature_tables(files, feature, d, ids)
         return Rows(n, InOrder(stream), modality="features", n_features=d, block_rows=4_096, **about)
     assert image is not None
-    tables = _image_tables(files, image, pa.types.is_struct(schema.field(image).type), options.inline)
+    tables = _image_tables(files, image, schema.field(image).type, options.inline)
     return Rows(n, InOrder(tables), inline=options.inline, block_rows=4_096, **about)
 
 
@@ -109,7 +106,12 @@ def _columns(files: list[str], schema: pa.Schema, names: list[str]) -> dict[str,
     if not names:
         return {}
     table = pa.concat_tables([_open(uri).read(names) for uri in files])
-    return {name: table[name].combine_chunks() for name in names}
+    return {name: _joined(table[name]) for name in names}
+
+
+def _joined(column: pa.ChunkedArray) -> pa.Array:
+    """One array; text as large_string, see ``Rows``."""
+    return (column.cast(pa.large_string()) if pa.types.is_string(column.type) else column).combine_chunks()
 
 
 def _groups(files: list[str], columns: list[str]) -> Iterator[tuple[tuple[str, int], pa.Table]]:
@@ -160,6 +162,17 @@ def _labels(
     return read_labels(columns[name], name, options.multi_hot, options.n_classes, given)
 
 
+def _n_features(files: list[str], column: str, kind: pa.DataType) -> int:
+    """The length of the first vector, or 0 when there is none; files and row groups may be empty."""
+    if pa.types.is_fixed_size_list(kind):
+        return kind.list_size
+    for _, table in _groups(files, [column]):
+        lengths = pc.list_value_length(table[column]).drop_null()
+        if len(lengths):
+            return lengths[0].as_py()
+    return 0
+
+
 def _feature_tables(files: list[str], column: str, d: int, ids: pa.Array | None) -> Iterator[pa.Table]:
     row = 0
     for (uri, group), table in _groups(files, [column]):
@@ -175,51 +188,38 @@ def _feature_tables(files: list[str], column: str, d: int, ids: pa.Array | None)
             row += len(part)
 
 
-def _image_tables(files: list[str], column: str, struct: bool, inline: bool) -> Iterator[pa.Table]:
+def _image_tables(files: list[str], column: str, kind: pa.DataType, inline: bool) -> Iterator[pa.Table]:
+    struct = pa.types.is_struct(kind)
     value = f"{column}.bytes" if struct else column
+    with_paths = struct and kind.get_field_index("path") >= 0
     for uri in files:
         file = _open(uri)
         for group in range(file.num_row_groups):
-            n = file.metadata.row_group(group).num_rows
-            uris = parquet_values(uri, value, group, n)
-            if not inline and not struct:
+            uris = parquet_values(uri, value, group, file.metadata.row_group(group).num_rows)
+            paths = uris
+            if with_paths:
+                given = _values(file, group, f"{column}.path").cast(pa.string()).combine_chunks()
+                paths = pc.coalesce(complete(parent(uri), given), uris)
+            if inline:
+                yield pa.table({"uri": paths, "image": _values(file, group, value).cast(pa.binary())})
+            elif with_paths:
+                yield pa.table({"uri": pc.if_else(_has_bytes(file, group, value), uris, paths)})
+            else:
                 yield pa.table({"uri": uris})
-                continue
-            paths = _paths(file, column, group, uri) if struct else None
-            if not inline:
-                assert paths is not None
-                yield pa.table({"uri": pc.coalesce(paths, uris) if _all_paths(file, group, value) else uris})
-                continue
-            data = file.read_row_group(group, columns=[value]).column(0).combine_chunks()
-            data = data.field(0) if struct else data
-            yield pa.table(
-                {
-                    "uri": pc.coalesce(paths, uris) if paths is not None else uris,
-                    "image": data.cast(pa.binary()),
-                }
-            )
 
 
-def _paths(file: pq.ParquetFile, column: str, group: int, uri: str) -> pa.Array | None:
-    """The ``path`` field as uris beside the file, or None when the struct has none."""
-    kind = file.schema_arrow.field(column).type
-    if kind.get_field_index("path") < 0:
-        return pa.nulls(file.metadata.row_group(group).num_rows, pa.string())
-    paths = (
-        file.read_row_group(group, columns=[f"{column}.path"])
-        .column(0)
-        .combine_chunks()
-        .field(0)
-        .cast(pa.string())
-    )
-    return complete(parent(uri), paths)
+def _values(file: pq.ParquetFile, group: int, name: str) -> pa.ChunkedArray:
+    """A column of a row group; ``image.path`` is a struct's field, read without the others."""
+    found = file.read_row_group(group, columns=[name]).column(0)
+    return pc.struct_field(found, 0) if pa.types.is_struct(found.type) else found
 
 
-def _all_paths(file: pq.ParquetFile, group: int, value: str) -> bool:
-    """Whether the bytes are null throughout the row group, so that the pictures lie at their paths."""
+def _has_bytes(file: pq.ParquetFile, group: int, value: str) -> pa.Scalar | pa.ChunkedArray:
+    """Which rows hold their picture; the pictures themselves are read only where statistics leave it open."""
     meta = file.metadata.row_group(group)
-    for i in range(meta.num_columns):
-        chunk = meta.column(i)
-        if chunk.path_in_schema == value and chunk.statistics is not None:
-            return chunk.statistics.null_count == meta.num_rows
-    return False
+    chunks = [meta.column(i) for i in range(meta.num_columns)]
+    known = [c.statistics for c in chunks if c.path_in_schema == value and c.statistics is not None]
+    nulls = known[0].null_count if known else None
+    if nulls in (0, meta.num_rows):
+        return pa.scalar(nulls == 0)
+    return _values(file, group, value).is_valid()

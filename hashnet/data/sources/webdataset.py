@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,12 +17,14 @@ import pyarrow as pa
 from hashnet import storage
 from hashnet.config import REQUIRED, key
 from hashnet.data.class_lists import read_names
-from hashnet.data.files import PICTURES, expand
+from hashnet.data.files import PICTURES, check_utf8, expand
 from hashnet.data.references import byte_ranges
 from hashnet.data.rows import Rows, from_uris, refuse_duplicates
 from hashnet.errors import DataError
+from hashnet.labels import MAX_CLASSES
 
 BUFFER = 8 << 20  # a tar is read through once, in pieces of this size
+_CLASS_ID = re.compile("-?[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,12 @@ def load(options: Options) -> Rows:
     uris, keys, found = [], [], list[list[int | str] | None]()
     for uri in expand(options.path, ".tar"):
         samples = [sample for sample in _samples(uri, options.label.split(",")) if sample.offset >= 0]
-        uris.append(byte_ranges(uri, [s.offset for s in samples], [s.size for s in samples]))
+        check_utf8((sample.key for sample in samples), uri)
+        here = byte_ranges(uri, [s.offset for s in samples], [s.size for s in samples])
+        uris.append(here.cast(pa.large_string()))
         keys += [sample.key for sample in samples]
         found += [sample.labels for sample in samples]
-    names = pa.array(keys, pa.string())
+    names = pa.array(keys, pa.large_string())
     refuse_duplicates(names, f"the keys of {options.path}")
     given = read_names(options.class_names)
     labels, classes, n_classes = _numbered(found, given, options)
@@ -65,9 +70,9 @@ def _samples(uri: str, fields: list[str]) -> Iterator[_Sample]:
             reader = io.BufferedReader(_Raw(source), BUFFER)
             with tarfile.open(fileobj=reader, mode="r:") as tar:
                 for member in tar:
-                    if not member.isfile():
-                        continue
                     folder, slash, base = member.name.rpartition("/")
+                    if not member.isfile() or base.startswith("."):  # macOS adds a ._a.jpg to each a.jpg
+                        continue
                     stem, _, ending = base.partition(".")
                     name = folder + slash + stem
                     if current is None or current.key != name:
@@ -114,10 +119,24 @@ class _Raw(io.RawIOBase):
 
 
 def _read_labels(where: str, ending: str, content: bytes, fields: list[str]) -> list[int | str] | None:
-    text = content.decode(errors="replace").strip()
-    if ending == "cls":
-        words = text.split()
-        return [int(word) if word.lstrip("-").isdigit() else word for word in words]
+    text = content.decode(errors="replace")
+    labels = _from_cls(text) if ending == "cls" else _from_json(where, text, fields)
+    top = max((v for v in labels or () if isinstance(v, int)), default=0)
+    if top >= MAX_CLASSES:
+        raise DataError(f"{where} holds class {top}; number classes from 0, at most {MAX_CLASSES:,} of them")
+    return labels
+
+
+def _from_cls(text: str) -> list[int | str]:
+    """Class ids with spaces or newlines between them; a line of other text is one name."""
+    labels: list[int | str] = []
+    for line in text.splitlines():
+        words = line.split()
+        labels += map(int, words) if all(map(_CLASS_ID.fullmatch, words)) else [line.strip()]
+    return labels
+
+
+def _from_json(where: str, text: str, fields: list[str]) -> list[int | str] | None:
     try:
         about = json.loads(text)
     except ValueError as error:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pyarrow as pa
 import pytest
 
-from hashnet.data.files import beside, complete, find_below, parent, split_options
+from hashnet.data.files import beside, complete, expand, find_below, parent, split_options
 from hashnet.errors import DataError
 
 
@@ -40,6 +41,26 @@ def test_names_below_a_folder():
     assert complete("/data/", names).to_pylist() == ["/data/a.jpg", *whole]
     assert complete("/", names).to_pylist() == ["/a.jpg", *whole]
     assert complete("s3://b/data?x=1", names).to_pylist() == ["s3://b/data/a.jpg?x=1", *whole]
+    large = complete("/data", names.cast(pa.large_string()))
+    assert (large.type, large.to_pylist()) == (pa.large_string(), ["/data/a.jpg", *whole])
+
+
+def test_names_below_a_file_uri_mean_what_they_mean_below_its_path(tmp_path):
+    folder = tmp_path / "my data"
+    folder.mkdir()
+    names = ["100%25.tar", "a%20b.tar", "what?.tar"]
+    for name in names:
+        (folder / name).touch()
+    uri = f"file://{tmp_path}/my%20data"
+    assert complete(uri, pa.array(names)).to_pylist() == [f"{folder}/{name}" for name in names]
+    assert expand(uri, ".tar") == expand(f"{uri}/*.tar", ".tar") == [f"{folder}/{name}" for name in names]
+
+
+def test_a_range_that_runs_backwards_names_no_file(tmp_path):
+    (tmp_path / "s-0.tar").touch()
+    assert expand(f"{tmp_path}/s-{{0..0}}.tar", ".tar") == [f"{tmp_path}/s-0.tar"]
+    with pytest.raises(DataError, match=re.escape("there is no .tar file at") + ".*2..0.*check the path"):
+        expand(f"{tmp_path}/s-{{2..0}}.tar", ".tar")
 
 
 def test_neighbours():
@@ -61,3 +82,27 @@ def test_a_name_that_is_no_utf8_is_said(tmp_path):
     open(os.fsencode(tmp_path) + b"/caf\xe9.jpg", "w").close()
     with pytest.raises(DataError, match="is no UTF-8; rename the file"):
         find_below(str(tmp_path), [".jpg"])
+
+
+def test_a_link_to_itself_is_said(tmp_path):
+    (tmp_path / "x.jpg").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(DataError, match=r"cannot look below .*loop.*; mend it or take it out"):
+        find_below(str(tmp_path), [".jpg"])
+
+
+def test_an_unreadable_folder_is_said_unless_it_is_hidden(tmp_path, monkeypatch):
+    for name in ("locked", ".trash"):
+        (tmp_path / name).mkdir()
+    scandir = os.scandir
+
+    def refusing(folder):
+        if os.path.basename(folder) in ("locked", ".trash"):
+            raise PermissionError(13, "Permission denied", folder)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(DataError, match=r"cannot look below .*Permission denied: .*locked.*; mend it"):
+        find_below(str(tmp_path), [".jpg"])
+    (tmp_path / "locked").rmdir()
+    assert find_below(str(tmp_path), [".jpg"]) == []

@@ -125,6 +125,7 @@ def test_broken_exif_is_no_broken_picture():
         (encoded(photo(200, 200), "PNG")[:300], "corrupt"),
         (b"\xff\xd8\xff\xe0 not really", "corrupt"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "unknown_format"),
+        (encoded(np.full((4, 4), 0.5, dtype=np.float32), "TIFF"), "unsupported"),  # its range is not known
     ],
 )
 def test_damage_is_a_bad_image_with_a_reason(data, reason):

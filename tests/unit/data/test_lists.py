@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +69,29 @@ def test_class_ids_and_paths_with_spaces(tmp_path, monkeypatch, chunk):
     assert spaced.labels.to_pylist() == [[1], [0, 1]]
 
 
+@pytest.mark.parametrize(
+    ("text", "paths"),
+    [
+        ("my  cat.jpg 1\nb.jpg  0\n", ["my  cat.jpg", "b.jpg"]),
+        ("  my  cat.jpg   1 0 \nb.jpg 0  1\n", ["my  cat.jpg", "b.jpg"]),
+        (" my  cat.jpg 1 0\n b.jpg 0 1\n", ["my  cat.jpg", "b.jpg"]),
+        ("my  cat.jpg  \n  b.jpg\n", ["my  cat.jpg", "b.jpg"]),
+        ("\ufeffa.jpg 1\nb.jpg 0\n", ["a.jpg", "b.jpg"]),
+        ("\ufeffa.jpg\n", ["a.jpg"]),
+        ("cat, dog/a.jpg 1\n", ["cat, dog/a.jpg"]),
+        ("a.jpg 1.jpg\nb.jpg,2.jpg\n", ["a.jpg 1.jpg", "b.jpg,2.jpg"]),
+    ],
+)
+@pytest.mark.parametrize("chunk", [2, 1 << 20])
+def test_a_path_keeps_what_is_its_own(tmp_path, monkeypatch, text, paths, chunk):
+    monkeypatch.setattr(lists, "CHUNK", chunk)
+    assert read_list(written(tmp_path, text)).paths.to_pylist() == paths
+
+
+def test_paths_may_be_more_than_two_gigabytes_together(tmp_path):
+    assert read_list(written(tmp_path, "a.jpg 0\n")).paths.type == pa.large_string()
+
+
 def test_no_labels_at_all(tmp_path):
     found = read_list(written(tmp_path, "a.jpg\nb c.jpg\n"))
     assert found.paths.to_pylist() == ["a.jpg", "b c.jpg"]
@@ -90,7 +114,14 @@ def test_no_labels_at_all(tmp_path):
         ("a.jpg 3\nb.jpg -1\n", "line 2: the label is '-1'"),
         ("a.jpg 3\nb.jpg\n", "line 2 has 0 label columns, its first line has 1"),
         ("a.jpg 3\nb.jpg 1 2\n", "line 2 has 2 label columns, its first line has 1"),
+        ("a.jpg 0\nb.jpg 900000000\n", "line 2: the label is '900000000'; it must be a class id such as"),
+        ("a.jpg 0\nb.jpg 1000000\n", "below 1,000,000: map other ids to 0..n-1"),
+        ("a.jpg\nb.jpg 0\n", "line 2: the path 'b.jpg 0' goes on after the picture's name; a line is a path"),
+        ("a.jpg\nb.jpg\t0\n", "line 2: the path 'b.jpg 0' goes on after"),
+        ("a.jpg,0\nb.jpg,1\n", "line 1: the path 'a.jpg,0' goes on after"),
+        ("a.jpg, 0\n", "line 1: the path 'a.jpg,' goes on after"),
         ("", "is empty; a line of it looks like"),
+        ("\ufeff", "is empty; a line of it looks like"),
         ("\n \n", "is empty"),
         (b"a.jpg 0 1\n\xff\xfe.jpg 0 1\n", "line 2: the path is not UTF-8"),
     ],

@@ -58,6 +58,14 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(parts, "PART_ROWS", 40)
 
 
+def test_uris_of_64_bit_offsets_are_written_as_strings(tmp_path):
+    uris = pa.array([f"/pictures/{i}.jpg" for i in range(10)], pa.large_string())
+    manifest = write_manifest(str(tmp_path / "m"), from_uris(uris), flags_of(10))
+    on_disk = pq.read_schema(tmp_path / "m" / manifest.parts[0].name)
+    assert on_disk.field("uri").type == pa.string()
+    assert append(manifest, pa.table({"uri": uris}), None, [4] * 10).read()["uri"].type == pa.string()
+
+
 def expected(n: int, split: str) -> list[int]:
     bit = {"train": TRAIN, "query": QUERY, "database": DATABASE}[split]
     return [i for i, flag in enumerate(flags_of(n)) if flag & bit]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -71,6 +72,17 @@ def test_overwriting_on_s3_leaves_no_part_of_the_old_manifest(bucket, monkeypatc
     new = make_manifest("synthetic", uri, n_images=100, side=8, overwrite=True)
     assert storage.list_names(uri) == ["_manifest.json", *(part.name for part in new.parts)]
     assert len(new.parts) == 1
+
+
+def test_overwriting_on_s3_keeps_the_old_manifest_until_the_new_one_is_whole(bucket, tmp_path):
+    uri = storage.join(bucket, "kept", "m.parquet")
+    old = make_manifest("synthetic", uri, n_images=20, side=8)
+    names = storage.list_names(uri)
+    np.save(tmp_path / "f.npy", np.array([[1.0], [np.nan]]))
+    with pytest.raises(DataError, match="row 1 holds NaN"):
+        make_manifest("npy", uri, path=str(tmp_path / "f.npy"), overwrite=True)
+    assert storage.list_names(uri) == names
+    assert Manifest.open(uri).read().equals(old.read())
 
 
 def test_parquet_paths_keep_the_options_of_their_file(bucket, tmp_path):

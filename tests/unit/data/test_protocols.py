@@ -126,6 +126,9 @@ def test_split_files(tmp_path):
     words = [f"{name}={tmp_path}/{name}.txt" for name in ("train", "query", "database")]
     flags = split(Protocol(split_files=words), 10, labels, 1, names)
     assert sets(flags) == ({3, 4, 5}, {0, 1}, set(range(2, 9)))
+    (tmp_path / "query.txt").write_text("\ufeff0.jpg\n1.jpg\n")
+    marked = split(Protocol(split_files=words), 10, labels, 1, names.cast(pa.large_string()))
+    np.testing.assert_array_equal(marked, flags)
     by_number = tmp_path / "numbers.txt"
     by_number.write_text("7\n8\n")
     assert sets(split(Protocol(split_files=[f"query={by_number}"]), 10))[1] == {7, 8}
@@ -173,6 +176,21 @@ def test_labels_are_needed_where_they_are():
     for protocol in (Protocol(zero_shot=0.5), Protocol(query_per_class=1), Protocol(train_per_class=1)):
         with pytest.raises(DataError, match="needs labels and these rows have none"):
             split(protocol, 10)
+
+
+@pytest.mark.parametrize("protocol", [Protocol(), Protocol(zero_shot=0.4), Protocol(all_in=["train"])])
+@pytest.mark.parametrize(
+    ("last", "n_classes", "message"),
+    [
+        ([0, -1], 5, "row 20 has class -1, but the classes are 0..4"),
+        ([7], 5, "row 20 has class 7, but the classes are 0..4"),
+        ([900_000_000], 900_000_001, "900,000,001 classes are too many, .* map the ids to 0..n-1, or give"),
+    ],
+)
+def test_labels_are_checked_before_they_are_used(protocol, last, n_classes, message):
+    labels = pa.array([[i % 5] for i in range(20)] + [last], pa.list_(pa.int32()))
+    with pytest.raises(DataError, match=message):
+        split(protocol, 21, labels, n_classes)
 
 
 def test_no_similar_pair_is_refused():

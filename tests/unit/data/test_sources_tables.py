@@ -16,7 +16,7 @@ from hashnet import storage
 from hashnet.data import Manifest
 from hashnet.data.fetch import feature_matrix, fetch_images
 from hashnet.data.images import decode
-from hashnet.data.sources import append_to, make_manifest
+from hashnet.data.sources import append_to, load_rows, make_manifest
 from hashnet.errors import BadImage, ConfigError, DataError, ManifestError
 
 
@@ -249,6 +249,24 @@ def test_parquet_struct_with_paths_only(tmp_path):
     assert manifest.splits == {"database": 2}
 
 
+@pytest.mark.parametrize("statistics", [False, True])
+@pytest.mark.parametrize("inline", [False, True])
+def test_parquet_struct_with_bytes_in_some_rows_and_a_path_in_others(tmp_path, inline, statistics):
+    for i in (1, 2):
+        (tmp_path / f"{i}.jpg").write_bytes(jpeg(i))
+    data = pa.array([jpeg(0), None, None, jpeg(3), None], pa.binary())
+    paths = pa.array(["elsewhere.jpg", "1.jpg", "2.jpg", None, None])
+    image = pa.StructArray.from_arrays([data, paths], ["bytes", "path"])
+    pq.write_table(
+        pa.table({"image": image}), tmp_path / "x.parquet", write_statistics=statistics, row_group_size=3
+    )
+    path = str(tmp_path / "x.parquet")
+    manifest = make_manifest("parquet", str(tmp_path / "m"), path=path, inline=inline)
+    *pictures, nothing = fetch_images(manifest.read())
+    assert pictures == [jpeg(i) for i in range(4)]
+    assert isinstance(nothing, BadImage)
+
+
 def test_parquet_files_are_opened_once_for_each_purpose(tmp_path, monkeypatch):
     """For the schema, for labels and ids together, and for the pictures."""
     for i in range(2):
@@ -284,6 +302,17 @@ def test_parquet_features(tmp_path, kind):
     assert (manifest.modality, manifest.n_features, manifest.class_names) == ("features", 6, ("x", "y"))
     np.testing.assert_array_equal(feature_matrix(manifest.read()), matrix.astype(np.float32))
     assert rows_of(manifest, "uri", "labels")[:2] == [("item0", [0, 1]), ("item1", [1])]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.list_(pa.float32(), 2)])
+def test_parquet_features_after_an_empty_file(tmp_path, kind):
+    for i, rows in enumerate(([], [[1.0, 2.0], [3.0, 4.0]])):
+        pq.write_table(pa.table({"f": pa.array(rows, kind)}), tmp_path / f"{i}.parquet")
+    manifest = make_manifest("parquet", str(tmp_path / "m"), path=f"{tmp_path}/*.parquet")
+    assert manifest.n_features == 2
+    assert feature_matrix(manifest.read()).tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    with pytest.raises(DataError, match=r"holds no numbers|found no image or feature"):
+        make_manifest("parquet", str(tmp_path / "n"), path=str(tmp_path / "0.parquet"))
 
 
 @pytest.mark.parametrize(
@@ -332,7 +361,9 @@ def test_parquet_label_columns(tmp_path, column, options, expected, n_classes):
             {},
             "row 1 has 1 values, the first has 2; all feature vectors must be of one",
         ),
+        ({"id": ["a", None], "image": [b"x"] * 2}, {"id": "id"}, "row 1 has no id; give every row one"),
         ({"f": [[1.0, 2.0], None]}, {}, "row 1 has no feature vector"),
+        ({"f": pa.array([[], None], pa.list_(pa.float32()))}, {}, "column 'f' of .* holds no numbers"),
         ({"f": [[1.0, 2.0], [float("nan"), 1.0]]}, {}, "row 1 holds NaN or an infinite value"),
         (
             {"image": [b"x"] * 2, "label": [[0, 1], [0, 2]]},
@@ -433,6 +464,45 @@ def test_webdataset_names_and_samples_without_a_picture(tmp_path):
     assert [c for (c,) in rows_of(manifest, "labels")] == [[1], [0]]
 
 
+def test_webdataset_names_of_several_words_and_what_macos_adds(tmp_path):
+    members = [
+        ("d/a.jpg", jpeg(1)),
+        ("d/._a.jpg", b"no picture"),
+        ("d/a.cls", b"golden retriever\ntabby cat\n"),
+        ("d/b.jpg", jpeg(2)),
+        ("d/b.cls", "²".encode()),  # a digit to str.isdigit, no number to int
+    ]
+    tar_of(tmp_path / "x.tar", members)
+    path = str(tmp_path / "x.tar")
+    manifest = make_manifest("webdataset", str(tmp_path / "m"), path=path, all_in=["database"])
+    assert manifest.class_names == ("golden retriever", "tabby cat", "²")
+    assert [c for (c,) in rows_of(manifest, "labels")] == [[0, 1], [2]]
+    assert fetch_images(manifest.read()) == [jpeg(1), jpeg(2)]
+
+
+def test_webdataset_several_class_ids_a_line(tmp_path):
+    tar_of(
+        tmp_path / "x.tar", [("a.jpg", jpeg(1)), ("a.cls", b"3 1\n0\n"), ("b.jpg", jpeg(2)), ("b.cls", b"-1")]
+    )
+    path = str(tmp_path / "x.tar")
+    manifest = make_manifest("webdataset", str(tmp_path / "m"), path=path, all_in=["database"])
+    assert [c for (c,) in rows_of(manifest, "labels")] == [[0, 1, 3], []]
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([("caf\udce9.jpg", b"1")], "the name of .* in .*x.tar is no UTF-8; rename the file"),
+        ([("a.jpg", b"1"), ("a.cls", b"9999999999")], "x.tar: a.cls holds class 9999999999; number classes"),
+        ([("a.jpg", b"1"), ("a.json", b"[1000000]")], "x.tar: a.json holds class 1000000; number classes"),
+    ],
+)
+def test_webdataset_names_and_classes_that_cannot_be(tmp_path, members, message):
+    tar_of(tmp_path / "x.tar", members)
+    with pytest.raises(DataError, match=message):
+        make_manifest("webdataset", str(tmp_path / "m"), path=str(tmp_path / "x.tar"), all_in=["database"])
+
+
 def test_webdataset_mistakes(tmp_path):
     tar_of(tmp_path / "x.tar", [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.jpg", b"3")])
     with pytest.raises(DataError, match="rows 0 and 2 both have id 'a'"):
@@ -507,6 +577,20 @@ def test_npz_with_splits_joined_by_id(tmp_path):
         ({"features": np.zeros(3)}, r"must be numbers of shape \(n, d\), got float64 \(3,\)"),
         ({"x": np.zeros((3, 2))}, "has neither 'features' nor 'train_features'.*; it has x"),
         ({"features": np.array([[1.0], [np.nan]])}, "row 1 holds NaN"),
+        ({"features": np.zeros((3, 2)), "labels": 1}, r"must be an array \(n,\) or \(n, n_classes\)"),
+        ({"features": np.zeros((3, 2)), "labels": [0, 1, 10**6]}, "class 1000000; number classes from 0"),
+        (
+            {"features": np.zeros((3, 2)), "scale": [1.0, 2.0, 3.0]},
+            "scale of .* has 3 numbers; give one, or 2",
+        ),
+        (
+            {
+                "train_features": np.zeros((2, 2)),
+                "train_labels": [0, 0],
+                "query_features": np.zeros((1, 2)),
+            },
+            "has labels, but no query_labels; give those of every split, or none",
+        ),
         (
             {"features": np.zeros((2, 2)), "labels": np.array([[0, 1], [0, 3]])},
             "must hold only 0 and 1; row 1",
@@ -537,12 +621,64 @@ def test_npy_mistakes(tmp_path, arrays, message):
     assert not (tmp_path / "m").exists()
 
 
+@pytest.mark.parametrize("option", ["labels", "ids"])
+def test_npz_refuses_arrays_beside_it(tmp_path, option):
+    np.savez(tmp_path / "f.npz", features=np.zeros((2, 2)))
+    np.save(tmp_path / "x.npy", np.arange(2))
+    with pytest.raises(DataError, match=f"--{option} goes with an .npy; put them into .* as '{option}'"):
+        make_manifest(
+            "npy", str(tmp_path / "m"), path=f"{tmp_path}/f.npz", **{option: str(tmp_path / "x.npy")}
+        )
+
+
+def test_npz_in_capitals(tmp_path):
+    np.savez(tmp_path / "f.npz", features=np.zeros((2, 2)), scale=np.ones(2))
+    (tmp_path / "f.npz").rename(tmp_path / "F.NPZ")
+    assert len(make_manifest("npy", str(tmp_path / "m"), path=str(tmp_path / "F.NPZ"))) == 2
+
+
 def test_npy_never_unpickles(tmp_path):
     np.save(tmp_path / "f.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match="without pickle"):
         make_manifest("npy", str(tmp_path / "m"), path=str(tmp_path / "f.npy"))
     with pytest.raises(DataError, match="does not exist"):
         make_manifest("npy", str(tmp_path / "m"), path=str(tmp_path / "g.npy"))
+
+
+# --- all of them ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("imagefolder", {"path": "pets"}),
+        ("imagefolder", {"path": "pets", "layout": "flat"}),
+        ("webdataset", {"path": "x.tar"}),
+        ("parquet", {"path": "x.parquet", "id": "id"}),
+        ("npy", {"path": "f.npy", "ids": "ids.npy"}),
+        ("coco", {"path": "c.json", "images": "pets"}),
+    ],
+)
+def test_names_and_uris_of_all_rows_may_be_more_than_2_gib(tmp_path, monkeypatch, name, options):
+    monkeypatch.chdir(tmp_path)
+    folders(tmp_path / "pets", "cat/1.jpg", "dog/2.jpg")
+    tar_of(tmp_path / "x.tar", [("a.jpg", b"1")])
+    pq.write_table(pa.table({"id": ["a"], "f": [[1.0]]}), "x.parquet")
+    np.save("f.npy", np.zeros((2, 2)))
+    np.save("ids.npy", np.arange(2))
+    coco = {
+        "images": [{"id": 1, "file_name": "1.jpg"}],
+        "annotations": [{"image_id": 1, "category_id": 1}],
+        "categories": [{"id": 1, "name": "cat"}],
+    }
+    (tmp_path / "c.json").write_text(json.dumps(coco))
+    rows = load_rows(name, defaults=False, **options)[0]
+    uris = rows.payload(0, rows.n)["uri"]
+    assert rows.names.type == uris.type == pa.large_string()
+    (tmp_path / "all.txt").write_text("\n".join(rows.names.to_pylist()))
+    manifest = make_manifest(name, str(tmp_path / "m"), split_files=["database=all.txt"], **options)
+    assert manifest.count("database") == rows.n
+    assert manifest.read()["uri"].to_pylist() == uris.to_pylist()
 
 
 # --- append -----------------------------------------------------------------------------------
