@@ -8,6 +8,7 @@ plan: encode on 1 node
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -117,7 +118,7 @@ def plan(stage: str, needs: Sequence[Need], now: Sequence[Node], more: Sequence[
                     break
                 left[kind.name] -= 1
                 place = len(rooms)
-                rooms.append(_Room(kind.name, dict(kind.resources), is_new=True))
+                rooms.append(_new_room(kind))
             room = rooms[place]
             if not room.fits(need):
                 continue
@@ -162,8 +163,13 @@ def _cost(need: Need, room: _Room) -> tuple:
 
 def _grow(need: Need, kinds: list[NodeType]) -> NodeType | None:
     """The leanest kind of node a worker fits on."""
-    fitting = [kind for kind in kinds if _Room(kind.name, dict(kind.resources)).fits(need)]
+    fitting = [kind for kind in kinds if _new_room(kind).fits(need)]
     return min(fitting, key=lambda k: (k.resources.get("GPU", 0), k.resources.get("CPU", 0)), default=None)
+
+
+def _new_room(kind: NodeType) -> _Room:
+    """A node to be added. Memory that its type does not state is no limit: Ray finds it on the node."""
+    return _Room(kind.name, {"memory": math.inf, **kind.resources}, is_new=True)
 
 
 def _plural(n: int, word: str) -> str:

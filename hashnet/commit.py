@@ -9,7 +9,8 @@
 The rows of one split are cut, manifest part by manifest part, into ranges of ``rows_per_shard``
 rows in row_id order; a range is a shard with a stable name. The bytes of a shard depend on its rows
 and its lineage alone (no clock, host or run id), so writing it twice is writing the same file, and
-whoever runs the same plan again makes only the shards that have no record yet.
+whoever runs the same plan again makes only the shards that have no record yet. A plan may grow by
+appended parts while a run of the shorter one goes on: only a run of the longer one writes the list.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from hashnet.arrays import binary_matrix
 from hashnet.codes import bit_balance
 from hashnet.distinct import DistinctCounter
 from hashnet.errors import StoreError
-from hashnet.plan import BIT_ORDER, FORMAT_VERSION, Plan, ShardRange
+from hashnet.plan import BIT_ORDER, FORMAT_VERSION, Plan, ShardRange, read_plan
 
 RECORDS, QUARANTINE = "_records", "_quarantine"
 LIST, SUCCESS = "manifest.json", "_SUCCESS"
@@ -191,7 +192,8 @@ def _left_and_counting(
 def finish(uri: str, plan: Plan) -> dict[str, Any]:
     """Writes manifest.json and then _SUCCESS; returns what manifest.json holds.
 
-    Refused with StoreError while a shard is missing. Mending shards come last in the list.
+    Refused with StoreError while a shard is missing, or when the store was extended beyond ``plan``.
+    Mending shards come last in the list.
     """
     shards = listed(uri, plan)
     mended = sum(record.rows for record in shards if record.mends)
@@ -203,10 +205,20 @@ def finish(uri: str, plan: Plan) -> dict[str, Any]:
         "sha256": content_sha256(shards),
         "statistics": code_statistics(uri, plan, shards) if plan.output == "codes" else {},
     }
+    _refuse_extended(uri, plan)  # last, because the statistics take their time
     storage.write_json(storage.join(uri, LIST), about)
     storage.write_bytes(storage.join(uri, SUCCESS), b"")
     _remove_leftovers(uri, shards)
     return about
+
+
+def _refuse_extended(uri: str, plan: Plan) -> None:
+    now = read_plan(uri)
+    if now is not None and len(now.parts) > len(plan.parts):
+        raise StoreError(
+            f"{uri} was extended meanwhile, from {len(plan.parts)} manifest parts to {len(now.parts)}; there "
+            "is nothing to do: the job that extended it finishes it, with the shards made here"
+        )
 
 
 def listed(uri: str, plan: Plan) -> list[ShardRecord]:
@@ -247,11 +259,14 @@ def content_sha256(shards: list[ShardRecord]) -> str:
 
 
 def _remove_leftovers(uri: str, shards: list[ShardRecord]) -> None:
-    """What runs that were killed left: temporary files, and bad rows of shards that now have none."""
+    """What runs that were killed left: temporary files, and bad rows of shards that now have none.
+
+    The bad rows of shards that are not in the list are another run's, and stay.
+    """
     for folder in (uri, storage.join(uri, RECORDS), storage.join(uri, QUARANTINE)):
         for name in storage.list_names(folder):
             if storage.TMP_MARK in name:
                 storage.delete(storage.join(folder, name))
-    with_bad = {record.file for record in shards if record.bad_rows}
-    for name in set(storage.list_names(storage.join(uri, QUARANTINE))) - with_bad:
+    without_bad = {record.file for record in shards if not record.bad_rows}
+    for name in without_bad.intersection(storage.list_names(storage.join(uri, QUARANTINE))):
         storage.delete(storage.join(uri, QUARANTINE, name))

@@ -81,6 +81,16 @@ def test_what_an_autoscaler_may_add_is_possible_but_not_ready():
     assert plan("encode", [Need("decode", 1, {"CPU": 1})], [HEAD], kinds).coming == {"decode": {"cpu": 1}}
 
 
+def test_memory_that_a_type_does_not_state_is_no_limit_of_nodes_to_come():
+    need = Need("slice", 3, {"CPU": 1, "memory": 64e9}, strategy="spread")
+    silent = NodeType("cpu", {"CPU": 2}, spare=2)
+    stated = NodeType("cpu", {"CPU": 2, "memory": 32e9}, spare=2)
+    assert plan("index", [need], [HEAD], [silent]).coming == {"slice": {"cpu": 3}}
+    assert not plan("index", [need], [HEAD], [stated]).possible
+    assert not plan("index", [need], [CPUS]).possible  # a node that is up has said what it has
+    assert not plan("index", [Need("w", 1, {"TPU": 1})], [HEAD], [silent]).possible
+
+
 def test_a_plan_takes_a_few_looks_a_worker(monkeypatch):
     looks, fits = [], planning._Room.fits
     monkeypatch.setattr(planning._Room, "fits", lambda room, need: looks.append(1) or fits(room, need))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -160,6 +161,30 @@ def test_leftovers_of_a_killed_run_are_removed_at_the_end(tmp_path):
         (tmp_path / name).write_bytes(b"half")
     run(str(tmp_path))
     assert not [name for name in files_of(tmp_path) if "tmp" in name]
+
+
+def test_a_run_of_a_shorter_plan_leaves_a_store_that_was_extended_alone(tmp_path):
+    folder = str(tmp_path)
+    run(folder)
+    longer = replace(PLAN, parts=(*PLAN.parts, Part("part-00001", "bb", 2)))
+    begin(folder, longer)
+    commit_shard(folder, longer, [*longer.ranges()][-1], rows_of([6]), bad_of([7]))
+    finish(folder, longer)
+    before = files_of(tmp_path)
+    with pytest.raises(StoreError, match="was extended meanwhile, from 1 manifest parts to 2; there is noth"):
+        finish(folder, PLAN)
+    assert files_of(tmp_path) == before
+    assert CodeStore.open(folder).quarantine()["row_id"].to_pylist() == [2, 7]
+
+
+def test_bad_rows_of_a_shard_that_is_not_listed_yet_are_kept(tmp_path):
+    """Another run extends the store just after this one has looked at the plan."""
+    folder = str(tmp_path)
+    begin(folder, PLAN)
+    longer = replace(PLAN, parts=(*PLAN.parts, Part("part-00001", "bb", 2)))
+    commit_shard(folder, longer, [*longer.ranges()][-1], rows_of([6]), bad_of([7]))
+    run(folder)
+    assert (tmp_path / "_quarantine" / "codes-00002.parquet").exists()
 
 
 def test_a_shard_with_the_wrong_number_of_rows_is_refused(tmp_path):
