@@ -20,11 +20,11 @@ from cluster import logs, metrics, placement, session
 from cluster.planning import Need
 from hashnet import storage
 from hashnet.config import REQUIRED, key
-from hashnet.errors import LineageMismatch
+from hashnet.errors import FormatError, LineageMismatch
 from hashnet.index import KINDS, BinaryIndex
 from hashnet.index.build import Part, build_state, lineage_of, read_parts
-from hashnet.index.files import ABOUT, stored_bytes
-from hashnet.index.kinds import OPTIONS
+from hashnet.index.files import ABOUT, FORMAT_VERSION, stored_bytes
+from hashnet.index.kinds import OPTIONS, parse_options
 from hashnet.progress import Progress
 from hashnet.store import CodeStore
 
@@ -75,6 +75,8 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
     """Makes RUN/index of RUN/codes; returns what the job prints. The same again is a no-op."""
     store = CodeStore.open(config.codes_uri)
     started = time.monotonic()
+    if config.overwrite:
+        _drop_damaged(storage.join(config.out_uri, ABOUT))
     index = _existing(config, store)
     reused = index is not None
     if index is None:
@@ -105,6 +107,20 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
     }
 
 
+def _drop_damaged(where: str) -> None:
+    """Deletes an index.json that is damaged, since saving reads it; a newer or foreign one is refused."""
+    if not storage.exists(where):
+        return
+    try:
+        about = storage.read_json(where)
+    except FormatError:
+        storage.delete(where)
+        return
+    storage.check_format(about, where, "index", FORMAT_VERSION)
+    if about.get("sha256") != storage.seal(about):
+        storage.delete(where)
+
+
 def _existing(config: IndexConfig, store: CodeStore) -> BinaryIndex | None:
     """The index that is there already, when it is the one asked for; refused when updates would go."""
     if config.overwrite or not storage.exists(storage.join(config.out_uri, ABOUT)):
@@ -115,7 +131,7 @@ def _existing(config: IndexConfig, store: CodeStore) -> BinaryIndex | None:
         index.lineage.get("codes_sha256") == store.sha256
         and about["kind"] == config.kind
         and (index.n_classes is not None) == (config.labels and store.n_classes is not None)
-        and all(about["options"].get(name) == value for name, value in _asked(config, about).items())
+        and all(about["options"].get(name) == value for name, value in _asked(config, store).items())
     )
     if same:
         log.info("%s is up to date (version %d)", config.out_uri, index.version)
@@ -135,9 +151,10 @@ def _is_tuned(config: IndexConfig, index: BinaryIndex) -> bool:
     return (tuned.get("wished"), tuned.get("k")) == (config.recall, config.k)
 
 
-def _asked(config: IndexConfig, about: dict[str, Any]) -> dict[str, int]:
-    """Options that must agree; a tuned nprobe is the tuning's, not the configuration's."""
-    return {n: v for n, v in config.options.items() if not (n == "nprobe" and "tuned" in about)}
+def _asked(config: IndexConfig, store: CodeStore) -> dict[str, int]:
+    """Options that must agree, as a build would clip them; with a wished recall, nprobe is the tuning's."""
+    made = dataclasses.asdict(parse_options(config.kind, config.options, store.n_bits, len(store)))
+    return {n: made[n] for n in config.options if not (n == "nprobe" and config.recall is not None)}
 
 
 def _workers(config: IndexConfig, store: CodeStore) -> int:

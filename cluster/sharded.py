@@ -21,7 +21,7 @@ import numpy as np
 from cluster import placement, session
 from cluster.causes import raise_ours
 from cluster.planning import Need
-from hashnet.errors import ClusterError, IndexMismatch, LineageMismatch, UnknownId
+from hashnet.errors import ClusterError, IndexMismatch, LineageMismatch, SearchError, UnknownId
 from hashnet.index import BinaryIndex
 from hashnet.index.build import build_state, lineage_of, read_parts
 from hashnet.index.checks import check_ids, check_k, check_whole, check_width
@@ -103,9 +103,12 @@ class ShardedIndex:
         **options: Any,
     ) -> None:
         source = store if isinstance(store, CodeStore) else CodeStore.open(str(store))
-        if not 1 <= n_slices <= max(1, len(source.shards)):
+        if not len(source):
+            raise SearchError(f"there are no codes to index: {source.uri} has 0 rows; encode some first")
+        most = sum(shard.rows > 0 for shard in source.shards)
+        if not 1 <= n_slices <= most:
             raise ClusterError(
-                f"n_slices must lie between 1 and {len(source.shards)} (the shards of {source.uri}), "
+                f"n_slices must lie between 1 and {most} (the shards of {source.uri} that hold rows), "
                 f"got {n_slices}"
             )
         parse_options(kind, options, source.n_bits, len(source))  # a mistake in them is said here
@@ -262,14 +265,15 @@ class ShardedIndex:
 
 
 def _cut(rows: list[int], n_slices: int) -> list[list[int]]:
-    """Shard numbers of each slice: runs of shards with about equally many rows, none empty."""
-    ends = np.cumsum(rows)
+    """Shard numbers of each slice: runs of the shards that hold rows, with about equally many, none empty."""
+    filled = [number for number, held in enumerate(rows) if held]  # a shard may be all quarantined
+    ends = np.cumsum([rows[number] for number in filled])
     slices: list[list[int]] = []
     start = 0
     for number in range(n_slices):
         wanted = ends[-1] * (number + 1) / n_slices
         stop = int(np.searchsorted(ends, wanted - 0.5)) + 1
-        stop = min(max(stop, start + 1), len(rows) - (n_slices - number - 1))
-        slices.append(list(range(start, stop)))
+        stop = min(max(stop, start + 1), len(filled) - (n_slices - number - 1))
+        slices.append(filled[start:stop])
         start = stop
     return slices

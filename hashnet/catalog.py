@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from hashnet import storage
 from hashnet.commit import ShardRecord
@@ -132,8 +131,8 @@ class Catalog:
     def _last_id(self, shard: ShardRecord) -> int:
         last = self._last.get(shard.sha256)
         if last is None:
-            with storage.open_input(storage.join(self.store.uri, shard.file)) as source:
-                about = pq.ParquetFile(source).metadata
+            with self.store.open_shard(shard) as file:
+                about = file.metadata
             column = about.schema.names.index("row_id")
             statistics = about.row_group(about.num_row_groups - 1).column(column).statistics
             if statistics is not None and statistics.has_min_max:
@@ -146,8 +145,8 @@ class Catalog:
     def _table(self, shard: ShardRecord) -> pa.Table:
         table = self._tables.get(shard.sha256)
         if table is None:
-            with storage.open_input(storage.join(self.store.uri, shard.file)) as source:
-                table = pq.read_table(source, columns=["row_id", "uri", "labels", "code"]).combine_chunks()
+            with self.store.open_shard(shard) as file:
+                table = file.read(columns=["row_id", "uri", "labels", "code"]).combine_chunks()
             self._tables.put(shard.sha256, table, table.nbytes)
         return table
 

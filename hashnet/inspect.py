@@ -53,6 +53,13 @@ def inspect(uri: str, pictures: int = 0) -> Finding:
     uri = str(uri)
     if not storage.exists(uri):
         raise FormatError(f"{uri} does not exist; check the path")
+    try:
+        return _look(uri, pictures)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{uri} is damaged ({type(error).__name__}: {error}); make it again") from error
+
+
+def _look(uri: str, pictures: int) -> Finding:
     if storage.is_folder(uri):
         names = set(storage.list_names(uri))
         for marker, reader in _FOLDERS.items():
@@ -141,7 +148,10 @@ def _index(uri: str, pictures: int) -> Finding:
         n: about.get(n) for n in ("index_kind", "n_bits", "n_classes", "rows", "version", "options", "tuned")
     }
     listed = [(entry["file"], entry["sha256"]) for entry in _entries(about.get("segments", []))]
-    return Finding(uri, "index", facts, dict(about.get("lineage", {})), list(_wrong_files(uri, listed)))
+    problems = list(_wrong_files(uri, listed))
+    if about.get("sha256") != storage.seal(about):
+        problems.insert(0, "index.json was changed: it is not what its own sha256 says")
+    return Finding(uri, "index", facts, dict(about.get("lineage", {})), problems)
 
 
 def _report(uri: str, pictures: int) -> Finding:

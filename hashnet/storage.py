@@ -274,6 +274,13 @@ def write_json(uri: str | os.PathLike, value: Any) -> None:
     write_bytes(uri, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
 
 
+def seal(about: dict[str, Any]) -> str:
+    """Hex sha256 of what a JSON file says, but for its own "sha256"; spaces and order do not count."""
+    said = {name: value for name, value in about.items() if name != "sha256"}
+    plain = json.loads(json.dumps(said))  # as a reader will find it
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
 def check_format(about: Any, uri: str, kind: str, version: int) -> dict:
     """``about`` when it says it is our ``kind`` in a ``format_version`` we know, else FormatError."""
     if not isinstance(about, dict) or about.get("kind") != kind:

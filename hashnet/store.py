@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -71,19 +72,25 @@ class ShardStore:
         """The Parquet files, in order, for any other reader."""
         return [storage.join(self.uri, shard.file) for shard in self.shards]
 
+    @contextmanager
+    def open_shard(self, shard: ShardRecord) -> Iterator[pq.ParquetFile]:
+        """One shard's Parquet file; StoreError where opening it, or reading it inside the block, fails."""
+        remote = not storage.is_local(self.uri)  # there, columns are asked for together
+        with storage.open_input(storage.join(self.uri, shard.file)) as source:
+            try:
+                yield pq.ParquetFile(source, pre_buffer=remote)
+            except (pa.ArrowException, OSError) as error:
+                raise StoreError(f"{self.uri}/{shard.file} is damaged or out of reach: {error}") from error
+
     def tables(
         self, columns: list[str] | None = None, shards: Sequence[int] | None = None
     ) -> Iterator[pa.Table]:
         """One Arrow table a shard, in order; ``shards`` picks some by their place in the list."""
-        remote = not storage.is_local(self.uri)  # there, columns are asked for together
         for shard in self.shards if shards is None else [self.shards[i] for i in shards]:
-            with storage.open_input(storage.join(self.uri, shard.file)) as source:
-                try:
-                    # plain single-threaded reads: twice as fast for files of this size, and callers
-                    # that want more read several shards at once
-                    table = pq.ParquetFile(source, pre_buffer=remote).read(columns=columns, use_threads=False)
-                except pa.ArrowException as error:
-                    raise StoreError(f"{self.uri}/{shard.file} is damaged: {error}") from error
+            with self.open_shard(shard) as file:
+                # plain single-threaded reads: twice as fast for files of this size, and callers
+                # that want more read several shards at once
+                table = file.read(columns=columns, use_threads=False)
             if table.num_rows != shard.rows:
                 raise StoreError(
                     f"{self.uri}/{shard.file} has {table.num_rows} rows, its record says {shard.rows}"
@@ -215,6 +222,8 @@ def write_store(
     ids = np.arange(n, dtype=np.int64) if ids is None else as_array(ids, "ids")
     if len(ids) and (ids.dtype.kind not in "iu" or ids.min() < 0):
         raise CodeError(f"ids must be whole numbers from 0 on, got {ids.dtype}, the least {ids.min()}")
+    if len(ids) and int(ids.max()) > np.iinfo(np.int64).max:
+        raise CodeError(f"ids must fit into int64, got {ids.max()}")
     ids = ids.astype(np.int64)
     multi_hot = None if labels is None else label_sets.as_multi_hot(labels, n_classes)
     for name, column in (("ids", ids), ("labels", multi_hot), ("uris", uris)):

@@ -83,13 +83,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.ids:
-        return {"ids": np.asarray(arguments.ids, dtype=np.int64)}
+        return {"ids": _ids(arguments.ids)}
     if any(name.endswith(".npy") for name in arguments.queries):
         if len(arguments.queries) > 1:
             raise DataError("give one .npy file, or pictures")
         try:
             features = np.load(arguments.queries[0], allow_pickle=False)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise DataError(f"cannot read {arguments.queries[0]}: {error}") from error
         if features.size == 0:
             raise DataError(f"{arguments.queries[0]} holds no row")
@@ -98,6 +98,13 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
         if not os.path.isfile(name):
             raise DataError(f"{name} is not a file; give the path of a picture")
     return {"queries": list(arguments.queries)}
+
+
+def _ids(ids: list[int]) -> np.ndarray:
+    try:
+        return np.asarray(ids, dtype=np.int64)
+    except OverflowError as error:
+        raise IndexMismatch(f"--id must fit into int64, got {max(ids, key=abs)}") from error
 
 
 def _row(item: dict[str, Any] | None, distance: int) -> dict[str, Any]:
@@ -200,6 +207,6 @@ class _Run:
         names = self.class_names or []
         if label in names:
             return names.index(label)
-        if label.isdigit():
+        if label.isascii() and label.isdigit():
             return int(label)
         raise IndexMismatch(f"no label {label!r} here; there are {', '.join(names[:8]) or 'only numbers'}")

@@ -27,10 +27,11 @@ MAP_FLAGS = {"flat": faiss.IO_FLAG_MMAP_IFC, "ivf": faiss.IO_FLAG_MMAP}  # the k
 
 def read_state(uri: str, *, mmap: bool = True, verify: bool = True, known: tuple[Segment, ...] = ()) -> State:
     """The state at ``uri``. ``known`` segments that it still has are taken over, not read again."""
+    by_content = {_content(segment.record): segment for segment in known if segment.record}
     for attempt in range(3):
         about = read_about(uri)
         try:
-            return _open_state(uri, about, mmap, verify, known)
+            return _open_state(uri, about, mmap, verify, by_content)
         except (StorageError, FormatError):
             # a writer may have moved on and removed files while we were opening them
             if attempt == 2 or disk_seal(uri) == about["sha256"]:
@@ -41,8 +42,9 @@ def read_state(uri: str, *, mmap: bool = True, verify: bool = True, known: tuple
 
 
 def _open_state(
-    uri: str, about: dict[str, Any], mmap: bool, verify: bool, known: tuple[Segment, ...]
+    uri: str, about: dict[str, Any], mmap: bool, verify: bool, by_content: dict[Any, Segment]
 ) -> State:
+    """The state that ``about`` names. Rows it opens join ``by_content``: another attempt has them."""
     n_bits = check_n_bits(whole_number(about, "n_bits", uri))
     kind, n_classes = about["index_kind"], about["n_classes"]
     records = about["segments"]
@@ -53,22 +55,20 @@ def _open_state(
         raise FormatError(f"{uri}/{ABOUT} is damaged: {error}") from error
     if n_classes is not None:
         whole_number(about, "n_classes", uri)
-    by_content = {_content(segment.record): segment for segment in known if segment.record}
     segments = []
     for record in records:
         segment_options = (
             options if record["kind"] == kind else parse_options(record["kind"], {}, n_bits, ANY_SIZE)
         )
         held = by_content.get(_content(record))
-        if held is not None and held.record == record:
-            segments.append(dataclasses.replace(held, options=segment_options))
-            continue
-        if held is not None:
-            rows = held.rows
-        else:
+        if held is None:
             rows = _open_rows(uri, record, n_bits, n_classes, segment_options, mmap, verify)
-        dead = _read_dead(uri, record, len(rows), verify)
-        segments.append(Segment(rows, segment_options, dead, record))
+            held = by_content[_content(record)] = Segment(rows, segment_options)
+        if held.record == record:
+            segments.append(dataclasses.replace(held, options=segment_options))
+        else:
+            dead = _read_dead(uri, record, len(held.rows), verify)
+            segments.append(Segment(held.rows, segment_options, dead, record))
     state = State(
         kind=kind,
         n_bits=n_bits,

@@ -54,7 +54,7 @@ def tuned_state(state: State, queries: np.ndarray | None, recall: float, k: int)
     tuned: dict[str, Any] = {
         "nprobe": high,
         "recall": round(reached[high], 6),
-        "wished": recall,
+        "wished": float(recall),  # a numpy number is no JSON
         "k": k,
         "queries": len(queries),
     }

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import ray
 
-from cluster import placement, session
+from cluster import indexing, placement, session
 from cluster.indexing import IndexConfig, build_index
-from cluster.sharded import ShardedIndex
+from cluster.sharded import ShardedIndex, _cut
 from hashnet import BinaryIndex, errors
 from hashnet.store import write_store
 
@@ -84,6 +84,7 @@ def test_job_again_changed_and_updated(run, tmp_path):
     assert build(kind="ivf", nlist=16, recall=0.9)["reused"]
     assert build(kind="ivf", nlist=16, recall=0.9, k=50)["tuned"]["k"] == 50  # another wish
     assert build(kind="ivf", nlist=16, recall=0.9)["version"] == 5
+    assert build(kind="ivf", nlist=16)["reused"]  # whatever it is tuned to
     BinaryIndex.load(out).remove(ids[:5])
     assert build(kind="ivf", nlist=16, recall=0.9)["reused"]
     with pytest.raises(errors.LineageMismatch, match=r"has had 1 updates.*overwrite=true"):
@@ -94,6 +95,57 @@ def test_job_again_changed_and_updated(run, tmp_path):
         build_index(IndexConfig(run=str(folder), out=str(tmp_path / "other"), nlist=4))
     with pytest.raises(errors.StoreError):
         build_index(IndexConfig(run=str(tmp_path / "nothing")))
+
+
+def test_nprobe_counts_where_no_recall_is_wished(run, tmp_path):
+    config = IndexConfig(run=str(run[0]), out=str(tmp_path), kind="ivf", nlist=16, recall=0.5)
+    tuned = build_index(config)["options"]["nprobe"]
+    assert build_index(dataclasses.replace(config, nprobe=tuned + 3))["reused"]
+    asked = dataclasses.replace(config, recall=None, nprobe=tuned + 3)
+    made = build_index(asked)
+    assert (made["options"]["nprobe"], made["reused"], "tuned" in made) == (tuned + 3, False, False)
+    assert build_index(asked)["reused"]
+
+
+def test_options_beyond_the_rows_are_the_same_again(tmp_path):
+    codes = np.random.default_rng(0).integers(0, 256, (60, 2), dtype=np.uint8)
+    write_store(str(tmp_path / "codes"), codes)
+    config = IndexConfig(run=str(tmp_path), kind="ivf", nlist=1000, nprobe=500)
+    assert build_index(config)["options"] == {"nlist": 60, "nprobe": 60, "seed": 0}
+    again = build_index(config)
+    assert (again["version"], again["reused"]) == (1, True)
+    assert not build_index(dataclasses.replace(config, nprobe=59))["reused"]
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"kind": "index", "format_version": 1}', None])
+def test_a_damaged_index_json_is_replaced_when_asked_to(run, tmp_path, text):
+    config = IndexConfig(run=str(run[0]), out=str(tmp_path))
+    build_index(config)
+    about = tmp_path / "index.json"
+    about.write_text(about.read_text().replace("3000", "2999") if text is None else text)
+    with pytest.raises(errors.FormatError):
+        build_index(config)
+    assert build_index(dataclasses.replace(config, overwrite=True))["rows"] == 3000
+    assert len(BinaryIndex.load(tmp_path)) == 3000
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"format_version": 99}, "format version 99.*upgrade hashnet"),
+        ({"kind": "other"}, "not a hashnet index"),
+    ],
+)
+def test_what_is_newer_or_foreign_is_refused_before_building(run, tmp_path, monkeypatch, values, sentence):
+    config = IndexConfig(run=str(run[0]), out=str(tmp_path), overwrite=True)
+    build_index(config)
+    about = tmp_path / "index.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | values))
+    kept = about.read_bytes()
+    monkeypatch.setattr(indexing, "build_state", None)  # not reached
+    with pytest.raises(errors.FormatError, match=sentence):
+        build_index(config)
+    assert about.read_bytes() == kept
 
 
 def test_a_damaged_index_is_built_again_as_its_error_says(run, tmp_path):
@@ -156,6 +208,32 @@ def test_sharded_mistakes(sharded, run, ray_local):
     ]:
         with pytest.raises(kind, match=sentence):
             call()
+
+
+def test_slices_hold_rows():
+    assert _cut([0, 5], 1) == [[1]]
+    assert _cut([4, 0, 0, 4, 0], 2) == [[0], [3]]
+    assert _cut([1, 9, 1, 1], 3) == [[0, 1], [2], [3]]
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        rows = rng.choice([0, 0, 1, 7, 100], 12).tolist()
+        filled = [number for number, held in enumerate(rows) if held]
+        for n_slices in range(1, len(filled) + 1):
+            slices = _cut(rows, n_slices)
+            assert len(slices) == n_slices
+            assert all(slices)
+            assert [number for slice_ in slices for number in slice_] == filled
+
+
+def test_a_store_with_too_few_rows_is_told_without_ray(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "connect", None)  # not reached
+    empty = write_store(str(tmp_path / "empty"), np.zeros((0, 2), np.uint8))
+    with pytest.raises(errors.SearchError, match="empty has 0 rows; encode some first"):
+        ShardedIndex(empty, 1)
+    store = write_store(str(tmp_path / "codes"), np.zeros((4, 2), np.uint8), rows_per_shard=2)
+    store.shards[0] = dataclasses.replace(store.shards[0], rows=0)  # as if all its pictures were bad
+    with pytest.raises(errors.ClusterError, match=r"between 1 and 1 .* that hold rows\), got 2"):
+        ShardedIndex(store, 2)
 
 
 def _kill(ray, actor):

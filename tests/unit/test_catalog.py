@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from hashnet import catalog as catalogs
@@ -17,7 +18,7 @@ from hashnet.data import Manifest
 from hashnet.data.rows import Rows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
-from hashnet.errors import BadImage
+from hashnet.errors import BadImage, StoreError
 from hashnet.store import CodeStore, write_store
 
 RNG = np.random.default_rng(0)
@@ -66,23 +67,35 @@ def test_a_store_that_grows_while_it_is_looked_through(
     """Another thread opens it again between the reading of a shard and the keeping of what was read."""
     uri = str(tmp_path / "codes")
     catalog = Catalog(write_store(uri, CODES[:10], ids=np.arange(10)))
-    read, grown = catalogs.pq.ParquetFile, False
+    read, grown = pq.ParquetFile, False
 
-    def read_and_grow(source: Any) -> Any:
+    def read_and_grow(source: Any, **options: Any) -> Any:
         nonlocal grown
-        file = read(source)
+        file = read(source, **options)
         if not grown:
             grown = True
             write_store(uri, CODES[:11], ids=np.arange(11), overwrite=True)
             assert catalog.refresh()
         return file
 
-    monkeypatch.setattr(catalogs.pq, "ParquetFile", read_and_grow)
+    monkeypatch.setattr(pq, "ParquetFile", read_and_grow)
     for id_ in (3, 10):
         item = catalog.item(id_)
         assert item is not None
         assert (item.id, item.code) == (id_, CODES[id_].tobytes().hex())
     assert grown
+
+
+@pytest.mark.parametrize("cut_off", [True, False])
+def test_a_damaged_shard_is_said_to_be(tmp_path: Path, cut_off: bool) -> None:
+    """Its end holds the last id; the rows lie before it."""
+    catalog = Catalog(write_store(str(tmp_path), CODES, ids=IDS))
+    (path,) = (Path(path) for path in catalog.store.paths())
+    data = path.read_bytes()
+    half = len(data) // 2
+    path.write_bytes(data[:half] if cut_off else bytes(half) + data[half:])
+    with pytest.raises(StoreError, match=r"codes-00000\.parquet is damaged or out of reach"):
+        catalog.item(int(IDS[0]))
 
 
 def test_options_of_a_uri_are_not_told(catalog: Catalog) -> None:

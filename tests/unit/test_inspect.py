@@ -117,6 +117,37 @@ def test_an_index(tmp_path):
     assert "is damaged" in inspect(str(tmp_path / "index")).problems[0]
 
 
+@pytest.mark.parametrize("values", [{"n_classes": 7}, {"lineage": {"model_sha256": "f01"}}, {"sha256": None}])
+def test_an_index_json_that_was_changed(tmp_path, values):
+    pytest.importorskip("faiss")
+    from hashnet.index import BinaryIndex
+
+    BinaryIndex.from_arrays(np.arange(8, dtype=np.uint8).reshape(8, 1)).save(str(tmp_path / "index"))
+    path = tmp_path / "index" / "index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    assert inspect(str(tmp_path / "index")).problems == [
+        "index.json was changed: it is not what its own sha256 says"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("manifest.json", {"kind": "codes"}),
+        ("manifest.json", {"kind": "codes", "shards": [3]}),
+        ("report.json", {"kind": "report", "lineage": 3}),
+        ("model.json", {"kind": "model", "arguments": []}),
+    ],
+)
+def test_values_that_are_missing_or_of_another_type(tmp_path, name, values):
+    if name == "manifest.json":
+        for mark in ("_plan.json", "_SUCCESS"):
+            (tmp_path / mark).write_text("{}")
+    (tmp_path / name).write_text(json.dumps({"format_version": 1} | values))
+    with pytest.raises(FormatError, match=r"is damaged .*Error: .*make it again"):
+        inspect(str(tmp_path))
+
+
 def test_a_list_of_shards_that_is_none(tmp_path):
     (tmp_path / "codes").mkdir()
     for name in ("_plan.json", "_SUCCESS"):

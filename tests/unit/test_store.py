@@ -95,6 +95,8 @@ def test_mistakes_are_named(tmp_path):
     for ids in ([-5, 1, 2], [0, 1.7, 2]):
         with pytest.raises(CodeError, match="ids must be whole numbers from 0 on"):
             write_store(str(tmp_path / "c"), codes, ids=ids)
+    with pytest.raises(CodeError, match=f"ids must fit into int64, got {2**63}"):
+        write_store(str(tmp_path / "c"), codes, ids=np.array([0, 1, 2**63], np.uint64))
     write_store(str(tmp_path / "c"), codes)
     with pytest.raises(StoreError, match="holds a store already"):
         write_store(str(tmp_path / "c"), codes)

@@ -78,8 +78,10 @@ def test_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["no.png", "--run", "RUN"], 2, "no.png is not a file"),
         (["--run", "RUN"], 2, "give pictures"),
         (["--id", "99999999", "--run", "RUN"], 2, "no id 99999999"),
+        (["--id", "99999999999999999999", "--run", "RUN"], 2, "--id must fit into int64, got 99999999999"),
         (["--id", "1", "--run", "/no/such/run"], 1, "holds no index"),
         (["--id", "ID", "--run", "RUN", "--label", "cat"], 2, "no label 'cat'"),
+        (["--id", "ID", "--run", "RUN", "--label", "²"], 2, "no label '²'"),
         (["--id", "0", "--run", "RUN", "-k", "0"], 2, "at least 1"),
         (["--id", "1", "--url", "127.0.0.1:8000"], 2, "not a server's address"),
     ],
@@ -108,7 +110,12 @@ def test_files_that_cannot_be_used_are_named(
 ) -> None:
     (tmp_path / "words.jpg").write_text("hello")
     np.save(tmp_path / "none.npy", np.zeros((0, 64), np.float32))
-    for name, sentence in (("words.jpg", "cannot use"), ("none.npy", "holds no row")):
+    (tmp_path / "empty.npy").touch()
+    for name, sentence in (
+        ("words.jpg", "cannot use"),
+        ("none.npy", "holds no row"),
+        ("empty.npy", "cannot read"),
+    ):
         assert main(["query", str(tmp_path / name), "--run", run]) == 2
         said = capsys.readouterr().err
         assert sentence in said

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hashnet import BinaryIndex, errors, storage
-from hashnet.index import files
+from hashnet.index import files, opening
 
 KINDS = ("flat", "ivf", "multihash", "hnsw")
 
@@ -120,6 +120,42 @@ def test_versions_grow_and_are_followed(made):
     writer.remove(ids[20:21])
     kept = {name for name in os.listdir(folder) if name.endswith(".faiss")}
     assert len(kept) == 1  # of version 5; version 4's files are gone by now
+
+
+def test_a_commit_stands_although_old_files_cannot_be_removed(made, monkeypatch):
+    folder, codes, ids = made()
+    index = BinaryIndex.load(folder)
+    index.remove(ids[:1])
+
+    def refuse(uri):
+        raise errors.StorageError(f"cannot remove {uri}: slow down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "delete", refuse)
+        for number in (1, 2):
+            index.remove(ids[number : number + 1])
+    assert BinaryIndex.load(folder).search(codes, 9) == index.search(codes, 9)
+    assert len([name for name in os.listdir(folder) if name.startswith("removed-")]) == 3
+    index.remove(ids[3:4])
+    assert len([name for name in os.listdir(folder) if name.startswith("removed-")]) == 2
+
+
+def test_rows_are_read_once_while_somebody_else_removes_items(made, monkeypatch):
+    """Each time the large file has been read, the small ones named with it are gone already."""
+    folder, codes, ids = made()
+    writer = BinaryIndex.load(folder)
+    writer.remove(ids[:1])
+    removals, open_rows = iter(range(1, 100, 2)), opening._open_rows
+
+    def open_slowly(*arguments):
+        first = next(removals)
+        for number in (first, first + 1):
+            writer.remove(ids[number : number + 1])
+        return open_rows(*arguments)
+
+    monkeypatch.setattr(opening, "_open_rows", open_slowly)
+    assert BinaryIndex.load(folder).search(codes, 9) == writer.search(codes, 9)
+    assert next(removals) == 3
 
 
 @pytest.mark.parametrize("follow", ["refresh", "newest"])

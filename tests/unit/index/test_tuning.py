@@ -58,6 +58,12 @@ def test_full_recall_and_drawn_queries(index):
     assert easy["queries"] == 256
 
 
+def test_a_wish_of_numpy_is_stored(index, tmp_path):
+    index.save(tmp_path)
+    index.tune(recall=np.float32(0.5))
+    assert BinaryIndex.load(tmp_path).describe()["tuned"]["wished"] == 0.5
+
+
 def test_mistakes(index, codes_of):
     for recall in ("0.9", None, True, float("nan")):
         with pytest.raises(errors.IndexMismatch, match="recall must lie above 0"):
