@@ -62,7 +62,7 @@ class Asker:
                 raise DataError(f"{name} must be positive, got {value}")
         self.url = str(url).rstrip("/")
         self.timeout_s, self.retry_s, self.batch, self.parallel = timeout_s, retry_s, batch, parallel
-        self._token = token or os.environ.get("HASHNET_TOKEN") or None
+        self._token = (token or os.environ.get("HASHNET_TOKEN", "")).strip()
         self._written = 0  # the newest version this client wrote: its own reads must not be older
 
     def http_options(self) -> dict[str, Any]:
@@ -86,10 +86,12 @@ class Asker:
         """One search request a part of the queries."""
         asked: dict[str, Any] = {name: int(value) for name, value in params.items()}
         if labels is not None:
-            one = isinstance(labels, (int, str, np.integer))
-            asked["labels"] = [str(label) for label in ([labels] if one else labels)]
-            if not asked["labels"]:
+            listed = [labels] if isinstance(labels, (int, str, np.integer)) else list(labels)
+            if not listed:
                 raise DataError("labels= names none; leave it out to search everything")
+            # Apart: in an address all is text, and a class may be called "1" that is not class 1.
+            asked["labels"] = [label for label in listed if isinstance(label, str)]
+            asked["label_ids"] = [int(label) for label in listed if not isinstance(label, str)]
         if exclude_self:
             asked["exclude_self"] = "true"
         if self._written:

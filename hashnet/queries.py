@@ -35,8 +35,9 @@ class Queries:
         return len(self.values)
 
     def parts(self, rows: int, max_bytes: int = 8 << 20) -> Iterator[Queries]:
-        """The same queries in pieces of at most ``rows`` rows; of pictures fewer, and ``max_bytes`` bytes."""
+        """The same queries in pieces of at most ``rows`` rows and ``max_bytes`` bytes; of pictures fewer."""
         if self.kind != "images":
+            rows = max(1, min(rows, max_bytes * len(self) // max(1, self.values.nbytes)))
             for first in range(0, len(self), rows):
                 yield Queries(self.kind, self.values[first : first + rows])
             return

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import Field
 from starlette.exceptions import HTTPException
 
 import hashnet
@@ -30,6 +31,7 @@ from hashnet.results import SearchResult
 
 MAX_ITEMS = 2000  # hits of one answer that can come with uri, labels and code
 MAX_JSON_HITS = 200_000  # more are for Arrow: JSON of them would keep a process busy for seconds
+ClassId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 ItemId = Annotated[int, Path(ge=0, le=2**63 - 1, description="id of an indexed item")]
 
 
@@ -118,17 +120,23 @@ class Routes:
         request: Request,
         k: Annotated[int | None, Query(ge=1)] = None,
         radius: Annotated[int | None, Query(ge=0)] = None,
-        labels: Annotated[list[str] | None, Query()] = None,
+        labels: Annotated[list[str] | None, Query(description="class names, or ids that are no name")] = None,
+        label_ids: Annotated[list[ClassId] | None, Query(description="class ids alone")] = None,
         exclude_self: bool | None = None,
         items: bool | None = None,
         min_version: Annotated[int | None, Query(ge=0, le=2**63 - 1)] = None,
     ) -> Response:
         """The nearest items of each query. Options go into the query string or, with JSON, into the body."""
         started = time.perf_counter()
-        given = {"k": k, "radius": radius, "labels": labels, "exclude_self": exclude_self, "items": items}
         given = {
-            name: value for name, value in (given | {"min_version": min_version}).items() if value is not None
+            "k": k,
+            "radius": radius,
+            "labels": [*(labels or ()), *(label_ids or ())] or None,
+            "exclude_self": exclude_self,
+            "items": items,
+            "min_version": min_version,
         }
+        given = {name: value for name, value in given.items() if value is not None}
         queries, options = await reading.search_request(request, given, self.limits)
         about = self.backend.about()
         wants_arrow = wire.ARROW in request.headers.get("accept", "")

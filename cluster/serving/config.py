@@ -123,7 +123,7 @@ def is_loopback(host: str) -> bool:
 
 def read_tokens(host: str) -> tuple[str, str]:
     """The read and the write token of the environment; refuses to listen outwards without one."""
-    read, write = os.environ.get(READ_TOKEN, ""), os.environ.get(WRITE_TOKEN, "")
+    read, write = (os.environ.get(name, "").strip() for name in (READ_TOKEN, WRITE_TOKEN))
     mistakes = []
     if not is_loopback(host) and not read:
         mistakes.append(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cluster.serving.asks import blame
+from hashnet.codes import pack_signs
 from hashnet.errors import BadImage, HashnetError
 from hashnet.queries import Queries
 from hashnet.wire import bad
@@ -50,10 +51,15 @@ class EncoderHolder:
                     answers[i] = blame(row)
             good = [n for n, (i, _) in enumerate(chunk) if not _refused(answers[i])]
             if good:
-                codes = self.encoder.encode(np.stack([rows[n] for n in good]))
-                for n, code in zip(good, codes, strict=True):
+                logits = self.encoder.logits(np.stack([rows[n] for n in good]))
+                usable = ~np.isnan(logits).any(axis=1)
+                codes = pack_signs(np.where(usable[:, None], logits, 0))
+                for n, code, ok in zip(good, codes, usable, strict=True):
                     i, j = chunk[n]
-                    answers[i][j] = code
+                    if not ok:
+                        answers[i] = "not_finite", f"row {j} is too large for the model", 422
+                    elif not _refused(answers[i]):
+                        answers[i][j] = code
         return answers
 
     def _row(self, batch: Queries, number: int, deadline: float) -> np.ndarray | HashnetError:

@@ -55,13 +55,13 @@ class IndexHolder:
         """Takes over another version on disk, beside the searches that run; True when it did.
 
         A version made with another model or code length is not taken over: the old one goes on. An
-        index that was deleted and built anew begins with version 1 again and is followed, too, unless
-        version 1 is what is served: build over the old folder, that counts on.
+        index that was deleted and built anew begins with version 1 again and is followed, too.
         """
-        found = self.index.disk_version()
-        if found in (0, self.version, self.refused):
+        if self.index.disk_version() in (0, self.refused):
             return False
         fresh = self.index.newest()
+        if fresh is self.index:
+            return False
         try:
             if fresh.n_bits != self.index.n_bits:
                 raise IndexMismatch(f"it has {fresh.n_bits} bits, {self.index.n_bits} are served")

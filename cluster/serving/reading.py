@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from fastapi import Request, Response
 from pydantic_core import to_json
 
@@ -16,6 +17,8 @@ from hashnet.queries import Queries
 from hashnet.wire import bad
 
 JSON = "application/json"
+MAX_JSON_VALUES = 1_000_000  # more are for Arrow: JSON of them takes seconds and a gigabyte to parse
+MAX_LABELS = 1000  # classes of one item
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -28,7 +31,7 @@ async def search_request(
     """The queries and the options, from the query string or from inside a JSON body."""
     kind, body = await _body(request, limits)
     if kind == JSON:
-        asked = s.parse(s.SearchBody, body)
+        asked = _parsed(s.SearchBody, body, limits)
         inside = asked.model_dump(include=_OPTIONS, exclude_unset=True)
         if twice := sorted(inside.keys() & given):
             raise bad(
@@ -36,7 +39,7 @@ async def search_request(
             )
         return s.queries_of(asked), given | inside
     if kind == wire.ARROW:
-        return wire.read_queries(wire.read_table(body)), given
+        return wire.read_queries(_table(body, limits)), given
     if kind.startswith("image/"):
         return Queries("images", [body]), given
     raise _wrong_type(kind, f"{JSON}, {wire.ARROW} or image/*")
@@ -49,9 +52,9 @@ async def encode_request(request: Request, limits: Limits) -> Queries:
     """What is to be encoded."""
     kind, body = await _body(request, limits)
     if kind == JSON:
-        return s.queries_of(s.parse(s.EncodeBody, body))
+        return s.queries_of(_parsed(s.EncodeBody, body, limits))
     if kind == wire.ARROW:
-        queries = wire.read_queries(wire.read_table(body))
+        queries = wire.read_queries(_table(body, limits))
         if queries.kind not in ("images", "features"):
             raise bad("invalid_request", f"pictures and features can be encoded, {queries.kind} cannot", 422)
         return queries
@@ -64,10 +67,10 @@ async def add_request(request: Request, limits: Limits) -> tuple[Queries, np.nda
     """(codes, pictures or features; ids int64 (n,); class ids of each item or None)."""
     kind, body = await _body(request, limits)
     if kind == JSON:
-        asked = s.parse(s.AddBody, body)
+        asked = _parsed(s.AddBody, body, limits)
         queries, ids, labels = s.queries_of(asked), np.asarray(asked.item_ids, dtype=np.int64), asked.labels
     elif kind == wire.ARROW:
-        table = wire.read_table(body)
+        table = _table(body, limits)
         queries = wire.read_queries(table, also=("id", "labels"))
         ids, labels = _ids(table), _labels(table)
     else:
@@ -85,13 +88,12 @@ async def remove_request(request: Request, limits: Limits) -> np.ndarray:
     """The ids to remove."""
     kind, body = await _body(request, limits)
     if kind == JSON:
-        ids = np.asarray(s.parse(s.RemoveBody, body).ids, dtype=np.int64)
+        ids = np.asarray(_parsed(s.RemoveBody, body, limits).ids, dtype=np.int64)
     elif kind == wire.ARROW:
-        ids = _ids(wire.read_table(body))
+        ids = _ids(_table(body, limits))
     else:
         raise _wrong_type(kind, f"{JSON} or {wire.ARROW}")
-    if not 0 < len(ids) <= limits.max_batch:
-        raise bad("too_many", f"give 1 to {limits.max_batch} ids, got {len(ids)}", 413 if len(ids) else 422)
+    _check_rows(len(ids), limits)
     return np.unique(ids)
 
 
@@ -130,10 +132,7 @@ def check_search(
 
 def check_queries(queries: Queries, about: dict[str, Any], limits: Limits) -> None:
     """Refuses what this index and this model cannot take."""
-    if len(queries) == 0:
-        raise bad("no_queries", "there is no query in the request", 422)
-    if len(queries) > limits.max_batch:
-        raise bad("too_many", f"at most {limits.max_batch} queries a request, got {len(queries)}", 413)
+    _check_rows(len(queries), limits)
     if queries.kind not in about["accepts"]:
         raise bad("not_accepted", f"this server takes {', '.join(about['accepts'])}, not {queries.kind}", 422)
     if queries.kind == "codes" and queries.values.shape[1] * 8 != about["n_bits"]:
@@ -190,13 +189,39 @@ async def _body(request: Request, limits: Limits) -> tuple[str, bytes]:
     return kind, b"".join(chunks)
 
 
+def _parsed(model: Any, body: bytes, limits: Limits) -> Any:
+    """The validated body. JSON is read whole before anything in it is counted, so this looks before."""
+    if body.count(b"[") + body.count(b"{") > 2 * limits.max_batch + 1000:  # an item to add has two lists
+        raise bad(
+            "too_many", f"at most {limits.max_batch} queries a request; the body has far more lists", 413
+        )
+    if body.count(b",") > MAX_JSON_VALUES:
+        raise bad(
+            "too_many", f"JSON takes at most {MAX_JSON_VALUES:,} values; send fewer, or {wire.ARROW}", 413
+        )
+    return s.parse(model, body)
+
+
+def _table(body: bytes, limits: Limits) -> pa.Table:
+    table = wire.read_table(body)
+    _check_rows(table.num_rows, limits)
+    return table
+
+
+def _check_rows(n: int, limits: Limits) -> None:
+    if n == 0:
+        raise bad("no_queries", "there is nothing in the request", 422)
+    if n > limits.max_batch:
+        raise bad("too_many", f"at most {limits.max_batch} rows a request, got {n}", 413)
+
+
 def _wrong_type(kind: str, wanted: str) -> Exception:
     return bad("wrong_content_type", f"content-type must be {wanted}, got {kind[:60] or 'none'}", 415)
 
 
 def _ids(table: pa.Table) -> np.ndarray:
-    if "id" not in table.column_names:
-        raise bad("bad_arrow", "the stream must have the column id")
+    if table.column_names.count("id") != 1:
+        raise bad("bad_arrow", "the stream must have one column id")
     return wire.read_queries(table.select(["id"])).values
 
 
@@ -207,6 +232,8 @@ def _labels(table: pa.Table) -> list[list[int]] | None:
     is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
     if not is_list or not pa.types.is_integer(column.type.value_type) or column.null_count:
         raise bad("bad_arrow", f"the column labels must hold lists of int32, got {column.type}")
+    if (pc.max(pc.list_value_length(column)).as_py() or 0) > MAX_LABELS:
+        raise bad("too_many", f"an item has at most {MAX_LABELS} labels", 413)
     lists = column.to_pylist()
     if any(label is None or not 0 <= label < 2**31 for row in lists for label in row):
         raise bad("bad_arrow", "labels must be class ids from 0")

@@ -127,9 +127,13 @@ class IndexReplica:
             await asyncio.sleep(0.02)
 
     async def _follow(self) -> None:
-        async with self._following:
-            if await asyncio.to_thread(self.holder.follow):
-                self._report()
+        """Storage that is away comes back; the version that is here goes on answering."""
+        try:
+            async with self._following:
+                if await asyncio.to_thread(self.holder.follow):
+                    self._report()
+        except Exception as error:
+            log.warning("cannot look for a new index version: %s", error)
 
     def _keep_following(self) -> None:
         if self._follower is None:  # the first call: from here on an event loop is running
@@ -137,10 +141,7 @@ class IndexReplica:
 
     async def _follow_for_ever(self) -> None:
         while True:
-            try:
-                await self._follow()
-            except Exception as error:  # storage that is away comes back; the old version goes on answering
-                log.warning("cannot look for a new index version: %s", error)
+            await self._follow()
             await asyncio.sleep(self.follow_s)
 
     def _report(self) -> None:

@@ -8,13 +8,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from cluster import placement, session
 from cluster.serving import proxy
 from cluster.serving.application import build, hashed_tokens, needs
-from cluster.serving.config import ServeConfig, is_loopback
+from cluster.serving.config import READ_TOKEN, WRITE_TOKEN, ServeConfig, is_loopback
 from cluster.serving.opening import look_over
 from hashnet.errors import ClusterError, ConfigError
 
@@ -50,7 +51,8 @@ class Server:
     def __enter__(self) -> Server:
         for name, value in (QUIET | {proxy.CALLBACK: proxy.PATH}).items():
             os.environ.setdefault(name, value)
-        session.connect()
+        with _tokens_kept_back():
+            session.connect()
         placement.ensure("serve", needs(self.config, self.ground))
         from ray import serve
 
@@ -150,6 +152,16 @@ class Server:
         )
         location = ProxyLocation.HeadOnly if is_loopback(config.host) else ProxyLocation.EveryNode
         serve.start(proxy_location=location, http_options=options, logging_config=_serve_logging())
+
+
+@contextmanager
+def _tokens_kept_back() -> Iterator[None]:
+    """Takes the tokens out of the environment meanwhile: a Ray that starts here hands it to every worker."""
+    kept = {name: os.environ.pop(name) for name in (READ_TOKEN, WRITE_TOKEN) if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
 
 
 def _serve_client() -> Any:

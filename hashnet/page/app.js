@@ -278,7 +278,7 @@ async function search() {
       const problem = fits(state.query.file);
       if (problem) throw new Refused("too_large", problem, 413);
       const params = new URLSearchParams({ [mode()]: asked[mode()], items: "true" });
-      if (asked.labels) params.set("labels", asked.labels[0]);
+      if (asked.labels) params.set("label_ids", asked.labels[0]);
       answer = await (await call(`/v1/search?${params}`, {
         method: "POST",
         headers: { "content-type": state.query.file.type || "image/jpeg" },
@@ -406,7 +406,9 @@ async function showSample() {
     $("took").textContent = "";
     $("results").replaceChildren(...items.map((item) => card(item, null, null, null)));
     $("empty").hidden = items.length > 0;
-    $("empty").textContent = "The index is empty.";
+    $("empty").textContent = state.info.size
+      ? "Items cannot be listed here: the server was started without their codes."
+      : "The index is empty.";
   } catch (error) {
     if (number === state.running) fail(error);
   }

@@ -13,6 +13,7 @@ import pytest
 
 from hashnet import AsyncClient, Client, asking, wire
 from hashnet.errors import CodeError, DataError, RequestRejected, ServerFailed, ServerUnavailable
+from hashnet.queries import Queries
 from hashnet.results import SearchResult
 
 URL = "http://127.0.0.1:8000"
@@ -67,6 +68,13 @@ def test_a_batch_is_cut_and_joined_in_order() -> None:
     assert hits.ids.shape == (10, 2)
     assert hits.ids[:, 1].tolist() == [-1] * 10
     assert (hits.ids.dtype, hits.distances.dtype, hits.version) == (np.int64, np.int32, 3)
+
+
+def test_wide_rows_are_cut_by_their_bytes() -> None:
+    features = Queries("features", np.zeros((10, 1 << 20), dtype=np.float32))
+    assert [len(part) for part in features.parts(rows=1000)] == [2, 2, 2, 2, 2]  # 8 MB each
+    wider_than_a_part = Queries("features", np.zeros((2, 3 << 20), dtype=np.float32))
+    assert [len(part) for part in wider_than_a_part.parts(rows=1000)] == [1, 1]
 
 
 def test_parts_are_under_way_at_once() -> None:
@@ -318,10 +326,12 @@ def test_radius_features_ids_and_labels_travel() -> None:
         assert hits[2].version == 1
         assert seen["kind"] == "features"
         assert seen["values"].dtype == np.float32  # type: ignore[attr-defined]
-        assert seen["params"].get_list("labels") == ["2", "cat"]  # type: ignore[attr-defined]
+        assert seen["params"].get_list("labels") == ["cat"]  # type: ignore[attr-defined]
+        assert seen["params"].get_list("label_ids") == ["2"]  # type: ignore[attr-defined]
         for labels in (np.int64(2), np.array([2]), 2):
             one.search_radius(CODES, radius=5, labels=labels)  # type: ignore[arg-type]
-            assert seen["params"].get_list("labels") == ["2"]  # type: ignore[attr-defined]
+            assert seen["params"].get_list("labels") == []  # type: ignore[attr-defined]
+            assert seen["params"].get_list("label_ids") == ["2"]  # type: ignore[attr-defined]
         one.search_radius(ids=[7, 9], radius=0, exclude_self=True)
         assert (seen["kind"], seen["values"].tolist()) == ("ids", [7, 9])  # type: ignore[attr-defined]
         assert seen["params"]["exclude_self"] == "true"  # type: ignore[index]

@@ -73,7 +73,7 @@ def test_listening_outwards_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("HASHNET_TOKEN", "short")
     with pytest.raises(ConfigError, match="at least 16"):
         read_tokens("0.0.0.0")
-    monkeypatch.setenv("HASHNET_TOKEN", READ)
+    monkeypatch.setenv("HASHNET_TOKEN", f"{READ}\n")  # as files and secrets often end
     assert read_tokens("0.0.0.0") == (READ, "")
     monkeypatch.setenv("HASHNET_WRITE_TOKEN", READ)
     with pytest.raises(ConfigError, match="the same"):

@@ -17,7 +17,7 @@ from cluster.serving.config import Tokens
 from cluster.serving.guard import Guard, digest
 from hashnet import AsyncClient, BinaryIndex, Encoder
 from hashnet.catalog import Catalog
-from tests.serving_app import BASE, WRITE, error_of, picture
+from tests.serving_app import BASE, WRITE, LocalBackend, error_of, picture
 from tests.small_run import some_codes
 
 
@@ -74,6 +74,24 @@ def test_radius_and_labels(http: TestClient, index: BinaryIndex) -> None:
         answer = http.post("/v1/search", json=body | {"labels": labels, "items": True}).json()["results"][0]
         assert answer["ids"] == filtered.ids.tolist()
         assert all(set(item["labels"]) & {1, 7} for item in answer["items"])
+
+
+def test_a_class_id_is_not_taken_for_a_name(
+    http: TestClient, index: BinaryIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Classes whose names are other classes' numbers, as folders sorted as text give them."""
+    about = LocalBackend.about
+    names = [str(9 - i) for i in range(10)]
+    monkeypatch.setattr(LocalBackend, "about", lambda self: about(self) | {"class_names": names})
+    code = index.codes(index.ids()[:1])
+    body = {"codes": [code.tobytes().hex()]}
+    for options, class_id in (("label_ids=1", 1), ("labels=1", 8), ("labels=1&label_ids=8", 8)):
+        expected = index.search(code, k=5, where={"labels": [class_id]})
+        found = http.post(f"/v1/search?k=5&{options}", json=body).json()["results"][0]
+        assert found["ids"] == expected.ids[0].tolist()
+    both = http.post("/v1/search?k=5&labels=1&label_ids=1", json=body).json()["results"][0]
+    assert both["ids"] == index.search(code, k=5, where={"labels": [1, 8]}).ids[0].tolist()
+    assert error_of(http.post("/v1/search?label_ids=x", json=body)) == (422, "invalid_request")
 
 
 def test_items_and_thumbnails(http: TestClient, index: BinaryIndex) -> None:

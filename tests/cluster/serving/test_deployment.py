@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from cluster import metrics
+from cluster import metrics, session
 from cluster.local import free_ports
 from cluster.nodes import Node
 from cluster.planning import plan
@@ -22,7 +23,7 @@ from cluster.serving.config import ServeConfig, Tokens
 from cluster.serving.opening import look_over
 from hashnet import BinaryIndex
 from hashnet.errors import ClusterError, ConfigError
-from tests.serving_app import BASE, READ
+from tests.serving_app import BASE, READ, WRITE
 from tests.small_run import some_codes
 
 
@@ -163,6 +164,21 @@ def test_a_replica_reports_what_it_searches_and_serves(own_run: str, monkeypatch
     BinaryIndex.load(f"{own_run}/index").add(codes, ids=np.arange(5) + 9000)
     asyncio.run(replica._follow())
     assert told == [("index_version", 2, served), ("index_size", 405, served)]
+
+
+def test_a_ray_that_starts_for_the_server_does_not_inherit_the_tokens(
+    run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect() -> None:
+        assert not {"HASHNET_TOKEN", "HASHNET_WRITE_TOKEN"} & os.environ.keys()
+        raise ClusterError("no Ray today")
+
+    monkeypatch.setenv("HASHNET_TOKEN", READ)
+    monkeypatch.setenv("HASHNET_WRITE_TOKEN", WRITE)
+    monkeypatch.setattr(session, "connect", connect)
+    with pytest.raises(ClusterError, match="no Ray today"), Server(ServeConfig(run=run)):
+        pass
+    assert (os.environ["HASHNET_TOKEN"], os.environ["HASHNET_WRITE_TOKEN"]) == (READ, WRITE)
 
 
 def test_what_is_configured_reaches_serve(run: str) -> None:

@@ -17,6 +17,7 @@ import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
@@ -27,8 +28,11 @@ from cluster.serving.encoder_holder import EncoderHolder
 from cluster.serving.guard import Guard, digest
 from hashnet import BinaryIndex, wire
 from hashnet.arrays import binary_column
+from hashnet.codes import pack_signs
 from hashnet.errors import StorageError
+from hashnet.models import build_model
 from hashnet.queries import Queries
+from hashnet.training.bundle import save_bundle
 from tests.serving_app import BASE, CODE, WRITE, LocalBackend, error_of, make_app
 from tests.small_run import make_run, some_codes
 
@@ -117,6 +121,21 @@ def test_features_and_nan(tmp_path: Path) -> None:
         assert error_of(http.get(f"/v1/items/{int(index.ids()[0])}/thumbnail")) == (404, "no_picture")
 
 
+def test_a_row_that_overflows_in_the_model_spoils_its_own_request_alone(tmp_path: Path) -> None:
+    model = build_model("features", n_bits=16, n_features=64)
+    model.set_standardisation(torch.zeros(64), torch.full((64,), 1e-3))
+    save_bundle(str(tmp_path), model)
+    holder = EncoderHolder(str(tmp_path), "cpu-eager", None, 1_000_000, 2)
+    row = np.linspace(0, 1, 64, dtype=np.float32)
+    huge = np.where(np.arange(64) % 2, 3e38, -3e38).astype(np.float32)  # finite, and infinite over its std
+    asked = [Queries("features", np.stack(rows)) for rows in ([row], [row, huge], [row * 2])]
+    first, refused, last = holder.encode(asked, [time.time() + 60] * 3)
+    assert isinstance(refused, tuple)
+    assert (refused[0], "row 1" in refused[1], refused[2]) == ("not_finite", True, 422)
+    assert np.array_equal(first, holder.encoder.encode(row))
+    assert np.array_equal(last, holder.encoder.encode(row * 2))
+
+
 def png(width: int, height: int) -> bytes:
     from PIL import Image
 
@@ -180,15 +199,15 @@ def test_the_encoder_works_in_chunks_and_looks_at_the_clock_between(
     encoder: EncoderHolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, sizes = SimpleNamespace(now=100.0), []
-    encode = encoder.encoder.encode
+    logits = encoder.encoder.logits
 
     def slowly(rows: np.ndarray) -> np.ndarray:
         sizes.append(len(rows))
         clock.now += 10
-        return encode(rows)
+        return logits(rows)
 
     monkeypatch.setattr(encoder, "chunk", 8)
-    monkeypatch.setattr(encoder.encoder, "encode", slowly)
+    monkeypatch.setattr(encoder.encoder, "logits", slowly)
     monkeypatch.setattr("cluster.serving.encoder_holder.time", SimpleNamespace(time=lambda: clock.now))
     pictures = [png(8 + i, 8) for i in range(20)]
     batches = [
@@ -201,7 +220,7 @@ def test_the_encoder_works_in_chunks_and_looks_at_the_clock_between(
     assert late[0] == "timeout"
     assert isinstance(wrong, tuple)
     assert (wrong[0], "image 3 " in wrong[1]) == ("not_an_image", True)
-    assert (codes == encode(pictures[:10])).all()
+    assert (codes == pack_signs(logits(pictures[:10]))).all()
     # 54 rows; 8 of the first batch, none of it later; rows 16-23 end with 4 of the second, row 3 of it bad;
     # then 4 of the last batch and 6
     assert sizes == [8, 4, 6]
@@ -309,3 +328,24 @@ def test_arrow_columns_besides_the_known_ones_are_refused(app: Callable[..., Gua
         ):
             body = wire.write_table(pa.table(columns))
             assert error_of(http.post("/v1/items", content=body, headers=headers)) == (400, "bad_arrow")
+        body = wire.write_table(pa.table({"code": codes, "id": [1], "labels": [[0] * 1001]}))
+        assert error_of(http.post("/v1/items", content=body, headers=headers)) == (413, "too_many")
+        twice = wire.write_table(pa.table([[1], [2]], names=["id", "id"]))
+        assert error_of(http.post("/v1/items/remove", content=twice, headers=headers)) == (400, "bad_arrow")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"features": [' + b"[0]," * 10_000 + b"[0]]}",
+        b'{"ids": [' + b"{}," * 10_000 + b"0]}",
+        b'{"ids": [' + b"0," * 1_000_001 + b"0]}",
+    ],
+    ids=["lists", "objects", "values"],
+)
+def test_json_of_far_too_many_values_is_not_even_parsed(
+    http: TestClient, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    monkeypatch.setattr(s, "parse", lambda *_: pytest.fail("it was parsed"))
+    answer = http.post("/v1/search", content=body, headers={"content-type": "application/json"})
+    assert error_of(answer) == (413, "too_many")

@@ -158,6 +158,11 @@ def test_an_index_built_anew_is_followed(tmp_path: Path) -> None:
     BinaryIndex.from_arrays(some_codes(9)).save(folder)
     assert holder.follow()
     assert (holder.version, len(holder.index)) == (1, 9)
+    assert not holder.follow()
+    shutil.rmtree(folder)
+    BinaryIndex.from_arrays(some_codes(4)).save(folder)  # once more version 1
+    assert holder.follow()
+    assert (holder.version, len(holder.index)) == (1, 4)
 
 
 def test_a_version_with_labels_is_filtered_by_them(app: Callable[..., Guard], own_run: str) -> None:
