@@ -91,6 +91,8 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
             features = np.load(arguments.queries[0], allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"cannot read {arguments.queries[0]}: {error}") from error
+        if not isinstance(features, np.ndarray):
+            raise DataError(f"{arguments.queries[0]} holds several arrays; save the one of features as .npy")
         if features.size == 0:
             raise DataError(f"{arguments.queries[0]} holds no row")
         return {"queries": features.astype(np.float32) if features.dtype.kind in "fiu" else features}

@@ -19,7 +19,7 @@ _SYNSET = re.compile(r"n\d{8}\b")
 def read_names(words: Sequence[str]) -> list[str]:
     """Class names given one by one, or as one text file with a name a line."""
     if len(words) == 1 and storage.exists(words[0]) and not storage.is_folder(words[0]):
-        lines = storage.read_bytes(words[0]).decode(errors="replace").splitlines()
+        lines = storage.read_bytes(words[0]).decode("utf-8-sig", errors="replace").splitlines()
         # ImageNet's lists carry a description after the synset: "n01440764 tench, Tinca tinca"
         return [line.split()[0] if _SYNSET.match(line) else line.strip() for line in lines if line.strip()]
     return list(words)

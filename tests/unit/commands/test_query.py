@@ -111,10 +111,13 @@ def test_files_that_cannot_be_used_are_named(
     (tmp_path / "words.jpg").write_text("hello")
     np.save(tmp_path / "none.npy", np.zeros((0, 64), np.float32))
     (tmp_path / "empty.npy").touch()
+    with (tmp_path / "several.npy").open("wb") as file:
+        np.savez(file, features=np.zeros((1, 64), np.float32))
     for name, sentence in (
         ("words.jpg", "cannot use"),
         ("none.npy", "holds no row"),
         ("empty.npy", "cannot read"),
+        ("several.npy", "holds several arrays"),
     ):
         assert main(["query", str(tmp_path / name), "--run", run]) == 2
         said = capsys.readouterr().err

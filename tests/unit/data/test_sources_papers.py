@@ -58,7 +58,7 @@ def test_imagenet_protocol(tmp_path, flat):
 def test_imagenet_classes_by_list_seed_and_mistake(tmp_path):
     path = ilsvrc(tmp_path / "ILSVRC" / "Data" / "CLS-LOC")
     root = str(tmp_path)
-    (tmp_path / "classes.txt").write_text("n00000004 some fish\nn00000001\n")
+    (tmp_path / "classes.txt").write_text("\ufeffn00000004 some fish\nn00000001\n")
     options = {"path": root, "train_per_class": 2}
     named = make_manifest("imagenet100", str(tmp_path / "a"), classes=[f"{tmp_path}/classes.txt"], **options)
     assert named.class_names == ("n00000001", "n00000004")

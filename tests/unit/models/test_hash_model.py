@@ -39,12 +39,15 @@ def test_features_are_standardised_inside_the_model():
 
 def test_small_features_are_standardised_and_constant_ones_left():
     torch.manual_seed(0)
-    x = torch.randn(50, 4) * torch.tensor([1e-7, 1e-12, 1e-8, 0]) + torch.tensor([0, 0, 100.0, 0])
-    model = build_model("features", 8, n_features=4)
+    scale = torch.tensor([1e-7, 1e-8, 1e6, 1e-8, 0, 1e-15])
+    x = torch.randn(50, 6) * scale + torch.tensor([0, 0, 0, 100.0, 0, 0])
+    model = build_model("features", 8, n_features=6)
     model.set_standardisation(x.mean(0), x.double().std(0, correction=0).float())
     spread = model.features(x).std(0, correction=0)
-    torch.testing.assert_close(spread[:2], torch.ones(2))
-    assert model.feature_std[2:].tolist() == [1, 1]  # 100 + 1e-8 is 100
+    torch.testing.assert_close(spread[:3], torch.ones(3))
+    assert model.feature_std[3:].tolist() == [1, 1, 1]  # 100 + 1e-8 is 100; 1e-15 is nothing beside the rest
+    model.set_standardisation(torch.ones(6), torch.zeros(6))
+    assert model.feature_std.tolist() == [1] * 6
 
 
 def test_pictures_are_normalised_on_the_device():
