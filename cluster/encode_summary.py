@@ -61,7 +61,7 @@ def finish(
     reasons = bad_reasons(uri, shards)
     bad, total = sum(reasons.values()), plan.n_rows
     if too_many_bad(bad, total, max_bad_fraction):
-        _drop_stale_list(uri, shards)
+        _drop_stale_list(uri, plan, shards)
         listed = ", ".join(f"{n:,} {reason}" for reason, n in reasons.items())
         raise TooManyBad(
             f"{bad:,} of {total:,} rows ({bad / total:.2%}) are bad, max_bad_fraction allows "
@@ -116,9 +116,9 @@ def _complete(uri: str, shards: list[ShardRecord]) -> dict[str, Any] | None:
     return about if about["sha256"] == commit.content_sha256(shards) else None
 
 
-def _drop_stale_list(uri: str, shards: list[ShardRecord]) -> None:
-    """Removes _SUCCESS where the list names a shard that is another one by now."""
-    if storage.exists(storage.join(uri, commit.SUCCESS)):
+def _drop_stale_list(uri: str, plan: Plan, shards: list[ShardRecord]) -> None:
+    """Removes _SUCCESS where the list names a shard that is another one by now; not that of a longer plan."""
+    if storage.exists(storage.join(uri, commit.SUCCESS)) and not commit.was_extended(uri, plan):
         there = {(record.name, record.sha256) for record in shards}
         about = storage.read_json(storage.join(uri, commit.LIST))
         if not there.issuperset((record["name"], record["sha256"]) for record in about["shards"]):

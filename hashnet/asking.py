@@ -89,6 +89,9 @@ class Asker:
             listed = [labels] if isinstance(labels, (int, str, np.integer)) else list(labels)
             if not listed:
                 raise DataError("labels= names none; leave it out to search everything")
+            odd = [v for v in listed if isinstance(v, bool) or not isinstance(v, (int, str, np.integer))]
+            if odd:
+                raise DataError(f"labels= takes class ids and names, got {odd[0]!r}")
             # Apart: in an address all is text, and a class may be called "1" that is not class 1.
             asked["labels"] = [label for label in listed if isinstance(label, str)]
             asked["label_ids"] = [int(label) for label in listed if not isinstance(label, str)]

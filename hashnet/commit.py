@@ -205,20 +205,21 @@ def finish(uri: str, plan: Plan) -> dict[str, Any]:
         "sha256": content_sha256(shards),
         "statistics": code_statistics(uri, plan, shards) if plan.output == "codes" else {},
     }
-    _refuse_extended(uri, plan)  # last, because the statistics take their time
+    if was_extended(uri, plan):  # asked last, because the statistics take their time
+        raise StoreError(
+            f"{uri} was extended meanwhile by a job that knows more parts of the manifest; that one finishes "
+            "it, with the shards made here: there is nothing to do, unless it died, then run it again"
+        )
     storage.write_json(storage.join(uri, LIST), about)
     storage.write_bytes(storage.join(uri, SUCCESS), b"")
     _remove_leftovers(uri, shards)
     return about
 
 
-def _refuse_extended(uri: str, plan: Plan) -> None:
+def was_extended(uri: str, plan: Plan) -> bool:
+    """Whether the store has a longer plan by now: another job's, which writes the list."""
     now = read_plan(uri)
-    if now is not None and len(now.parts) > len(plan.parts):
-        raise StoreError(
-            f"{uri} was extended meanwhile, from {len(plan.parts)} manifest parts to {len(now.parts)}; there "
-            "is nothing to do: the job that extended it finishes it, with the shards made here"
-        )
+    return now is not None and len(now.parts) > len(plan.parts)
 
 
 def listed(uri: str, plan: Plan) -> list[ShardRecord]:

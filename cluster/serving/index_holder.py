@@ -31,7 +31,7 @@ class IndexHolder:
         self.uri, self.model_sha256 = uri, model_sha256
         self.index = BinaryIndex.load(uri, engine=engine, device=device)
         check_model(self.index.lineage, model_sha256, uri)
-        self.refused = 0  # the version on disk that does not fit the model
+        self.refused: str | None = None  # the seal of the version on disk that does not fit the model
 
     @property
     def version(self) -> int:
@@ -57,7 +57,10 @@ class IndexHolder:
         A version made with another model or code length is not taken over: the old one goes on. An
         index that was deleted and built anew begins with version 1 again and is followed, too.
         """
-        if self.index.disk_version() in (0, self.refused):
+        from hashnet.index.files import disk_seal
+
+        seal = disk_seal(self.uri)
+        if seal in (None, self.refused):
             return False
         fresh = self.index.newest()
         if fresh is self.index:
@@ -67,7 +70,7 @@ class IndexHolder:
                 raise IndexMismatch(f"it has {fresh.n_bits} bits, {self.index.n_bits} are served")
             check_model(fresh.lineage, self.model_sha256, self.uri)
         except HashnetError as error:
-            self.refused = fresh.version
+            self.refused = seal
             log.error("index version %d is not served: %s", fresh.version, error)
             return False
         self.index = fresh

@@ -119,21 +119,23 @@ class IndexReplica:
         """Waits until the version asked for is on disk and here; False when it does not come."""
         until = min(time.time() + 2.0, ask.deadline)
         while True:
-            await self._follow()
+            looked = await self._follow()
             if self.holder.version >= ask.min_version:
                 return True
-            if time.time() >= until:
+            if not looked or time.time() >= until:
                 return False
             await asyncio.sleep(0.02)
 
-    async def _follow(self) -> None:
-        """Storage that is away comes back; the version that is here goes on answering."""
+    async def _follow(self) -> bool:
+        """False where it could not look: storage that is away comes back, the version here goes on."""
         try:
             async with self._following:
                 if await asyncio.to_thread(self.holder.follow):
                     self._report()
         except Exception as error:
             log.warning("cannot look for a new index version: %s", error)
+            return False
+        return True
 
     def _keep_following(self) -> None:
         if self._follower is None:  # the first call: from here on an event loop is running

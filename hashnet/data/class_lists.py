@@ -42,7 +42,7 @@ def by_name(names: pa.Array, classes: Sequence[str] | None = None) -> tuple[pa.A
     """One-element label lists of names (n,) and the class names, sorted; a null name has no label."""
     if classes is None:
         classes = sorted(name for name in pc.unique(names).to_pylist() if name is not None)
-    ids = pc.index_in(names, value_set=pa.array(classes, pa.string()))
+    ids = pc.index_in(names, value_set=pa.array(classes, names.type))
     return one_each(ids), list(classes)
 
 

@@ -28,14 +28,14 @@ def read_labels(
         return lists, class_names, n_classes or width
     if _is_text(kind):
         _refuse_unknown(pc.unique(column).to_pylist(), class_names, name)
-        lists, names = by_name(column.cast(pa.string()), class_names)
+        lists, names = by_name(column.cast(pa.large_string()), class_names)
         return lists, tuple(names), len(names)
     if is_list(kind) and _is_text(kind.value_type):
-        words = column.flatten().cast(pa.string())
+        words = column.flatten().cast(pa.large_string())
         found = pc.unique(words).to_pylist()
         _refuse_unknown(found, class_names, name)
         classes = class_names or tuple(sorted(word for word in found if word is not None))
-        ids = pc.index_in(words, value_set=pa.array(classes, pa.string()))
+        ids = pc.index_in(words, value_set=pa.array(classes, pa.large_string()))
         return _with_values(column, ids), classes, len(classes)
     single = pa.types.is_integer(kind)
     if not single and not (is_list(kind) and pa.types.is_integer(kind.value_type)):

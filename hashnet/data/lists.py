@@ -111,7 +111,9 @@ def _tidy(block: bytes, n_labels: int) -> bytes:
     if b"\n " in block or block.startswith(b" "):
         block = re.sub(rb"\n +", b"\n", block.lstrip(b" "))
     if b"  " in block or b" \n" in block:
-        tail = rb"((?: +%b){%d}) *\n" % (rb"[01]" if n_labels > 1 else rb"[0-9]+", n_labels)
+        # from where the labels begin: tried from each of them, a line with one too few takes its time
+        begins, label = (rb"(?<! )(?<! [01])", rb"[01]") if n_labels > 1 else (b"", rb"[0-9]+")
+        tail = rb"%b((?: +%b){%d}) *\n" % (begins, label, n_labels)
         block = re.sub(tail, lambda found: b" ".join([b"", *found[1].split()]) + b"\n", block)
     return block
 

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 ABOUT = "index.json"
 FORMAT_VERSION = 1
+BUILD_AGAIN = "build the index again (jobs/build_index.py with overwrite=true)"
 
 
 def read_about(uri: str) -> dict[str, Any]:
@@ -44,9 +45,7 @@ def read_about(uri: str) -> dict[str, Any]:
         raise StorageError(f"{uri} holds no index (no {ABOUT}); build one with jobs/build_index.py")
     about = storage.check_format(storage.read_json(where), where, "index", FORMAT_VERSION)
     if about.get("sha256") != storage.seal(about):
-        raise FormatError(
-            f"{where} was changed: it is not what its own sha256 says; remove {uri} and build the index again"
-        )
+        raise FormatError(f"{where} was changed: it is not what its own sha256 says; {BUILD_AGAIN}")
     return about
 
 

@@ -13,14 +13,13 @@ import numpy as np
 from hashnet import storage
 from hashnet.codes import check_n_bits
 from hashnet.errors import FormatError, HashnetError, StorageError
-from hashnet.index.files import ABOUT, disk_seal, read_about, whole_number
+from hashnet.index.files import ABOUT, BUILD_AGAIN, disk_seal, read_about, whole_number
 from hashnet.index.kinds import IvfOptions, Options, parse_options
 from hashnet.index.postings import Postings
 from hashnet.index.rows import Rows
 from hashnet.index.segment import Segment
 from hashnet.index.state import State
 
-BUILD_AGAIN = "build the index again (jobs/build_index.py with overwrite=true)"
 ANY_SIZE = 1 << 62  # stored options are final, however few rows are left
 MAP_FLAGS = {"flat": faiss.IO_FLAG_MMAP_IFC, "ivf": faiss.IO_FLAG_MMAP}  # the kinds FAISS can map
 

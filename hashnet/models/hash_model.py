@@ -21,7 +21,7 @@ from hashnet.models.backbones import make_backbone
 from hashnet.models.heads import make_head
 from hashnet.models.spec import BackboneSpec
 
-ROUNDING = 1e-6  # of single precision, as a share of a value: its last digits
+ROUNDING = 1e-7  # of single precision, as a share of a value
 
 
 class RowDropout(nn.Module):
@@ -122,13 +122,14 @@ class HashModel(nn.Module):
 
 
 def usable_std(mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
-    """``std`` with 1 for columns that are as good as constant, beside their own mean or other columns.
+    """``std``, but for columns that are as good as constant, beside their own mean or other columns.
 
-    A unit that hardly ever fires would otherwise outweigh all others once it does.
+    Such a one stays small: a unit that hardly ever fires would otherwise outweigh all others once it does.
     """
     moving = std[std > 0]
     typical = moving.median() if len(moving) else std.new_zeros(())
-    return torch.where(std > ROUNDING * torch.maximum(mean.abs(), typical), std, torch.ones_like(std))
+    beside = torch.maximum(mean.abs(), typical)
+    return torch.where(std > ROUNDING * beside, std, beside.clamp(min=1))
 
 
 def build_model(

@@ -94,6 +94,10 @@ def test_a_sound_store_stays_usable_when_a_stricter_or_larger_run_fails(folder):
     with pytest.raises(TooManyBad, match="3 of 7 rows"):
         summary.finish(folder, grown, 0.4, 1, 1.0, set())
     CodeStore.open(folder).verify()  # the list of the four rows
+    summary.finish(folder, grown, 0.5, 1, 1.0, set())
+    with pytest.raises(TooManyBad, match="2 of 6 rows"):  # a run that does not know of the new part
+        summary.finish(folder, PLAN, 0.1, 0, 1.0, set())
+    CodeStore.open(folder).verify()
     first = next(iter(grown.ranges()))  # encoded anew with other bad rows: the list is true no more
     refused = pa.table({"row_id": [0, 2], "uri": ["x"] * 2, "reason": ["missing"] * 2})
     commit.commit_shard(folder, grown, first, rows_of([1, 3]), refused)

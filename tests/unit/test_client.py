@@ -378,6 +378,9 @@ def test_a_filter_that_names_no_label_is_refused() -> None:
         for labels in ([], (), np.zeros(0, dtype=np.int64)):
             with pytest.raises(DataError, match="labels= names none"):
                 one.search(CODES, k=1, labels=labels)
+        for odd in ([1.9], np.array([2.7]), [True], [b"3"], [None]):
+            with pytest.raises(DataError, match="labels= takes class ids and names, got"):
+                one.search(CODES, k=1, labels=odd)  # type: ignore[arg-type]
 
 
 def test_bad_settings_are_refused() -> None:

@@ -163,6 +163,11 @@ def test_an_index_built_anew_is_followed(tmp_path: Path) -> None:
     BinaryIndex.from_arrays(some_codes(4)).save(folder)  # once more version 1
     assert holder.follow()
     assert (holder.version, len(holder.index)) == (1, 4)
+    for n_bits, followed in ((128, False), (64, True)):  # one that does not fit, and what was meant
+        shutil.rmtree(folder)
+        BinaryIndex.from_arrays(some_codes(3, n_bits=n_bits)).save(folder)
+        assert holder.follow() == followed
+    assert len(holder.index) == 3
 
 
 def test_a_version_with_labels_is_filtered_by_them(app: Callable[..., Guard], own_run: str) -> None:

@@ -39,13 +39,14 @@ def test_features_are_standardised_inside_the_model():
 
 def test_small_features_are_standardised_and_constant_ones_left():
     torch.manual_seed(0)
-    scale = torch.tensor([1e-7, 1e-8, 1e6, 1e-8, 0, 1e-15])
-    x = torch.randn(50, 6) * scale + torch.tensor([0, 0, 0, 100.0, 0, 0])
-    model = build_model("features", 8, n_features=6)
-    model.set_standardisation(x.mean(0), x.double().std(0, correction=0).float())
-    spread = model.features(x).std(0, correction=0)
-    torch.testing.assert_close(spread[:3], torch.ones(3))
-    assert model.feature_std[3:].tolist() == [1, 1, 1]  # 100 + 1e-8 is 100; 1e-15 is nothing beside the rest
+    for scale in (1e-7, 1, 1e9):
+        x = scale * torch.randn(50, 6) * torch.tensor([1, 1, 500, 1e-6, 0, 1e-9])
+        x[:, 4] = 100
+        model = build_model("features", 8, n_features=6)
+        model.set_standardisation(x.mean(0), x.double().std(0, correction=0).float())
+        spread = model.features(x).std(0, correction=0)
+        torch.testing.assert_close(spread[:4], torch.ones(4))
+        assert (spread[4:] < 1e-6).all()  # constant, and as good as constant beside the others
     model.set_standardisation(torch.ones(6), torch.zeros(6))
     assert model.feature_std.tolist() == [1] * 6
 
