@@ -138,6 +138,7 @@ def invented(monkeypatch):
         whole = {name: sum(node.resources.get(name, 0) for node in now) for name in names}
         monkeypatch.setattr(session, "resources", lambda: whole)
         monkeypatch.setattr(ray, "available_resources", lambda: whole if free is None else free)
+        monkeypatch.setattr(ray, "is_initialized", lambda: False)  # another test's may run in this process
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     return set_up
