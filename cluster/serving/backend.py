@@ -131,13 +131,20 @@ class Backend:
 
     async def items(self, ids: np.ndarray) -> tuple[int, list[dict[str, Any]]]:
         """(version, what is known of each); RequestRejected (unknown_id) where one is not indexed."""
-        version, held, codes, _ = await self.look(ids)
+        version, held, codes, labels = await self.look(ids, with_labels=True)
         if not held.all():
             raise bad("unknown_id", f"the index holds no item {int(ids[~held][0])}", 404)
-        return version, await self.describe(ids, codes)
+        by_id = {} if labels is None else dict(zip(ids.tolist(), labels, strict=True))
+        return version, await self.describe(ids, codes, by_id)
 
-    async def describe(self, ids: np.ndarray, codes: np.ndarray) -> list[dict[str, Any]]:
-        """uri, labels, code and thumbnail of indexed items whose codes are at hand."""
+    async def describe(
+        self, ids: np.ndarray, codes: np.ndarray, by_id: dict[int, list[int]] | None = None
+    ) -> list[dict[str, Any]]:
+        """uri, labels, code and thumbnail of indexed items whose codes are at hand.
+
+        ``by_id`` are the index's own labels, where they are at hand, too; of items that are not in the
+        code store they are looked up otherwise.
+        """
         records: list[Any] = [None] * len(ids)
         if self.catalog is not None and len(ids):
             records = await asyncio.to_thread(self._look_up, ids.tolist())
@@ -146,11 +153,11 @@ class Backend:
         own = [
             record is not None and record.code == text for record, text in zip(records, texts, strict=True)
         ]
-        by_id: dict[int, list[int]] = {}
-        if not all(own):
+        if by_id is None and not all(own):
             foreign = ids[~np.array(own)]
             _, held, _, found = await self.look(foreign, with_labels=True)
-            by_id = dict(zip(foreign[held].tolist(), found, strict=True)) if found is not None else {}
+            by_id = dict(zip(foreign[held].tolist(), found, strict=True)) if found is not None else None
+        by_id = by_id or {}
         out = []
         for id_, record, text, ours in zip(ids.tolist(), records, texts, own, strict=True):
             item_labels = record.labels if ours else by_id.get(id_)

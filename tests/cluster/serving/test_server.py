@@ -245,6 +245,14 @@ def test_a_new_version_is_swapped_in_under_load(server: Server, run: str, index:
     assert {version for one in asking for version in one.versions} == set(truth)
 
 
+def _seen(client: Client, id_: int) -> bool:
+    """Whether every replica has the item by now, as far as a few asks can tell."""
+    try:
+        return all(client.item(id_) for _ in range(10))
+    except RequestRejected:
+        return False
+
+
 def test_writes_through_the_api(server: Server, client: Client, run: str) -> None:
     before = client.info()
     codes = some_codes(5, seed=4)
@@ -255,6 +263,7 @@ def test_writes_through_the_api(server: Server, client: Client, run: str) -> Non
         assert hits.ids[:, 0].tolist() == list(range(60_000, 60_005))
         assert hits.version is not None
         assert hits.version >= version
+    wait_until(lambda: _seen(client, 60_003))  # items are told by any replica, as it is
     assert client.item(60_003)["labels"] == [3, 4]
     on_disk = BinaryIndex.load(f"{run}/index")
     assert on_disk.version == version

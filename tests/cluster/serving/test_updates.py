@@ -120,6 +120,24 @@ def test_labels_are_told_although_another_item_was_removed_meanwhile(
     assert calls == 1  # the items of all queries are looked up together
 
 
+def test_an_item_is_looked_up_once(
+    app: Callable[..., Guard], own_run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked twice, the second answer may come from a replica that has not seen it yet."""
+    writer = BinaryIndex.load(f"{own_run}/index")
+    writer.add(some_codes(1, seed=9), ids=[9000], labels=np.eye(10, dtype=np.uint8)[3:4])
+    look, calls = LocalBackend.look, []
+
+    async def counted(self: LocalBackend, *arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        return await look(self, *arguments, **options)
+
+    monkeypatch.setattr(LocalBackend, "look", counted)
+    with TestClient(app(folder=own_run), base_url=BASE) as http:
+        assert http.get("/v1/items/9000").json()["labels"] == [3]
+    assert len(calls) == 1
+
+
 def test_a_version_of_another_model_is_not_taken_over(own_run: str) -> None:
     first = BinaryIndex.load(f"{own_run}/index")
     holder = IndexHolder(f"{own_run}/index", model_sha256=first.lineage["model_sha256"])
