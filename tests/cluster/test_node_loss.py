@@ -146,9 +146,8 @@ def test_the_evaluation_is_the_same(whole, submit, calm, tmp_path):
     run, results = calm
     words = (f"out={tmp_path}/report", f"query_codes={tmp_path}/queries", "rows_per_task=100")
     job = submit(whole, "evaluate.py", f"run={run}", "k=1000", *words)
-    _wait_for_work(whole, "shaky", "ray::_count")  # one of a hundred tasks: the node is missed
+    _wait_for_work(whole, "shaky", "ray::_count")
     whole.kill_node("shaky")
-    result = job.result()
-    assert result["cluster"]["lost"] == 1
+    result = job.result()  # it may be over before Ray says that the node is lost, so that is not asked here
     for measure in ("map", "map_relevant", "map_tie_aware", "precision_within_2", "n_queries"):
         assert result[measure] == results["evaluate"][measure]
