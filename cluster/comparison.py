@@ -28,7 +28,7 @@ from hashnet.data import Manifest
 from hashnet.errors import ClusterError, ConfigError, DataError
 from hashnet.training.config import HOW, TrainConfig
 from hashnet.training.data import held_out
-from hashnet.training.run import CONFIG, refuse_other_config
+from hashnet.training.run import CONFIG, refuse_other_config, refuse_unlabelled
 
 VALIDATION_SHARE = 0.2
 # Keys another call may give anew: what to add or how to work. A cell checks those it is made of itself.
@@ -113,10 +113,10 @@ def compare(config: CompareConfig) -> dict[str, Any]:
         before = configs.load(CompareConfig, saved_at, [f"run={config.run}"])
         refuse_other_config(config, before, MAY_CHANGE)
     manifest = comparison_manifest(config)
-    _refuse_unlabelled(manifest, "query")
+    refuse_unlabelled(_labels(manifest, "query"), "query")
     if config.tune and config.settings is None and set(DEEP) & set(expand(config.methods)):
         _, held = held_out(manifest.count("train"), VALIDATION_SHARE)  # training itself scores all of them
-        _refuse_unlabelled(manifest, "train", held)
+        refuse_unlabelled(_labels(manifest, "train")[held], "held-out training", "tune")
     if not begun:
         configs.save(config, saved_at)
     session.connect()
@@ -125,7 +125,7 @@ def compare(config: CompareConfig) -> dict[str, Any]:
     k = config.k or DEPTH.get(dataset or "", 5000)
     unseen = zero_shot_manifest(config, manifest)
     if unseen is not None:
-        _refuse_unlabelled(unseen, "query")
+        refuse_unlabelled(_labels(unseen, "query"), "zero-shot query")
     main = Part(config, "main", manifest, k)
     tuned = _tune(main)
     work = [(main, main.cells(expand(config.methods), tuned))]
@@ -139,19 +139,11 @@ def compare(config: CompareConfig) -> dict[str, Any]:
     return _report(config, records, dataset, k, tuned, manifest)
 
 
-def _refuse_unlabelled(manifest: Manifest, split: str, held: np.ndarray | None = None) -> None:
-    """DataError where rows that ask (those at ``held``, or all) have no label, before any is trained on."""
+def _labels(manifest: Manifest, split: str) -> np.ndarray:
     labels = manifest.labels(split)
     if labels is None:
         raise DataError(f"{manifest.uri} has no labels: methods are compared by which rows share one")
-    which, labels = ("query", labels) if held is None else ("held-out training", labels[held])
-    without = int((~labels.any(axis=1)).sum())
-    if without:
-        raise DataError(
-            f"{without} of {len(labels)} {which} rows of {manifest.uri} have no label, so nothing can be "
-            "relevant to them; label them or leave them out of the manifest"
-            + (", or leave tune out" if held is not None else "")
-        )
+    return labels
 
 
 def _tune(part: Part) -> dict[str, Any]:

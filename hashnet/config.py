@@ -19,6 +19,7 @@ import dataclasses
 import difflib
 import json
 import math
+import numbers
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -287,3 +288,10 @@ def _type_name(hint: Any) -> str:
     if origin is list:
         return f"list of {_type_name(arguments[0])}"
     return {int: "whole number", float: "number", str: "text", bool: "true/false"}.get(hint, str(hint))
+
+
+def check_whole(name: str, value: Any, low: int) -> int:
+    """An argument as an int, numpy's among them; ConfigError unless it is whole and at least ``low``."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
+        raise ConfigError(f"{name} must be a whole number of at least {low}, got {value!r}")
+    return int(value)

@@ -18,7 +18,6 @@ from hashnet.wire import bad
 
 JSON = "application/json"
 MAX_JSON_VALUES = 1_000_000  # more are for Arrow: JSON of them takes seconds and a gigabyte to parse
-MAX_LABELS = 1000  # classes of one item
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -232,8 +231,8 @@ def _labels(table: pa.Table) -> list[list[int]] | None:
     is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
     if not is_list or not pa.types.is_integer(column.type.value_type) or column.null_count:
         raise bad("bad_arrow", f"the column labels must hold lists of int32, got {column.type}")
-    if (pc.max(pc.list_value_length(column)).as_py() or 0) > MAX_LABELS:
-        raise bad("too_many", f"an item has at most {MAX_LABELS} labels", 413)
+    if (pc.max(pc.list_value_length(column)).as_py() or 0) > s.MAX_LABELS:
+        raise bad("too_many", f"an item has at most {s.MAX_LABELS} labels", 413)
     lists = column.to_pylist()
     if any(label is None or not 0 <= label < 2**31 for row in lists for label in row):
         raise bad("bad_arrow", "labels must be class ids from 0")

@@ -38,11 +38,12 @@ Version = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1), WHOLE]
 
 # One mistake ends the reading of a list: a large body of wrong entries would make millions of them.
 FIRST = Field(fail_fast=True)
+MAX_LABELS = 1000  # of one item, and of a filter
 Codes = Annotated[list[Hex], FIRST]
 Images = Annotated[list[Base64], FIRST]
 Features = Annotated[list[Annotated[list[Finite], Field(min_length=1, fail_fast=True)]], FIRST]
 Ids = Annotated[list[Id], FIRST]
-ClassIds = Annotated[list[Annotated[list[ClassId], Field(max_length=1000, fail_fast=True)]], FIRST]
+ClassIds = Annotated[list[Annotated[list[ClassId], Field(max_length=MAX_LABELS, fail_fast=True)]], FIRST]
 
 
 class Strict(BaseModel):
@@ -99,7 +100,7 @@ class SearchBody(QueryBody):
     labels: Annotated[list[Label], FIRST] | None = Field(
         None,
         min_length=1,
-        max_length=1000,
+        max_length=MAX_LABELS,
         description="only items with at least one of these classes (id or name)",
     )
     exclude_self: bool = Field(False, strict=True, description="leave a queried id out of its own answer")

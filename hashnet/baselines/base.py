@@ -25,7 +25,8 @@ import safetensors.numpy
 from hashnet import storage
 from hashnet.arrays import as_array
 from hashnet.codes import check_n_bits, pack_signs
-from hashnet.errors import CodeError, ConfigError, DataError, FormatError
+from hashnet.config import check_whole
+from hashnet.errors import CodeError, DataError, FormatError
 from hashnet.labels import as_multi_hot, count_pairs
 
 FORMAT_VERSION = 1
@@ -196,13 +197,6 @@ class Baseline(ABC):
         if pairs.n_similar == 0:
             raise DataError(f"{self.name}: no two of the {n_rows} rows share a label, nothing to learn from")
         return y
-
-
-def check_whole(name: str, value: Any, low: int) -> int:
-    """``value`` as an int; ConfigError when it is no whole number of at least ``low``."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
-        raise ConfigError(f"{name} must be a whole number of at least {low}, got {value!r}")
-    return int(value)
 
 
 def as_rows(X: Any, min_rows: int = 1) -> np.ndarray:

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from hashnet import storage
-from hashnet.baselines.base import Baseline, check_whole, features_array
+from hashnet.baselines.base import Baseline, features_array
+from hashnet.config import check_whole
 from hashnet.errors import ConfigError, DataError
 from hashnet.losses import Loss
 from hashnet.models import HashModel, build_model

@@ -16,6 +16,7 @@ import numpy as np
 
 from hashnet.arrays import as_array
 from hashnet.codes import check_codes
+from hashnet.config import check_whole
 from hashnet.errors import CodeError, ConfigError, DataError
 from hashnet.metrics.bootstrap import interval
 from hashnet.metrics.measures import QueryMeasures, block_size, join, measure
@@ -51,8 +52,11 @@ def evaluate(
     """
     query_codes, database_codes, k = _checked(query_codes, query_labels, database_codes, database_labels, k)
     queries, database = check_labels(query_labels, database_labels)
-    _check_naming(queries.n_classes, seed, class_names)
-    seed = int(seed)  # numpy's are too narrow for the hash, and no JSON
+    seed = check_whole("seed", seed, 0)
+    if class_names is not None and len(class_names) < queries.n_classes:
+        raise CodeError(
+            f"there are {len(class_names)} class names for {queries.n_classes} classes; give one a class"
+        )
     ids = None if database_ids is None else _checked_ids(database_ids, len(database_codes))
     shard = build_shard(database_codes, database, ids, seed, device)
     blocks = []
@@ -170,13 +174,6 @@ def check_k(k: int | None, n_database: int) -> int:
             f"k must be a whole number of at least 1, or None for the whole database, got {k!r}"
         )
     return min(int(k), n_database)
-
-
-def _check_naming(n_classes: int, seed: int, class_names: Sequence[str] | None) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise ConfigError(f"seed must be a whole number of at least 0, got {seed!r}")
-    if class_names is not None and len(class_names) < n_classes:
-        raise CodeError(f"there are {len(class_names)} class names for {n_classes} classes; give one a class")
 
 
 def _checked_ids(ids: Any, n: int) -> np.ndarray:

@@ -78,14 +78,12 @@ def make_backbone(
         "resize": resize or (max(spec.preprocess.resize, crop) if crop else None),
         "flip": flip,
     }
-    if crop and crop != spec.preprocess.crop:
-        _try_crop(name, module, crop, spec.preprocess.crop)
     changed = dataclasses.replace(spec.preprocess, **{k: v for k, v in changes.items() if v is not None})
     return module, dataclasses.replace(spec, preprocess=changed)
 
 
 @torch.no_grad()
-def _try_crop(name: str, module: nn.Module, crop: int, preferred: int) -> None:
+def try_crop(name: str, module: nn.Module, crop: int) -> None:
     """ModelError when the backbone cannot take pictures of that size: one goes through it."""
     was_training = module.training
     try:
@@ -93,7 +91,7 @@ def _try_crop(name: str, module: nn.Module, crop: int, preferred: int) -> None:
             module.eval()(torch.zeros(1, 3, crop, crop))
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
-        raise ModelError(f"{name} cannot take crop={crop} ({reason}); crop={preferred} works") from error
+        raise ModelError(f"{name} cannot take crop={crop} ({reason}); leave crop out") from error
     finally:
         module.train(was_training)
 

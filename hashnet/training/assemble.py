@@ -21,6 +21,7 @@ from hashnet.losses import (
 )
 from hashnet.losses.pairwise import Similarity
 from hashnet.models import HashModel, build_model
+from hashnet.models.backbones import try_crop
 from hashnet.training.config import TrainConfig
 from hashnet.training.data import Rows
 from hashnet.training.sampling import PairSampler, Sampler
@@ -28,7 +29,7 @@ from hashnet.training.sampling import PairSampler, Sampler
 
 def make_model(config: TrainConfig, manifest: Manifest) -> HashModel:
     """The model a resolved configuration describes, for this manifest's rows."""
-    return build_model(
+    model = build_model(
         str(config.backbone),
         config.n_bits,
         n_features=manifest.n_features,
@@ -41,6 +42,9 @@ def make_model(config: TrainConfig, manifest: Manifest) -> HashModel:
         flip=config.flip,
         head="slices" if config.variant == "dnnh" else "linear",
     )
+    if config.crop is not None and manifest.modality == "image":
+        try_crop(str(config.backbone), model.backbone, config.crop)  # here, where it can still be another
+    return model
 
 
 def make_similarity(

@@ -176,7 +176,7 @@ def check_data(config: TrainConfig, manifest: Manifest) -> None:
             from hashnet.training.data import held_out  # and torch with it
 
             kept, held = held_out(n_train, config.validation)
-            _refuse_unlabelled(labels[held], "held-out", f"validation={config.validation}")
+            refuse_unlabelled(labels[held], "held-out", f"validation={config.validation}")
             labels, n_train = labels[kept], len(kept)
         check_pairs(count_pairs(labels))
     else:
@@ -188,19 +188,20 @@ def check_data(config: TrainConfig, manifest: Manifest) -> None:
                 f"map_k={config.map_k} needs labelled query and database rows, and {manifest.uri} lacks "
                 "them; leave map_k out"
             )
-        _refuse_unlabelled(labels, "query", f"map_k={config.map_k}")
+        refuse_unlabelled(labels, "query", f"map_k={config.map_k}")
     if min(config.batch_size, n_train) < config.num_workers:
         raise TrainingError(
             f"{n_train} training rows for {config.num_workers} workers: each needs at least one a batch"
         )
 
 
-def _refuse_unlabelled(labels: np.ndarray, which: str, why: str) -> None:
+def refuse_unlabelled(labels: np.ndarray, which: str, why: str | None = None) -> None:
+    """TrainingError where rows that are to ask for others have no label; ``why`` they are to."""
     without = int((~labels.any(axis=1)).sum())
     if without:
         raise TrainingError(
             f"{without} of {len(labels)} {which} rows have no label, so nothing can be relevant to them; "
-            f"label them or leave them out of the manifest, or leave {why} out"
+            "label them or leave them out of the manifest" + (f", or leave {why} out" if why else "")
         )
 
 

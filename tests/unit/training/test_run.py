@@ -21,7 +21,15 @@ from hashnet.data.rows import Rows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
 from hashnet.encoding import Encoder
-from hashnet.errors import ConfigError, DataError, FormatError, LineageMismatch, ManifestError, TrainingError
+from hashnet.errors import (
+    ConfigError,
+    DataError,
+    FormatError,
+    LineageMismatch,
+    ManifestError,
+    ModelError,
+    TrainingError,
+)
 from hashnet.labels import to_lists
 from hashnet.losses import PairwiseLoss, TableSimilarity
 from hashnet.models import build_model
@@ -398,6 +406,8 @@ def test_pictures_that_cannot_be_read_after_training_only_count(tmp_path):
     flags = np.full(90, DATABASE, dtype=np.uint8)
     flags[:20], flags[80:] = TRAIN, QUERY
     made = write_manifest(str(tmp_path / "m"), rows, flags)
+    with pytest.raises(ModelError, match="small_cnn cannot take crop=2"):
+        train_run(prepare(_short(tmp_path / "small", made.uri, resize=8, crop=2)).config)
     config = _short(tmp_path, made.uri, resize=8, crop=8, map_k=10, max_bad_fraction=0.01)
     summary = train_run(prepare(config).config)
     assert summary["measured"]["rows"] == 30

@@ -1,0 +1,66 @@
+"""Folders of pictures, one a class."""
+
+from __future__ import annotations
+
+import pytest
+
+from hashnet.data.fetch import fetch_images
+from hashnet.data.sources import make_manifest
+from hashnet.errors import BadImage, DataError
+from tests.source_files import folders, rows_of
+
+
+def test_imagefolder_classes(tmp_path):
+    names = [
+        f"{c}/{i}.{ending}" for c in ("dog", "cat") for i, ending in enumerate(("jpg", "PNG", "JPEG", "webp"))
+    ]
+    path = folders(tmp_path / "pets", *names, "cat/notes.txt", "cat/.hidden.jpg", "cat/deep/er.jpg")
+    manifest = make_manifest("imagefolder", str(tmp_path / "m"), path=path, n_query=2, n_train=6)
+    assert manifest.class_names == ("cat", "dog")
+    assert len(manifest) == 9
+    assert [c for (c,) in rows_of(manifest, "labels")] == [[0]] * 5 + [[1]] * 4
+    assert not any(isinstance(picture, BadImage) for picture in fetch_images(manifest.read()))
+    only = make_manifest("imagefolder", str(tmp_path / "n"), path=path, classes=["dog"], n_query=1, n_train=3)
+    assert only.class_names == ("dog",)
+    with pytest.raises(
+        DataError, match=r"1 of 2 classes are not in .*, the first is 'dgo'; did you mean 'dog'"
+    ):
+        make_manifest("imagefolder", str(tmp_path / "o"), path=path, classes=["cat", "dgo"])
+
+
+def test_imagefolder_with_split_folders_and_flat(tmp_path):
+    path = folders(tmp_path / "a", "train/cat/1.jpg", "train/cat/2.jpg", "train/dog/1.jpg", "val/dog/2.jpg")
+    manifest = make_manifest("imagefolder", str(tmp_path / "m"), path=path)
+    assert rows_of(manifest, "labels", "splits") == [
+        ([0], ["train", "database"]),
+        ([0], ["train", "database"]),
+        ([1], ["train", "database"]),
+        ([1], ["query"]),
+    ]
+    flat = make_manifest("imagefolder", str(tmp_path / "n"), path=folders(tmp_path / "b", "2.jpg", "1.jpg"))
+    assert flat.n_classes is None
+    assert flat.splits == {"database": 2}
+    folders(tmp_path / "b", "cat/1.jpg")
+    with pytest.raises(DataError, match=r"1.jpg lies in no class folder; move it, or say layout=flat"):
+        make_manifest("imagefolder", str(tmp_path / "o"), path=str(tmp_path / "b"), layout="classes")
+    with pytest.raises(DataError, match="is no split folder"):
+        make_manifest("imagefolder", str(tmp_path / "o"), path=str(tmp_path / "b"), layout="splits")
+    with pytest.raises(DataError, match="is not a folder"):
+        make_manifest("imagefolder", str(tmp_path / "o"), path=str(tmp_path / "none"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="there is no picture below"):
+        make_manifest("imagefolder", str(tmp_path / "o"), path=str(tmp_path / "empty"))
+
+
+@pytest.mark.parametrize(
+    ("names", "stray"),
+    [
+        (("cat/1.jpg", "dog/1.jpg", "preview.jpg"), "preview.jpg"),
+        (("train/cat/1.jpg", "val/2.jpg"), "val/2.jpg"),
+        (("train/cat/1.jpg", "val/dog/2.jpg", "preview.jpg"), "preview.jpg"),
+    ],
+)
+def test_imagefolder_a_stray_picture_does_not_take_the_labels_of_all(tmp_path, names, stray):
+    path = folders(tmp_path / "a", *names)
+    with pytest.raises(DataError, match=f"/{stray} lies in no class folder"):
+        make_manifest("imagefolder", str(tmp_path / "m"), path=path)
