@@ -55,7 +55,7 @@ format: setup  ## let ruff put the code into shape
 	@"$(BIN)/ruff" check --fix . && "$(BIN)/ruff" format .
 
 cluster-demo: setup  ## a real cluster of three Ray nodes on loopback, and the four jobs submitted to it
-	@"$(BIN)/python" -m cluster.cluster_demo "$(abspath $(or $(RUN),runs/cluster-demo))"
+	@"$(BIN)/python" -m tests.support.cluster_demo "$(abspath $(or $(RUN),runs/cluster-demo))"
 
 scale: setup  ## dress rehearsal: 1,281,167 pictures of 32 px through encode, index, evaluate (a quarter of an hour)
 	@"$(BIN)/python" tests/bench/scale.py $(ARGS)

@@ -19,23 +19,20 @@ from typing import Any
 
 import numpy as np
 
-from cluster import session
-from cluster.comparison import CompareConfig, compare
-from cluster.encoding import EncodeConfig, encode_database
-from cluster.evaluation import EvaluateConfig, evaluate_run
-from cluster.indexing import IndexConfig, build_index
-from cluster.training import train
-from hashnet import config as configs
-from hashnet import storage
+from cluster.build_index import IndexConfig, build_index
+from cluster.compare import CompareConfig, compare
+from cluster.encode import EncodeConfig, encode_database
+from cluster.evaluate import EvaluateConfig, evaluate_run
+from cluster.runtime import connection as session
+from cluster.train import train
 from hashnet.codes import check_n_bits
-from hashnet.comparison.methods import TITLES
-from hashnet.config import REQUIRED, key
-from hashnet.data import Manifest
-from hashnet.data.fetch import fetch_images
+from hashnet.data import Manifest, fetch_images
 from hashnet.errors import BadImage, ConfigError
-from hashnet.plan import read_plan
-from hashnet.progress import duration
-from hashnet.training.config import TrainConfig
+from hashnet.io import REQUIRED, duration, key, storage
+from hashnet.io import config as configs
+from hashnet.reports import TITLES
+from hashnet.store import read_plan
+from hashnet.training import TrainConfig
 
 LEAST_PICTURES = 20  # a tenth of them are the queries
 METHODS = ["lsh", "itq", "dhn"]
@@ -102,7 +99,7 @@ def _train_config(config: DemoConfig) -> TrainConfig:
 
 def _manifest_of(config: DemoConfig) -> str:
     """RUN/pictures.parquet of the folder, made once."""
-    from hashnet.data.sources import load_rows, make_manifest
+    from hashnet.data import load_rows, make_manifest
 
     assert config.images is not None
     where, folder = storage.join(config.run, "pictures.parquet"), storage.absolute(config.images)
@@ -208,7 +205,8 @@ def _show(run: str, report: str) -> None:
     """The report, then the search page for as long as it is served."""
     import ray
 
-    from cluster.serving import ServeConfig, serve_run
+    from cluster.serve import serve_run
+    from hashnet.server import ServeConfig
 
     webbrowser.open(f"file://{storage.resolve(report)[1]}")
     ray.shutdown()  # the server starts a Ray with settings of its own

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hashnet.arrays import as_array
 from hashnet.errors import CodeError, DataError, TrainingError
+from hashnet.io import as_array
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from cluster.indexing import IndexConfig, build_index
-from cluster.job import run_job
+from cluster.build_index import IndexConfig, build_index
+from cluster.runtime import run_job
 
 if __name__ == "__main__":
     run_job(IndexConfig, build_index)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from cluster.comparison import CompareConfig, compare
-from cluster.job import run_job
+from cluster.compare import CompareConfig, compare
+from cluster.runtime import run_job
 
 if __name__ == "__main__":
     run_job(CompareConfig, compare)

@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from cluster.demo import DemoConfig, demo
-from cluster.job import run_job
+from cluster.runtime import run_job
 
 if __name__ == "__main__":
     run_job(DemoConfig, demo)

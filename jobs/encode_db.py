@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from cluster.encoding import EncodeConfig, encode_database
-from cluster.job import run_job
+from cluster.encode import EncodeConfig, encode_database
+from cluster.runtime import run_job
 
 if __name__ == "__main__":
     run_job(EncodeConfig, encode_database)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from cluster.evaluation import EvaluateConfig, evaluate_run
-from cluster.job import run_job
+from cluster.evaluate import EvaluateConfig, evaluate_run
+from cluster.runtime import run_job
 
 if __name__ == "__main__":
     run_job(EvaluateConfig, evaluate_run)

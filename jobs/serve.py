@@ -11,8 +11,9 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from cluster.job import run_job
-from cluster.serving import ServeConfig, serve_run
+from cluster.runtime import run_job
+from cluster.serve import serve_run
+from hashnet.server import ServeConfig
 
 if __name__ == "__main__":
     run_job(ServeConfig, serve_run)

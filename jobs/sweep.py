@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from cluster.job import run_job
-from cluster.sweeping import SweepConfig, sweep
+from cluster.runtime import run_job
+from cluster.sweep import SweepConfig, sweep
 
 if __name__ == "__main__":
     run_job(SweepConfig, sweep)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from cluster.job import run_job
-from cluster.training import train
-from hashnet.training.config import TrainConfig
+from cluster.runtime import run_job
+from cluster.train import train
+from hashnet.training import TrainConfig
 
 if __name__ == "__main__":
     run_job(TrainConfig, train)

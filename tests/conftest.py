@@ -64,7 +64,7 @@ def ray_local():
     """A Ray with two free CPUs on loopback; modules share it and its warm workers."""
     import ray
 
-    from cluster import session
+    from cluster.runtime import connection as session
 
     def connect() -> None:
         session.connect(num_cpus=2, object_store_memory=500_000_000)
@@ -93,7 +93,7 @@ def own_ray():
 @pytest.fixture(scope="module")
 def new_cluster():
     """Makes clusters and takes them down at the end."""
-    from cluster.local import LocalCluster
+    from tests.support.local_cluster import LocalCluster
 
     made: list[LocalCluster] = []
 

@@ -22,11 +22,9 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import safetensors.numpy
 
-from hashnet import storage
-from hashnet.arrays import as_array
 from hashnet.codes import check_n_bits, pack_signs
-from hashnet.config import check_whole
 from hashnet.errors import CodeError, DataError, FormatError
+from hashnet.io import as_array, check_whole, storage
 from hashnet.labels import as_multi_hot, count_pairs
 
 FORMAT_VERSION = 1

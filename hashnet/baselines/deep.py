@@ -13,17 +13,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from hashnet import storage
 from hashnet.baselines.base import Baseline, features_array
-from hashnet.config import check_whole
 from hashnet.errors import ConfigError, DataError
+from hashnet.io import check_whole, storage
 from hashnet.losses import Loss
-from hashnet.models import HashModel, build_model
-from hashnet.training.bundle import load_bundle, save_bundle
-from hashnet.training.loop import fit
-from hashnet.training.schedule import plain
-from hashnet.training.settings import FitSettings
-from hashnet.training.standardise import standardise
+from hashnet.models import HashModel, build_model, load_bundle, save_bundle
+from hashnet.training import FitSettings, fit, plain, standardise
 
 # rows encoded at once; the last block is padded: one shape, so a row's code never depends on others
 BLOCK = 256

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hashnet.popcount import compiled
+from hashnet.kernels import compiled
 
 
 class Pairs(NamedTuple):

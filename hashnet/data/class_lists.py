@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hashnet import storage
 from hashnet.errors import DataError
+from hashnet.io import storage
 
 _SYNSET = re.compile(r"n\d{8}\b")
 

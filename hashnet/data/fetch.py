@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from hashnet import storage
 from hashnet.data.references import Reference, parse
 from hashnet.errors import BadImage, DataError
+from hashnet.io import storage
 
 THREADS = 8  # reads in flight: they wait for disks and networks, not for processors
 MAX_BYTES = 512 << 20  # of one file: more than any picture that is decoded has, even uncompressed

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs
 
-from hashnet import storage
 from hashnet.errors import DataError
+from hashnet.io import storage
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 _NO_UTF8 = re.compile("[\ud800-\udfff]")  # how Python shows such bytes of a name

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hashnet import storage
 from hashnet.errors import DataError, StorageError
+from hashnet.io import storage
 from hashnet.labels import MAX_CLASSES
 
 CHUNK = 8 << 20  # bytes read and parsed at once

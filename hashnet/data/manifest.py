@@ -27,10 +27,10 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet import labels as label_sets
-from hashnet import storage
 from hashnet.data import splits as split_flags
 from hashnet.data.parts import Part, read_groups, schema_of
 from hashnet.errors import FormatError, ManifestError, StorageError
+from hashnet.io import storage
 
 FORMAT_VERSION = 1
 FILE = "_manifest.json"

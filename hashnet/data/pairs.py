@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from hashnet import storage
 from hashnet.errors import DataError, StorageError
+from hashnet.io import storage
 from hashnet.labels import PairCounts
 
 if TYPE_CHECKING:

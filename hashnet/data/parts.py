@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hashnet import storage
 from hashnet.data import splits
 from hashnet.errors import DataError
+from hashnet.io import storage
 
 GROUP_ROWS = 32_768  # rows of a Parquet row group: what a reader has to take in at once …
 GROUP_BYTES = 16 << 20  # … unless rows are heavy (pictures, features): then this many bytes

@@ -12,12 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hashnet import storage
-from hashnet.config import key
 from hashnet.data import splits
 from hashnet.data.parts import check_labels
 from hashnet.data.splits import DATABASE, FLAGS, QUERY, TRAIN
 from hashnet.errors import DataError, StorageError
+from hashnet.io import key, storage
 from hashnet.labels import MAX_CLASSES
 
 AUTO_QUERY, AUTO_TRAIN = 5_000, 10_000  # the paper's counts; a small set gives a tenth as queries

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hashnet import storage
 from hashnet.data import references
+from hashnet.io import storage
 
 STORES = ("inline", "tar", "parquet", "files")
 PARQUET_GROUP = 512  # rows of a row group: what fetching one picture has to read

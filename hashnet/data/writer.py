@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hashnet import storage
 from hashnet.data.class_lists import renumber
 from hashnet.data.manifest import FILE, Manifest, write_about
 from hashnet.data.parts import PartsWriter, check_labels, schema_of
 from hashnet.data.rows import Rows
 from hashnet.errors import DataError, ManifestError, StorageError
-from hashnet.progress import Progress
+from hashnet.io import Progress, storage
 
 
 def write_manifest(

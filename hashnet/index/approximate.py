@@ -16,10 +16,11 @@ import faiss
 import numpy as np
 
 from hashnet.codes import as_words
-from hashnet.index import exact, list_kernel
+from hashnet.index import exact
 from hashnet.index.faiss_flat import split_hits
 from hashnet.index.merge import widen
-from hashnet.threads import default_threads, run_all
+from hashnet.kernels import default_threads, run_all
+from hashnet.kernels import inverted_lists as list_kernel
 
 if TYPE_CHECKING:
     from hashnet.index.segment import Segment

@@ -23,13 +23,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hashnet import storage
-from hashnet.arrays import as_array
 from hashnet.codes import check_codes
 from hashnet.errors import StaleIndex, Unsupported
-from hashnet.index import exact, files, gpu, opening, tuning
+from hashnet.index import exact, files, gpu, tuning
+from hashnet.index import loading as opening
 from hashnet.index.build import Part, build_state, lineage_of, read_parts
-from hashnet.index.checks import (
+from hashnet.index.filters import parse_where
+from hashnet.index.merge import merge, merge_hits
+from hashnet.index.state import State
+from hashnet.index.validation import (
     check_excluded,
     check_ids,
     check_k,
@@ -39,11 +41,9 @@ from hashnet.index.checks import (
     check_width,
     refuse_empty,
 )
-from hashnet.index.filters import parse_where
-from hashnet.index.merge import merge, merge_hits
-from hashnet.index.state import State
+from hashnet.io import as_array, storage
+from hashnet.kernels import default_threads
 from hashnet.results import SearchResult
-from hashnet.threads import default_threads
 
 if TYPE_CHECKING:
     from hashnet.store import CodeStore

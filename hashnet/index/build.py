@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from hashnet import storage
-from hashnet.arrays import binary_matrix
 from hashnet.errors import IndexMismatch, SearchError
 from hashnet.index.kinds import FlatOptions, Options, build_rows, parse_options
 from hashnet.index.postings import Postings
 from hashnet.index.rows import Rows, flat_rows, new_flat
 from hashnet.index.segment import Segment
 from hashnet.index.state import State, is_plain_range
-from hashnet.threads import default_threads
+from hashnet.io import binary_matrix, storage
+from hashnet.kernels import default_threads
 
 if TYPE_CHECKING:
     from hashnet.store import CodeStore

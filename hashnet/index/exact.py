@@ -19,9 +19,9 @@ from itertools import pairwise
 import numpy as np
 
 from hashnet.codes import as_words
-from hashnet.index import kernel
 from hashnet.index.merge import merge, merge_hits, widen
-from hashnet.threads import default_threads, run_all
+from hashnet.kernels import default_threads, run_all
+from hashnet.kernels import hamming as kernel
 
 SMALL = 500_000  # comparisons below which waking another thread costs more than it saves
 MIN_SLICE = 65_536  # rows of the database worth a thread of their own

@@ -26,10 +26,10 @@ from typing import Any
 import faiss
 import numpy as np
 
-from hashnet import storage
 from hashnet.errors import FormatError, StorageError
 from hashnet.index.segment import Segment
 from hashnet.index.state import State
+from hashnet.io import storage
 
 log = logging.getLogger(__name__)
 

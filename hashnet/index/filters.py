@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from hashnet.arrays import as_array
 from hashnet.errors import IndexMismatch, Unsupported
 from hashnet.index.rows import Rows
+from hashnet.io import as_array
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hashnet.popcount import compiled
+from hashnet.kernels import compiled
 
 
 def merge(ids: list[np.ndarray], distances: list[np.ndarray], k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hashnet import storage
 from hashnet.errors import FormatError
+from hashnet.io import storage
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,7 @@ from typing import Any
 import numpy as np
 
 from hashnet.errors import IdTaken, UnknownId
-from hashnet.index.kinds import (
-    FlatOptions,
-    MultihashOptions,
-    Options,
-    build_rows,
-    parse_options,
-)
+from hashnet.index.kinds import FlatOptions, MultihashOptions, Options, build_rows, parse_options
 from hashnet.index.postings import Postings
 from hashnet.index.segment import Segment
 

@@ -15,7 +15,7 @@ import torch
 from hashnet.losses.cnnh import CNNHLoss, similarity_codes
 from hashnet.losses.dhn import DHNLoss
 from hashnet.losses.dnnh import DNNHLoss
-from hashnet.losses.pairwise import PairwiseLoss
+from hashnet.losses.pairwise import PairwiseLoss, Similarity
 from hashnet.losses.similarity import LabelSimilarity, TableSimilarity
 
 
@@ -34,6 +34,7 @@ __all__ = [
     "LabelSimilarity",
     "Loss",
     "PairwiseLoss",
+    "Similarity",
     "TableSimilarity",
     "similarity_codes",
 ]

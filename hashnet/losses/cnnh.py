@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from hashnet.kernels import compiled
 from hashnet.labels import as_multi_hot, pack_labels
-from hashnet.models.heads import relax
-from hashnet.popcount import compiled
+from hashnet.models import relax
 
 MAX_SWEEPS, STOP_BELOW = 20, 1e-3  # stop when a sweep over all entries gains less than a thousandth
 

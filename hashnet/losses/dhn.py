@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from hashnet.losses.pairwise import PairwiseLoss, Similarity
-from hashnet.models.heads import relax
+from hashnet.models import relax
 
 
 class DHNLoss:

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import torch
 
+from hashnet.kernels import compiled
 from hashnet.labels import check_pairs
 from hashnet.losses.pairwise import Similarity
-from hashnet.popcount import compiled
 
 
 class DNNHLoss:

@@ -21,7 +21,7 @@ from torch.nn import functional
 from hashnet.errors import TrainingError
 from hashnet.labels import PAIR_WEIGHTS, PairCounts, check_pairs
 from hashnet.losses.similarity import Pairs
-from hashnet.models.heads import relax
+from hashnet.models import relax
 
 
 class Similarity(Protocol):

@@ -2,13 +2,40 @@
 
 report = evaluate(query_codes, query_labels, database_codes, database_labels, k=5000)
 report.map, report.map_tie_aware, report.precision_within(2)
-hashnet.report.figures.precision_recall({"48 bits": report})
+hashnet.reports.figures.precision_recall({"48 bits": report})
 paired_difference(report_a.ap, report_b.ap)      # is a better than b on the same queries?
 """
 
 from hashnet.metrics.bootstrap import Difference, paired_difference
 from hashnet.metrics.definitions import DEFINITIONS
-from hashnet.metrics.evaluation import evaluate
-from hashnet.metrics.report import EvalReport
+from hashnet.metrics.evaluation import build_shard, check_k, evaluate, summarise
+from hashnet.metrics.measures import QueryMeasures, block_size, from_bytes, join, measure, to_bytes
+from hashnet.metrics.relevance import LabelSets, from_lists, refuse_unlabelled
+from hashnet.metrics.report import EvalReport, RadiusCurve, RankCurve
+from hashnet.metrics.shard import Partial, merge
+from hashnet.metrics.ties import tie_hash
 
-__all__ = ["DEFINITIONS", "Difference", "EvalReport", "evaluate", "paired_difference"]
+__all__ = [
+    "DEFINITIONS",
+    "Difference",
+    "EvalReport",
+    "LabelSets",
+    "Partial",
+    "QueryMeasures",
+    "RadiusCurve",
+    "RankCurve",
+    "block_size",
+    "build_shard",
+    "check_k",
+    "evaluate",
+    "from_bytes",
+    "from_lists",
+    "join",
+    "measure",
+    "merge",
+    "paired_difference",
+    "refuse_unlabelled",
+    "summarise",
+    "tie_hash",
+    "to_bytes",
+]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hashnet.popcount import compiled
+from hashnet.kernels import compiled
 
 
 def average_precision(

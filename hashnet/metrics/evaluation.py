@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from hashnet.arrays import as_array
 from hashnet.codes import check_codes
-from hashnet.config import check_whole
 from hashnet.errors import CodeError, ConfigError, DataError
+from hashnet.io import as_array, check_whole
 from hashnet.metrics.bootstrap import interval
 from hashnet.metrics.measures import QueryMeasures, block_size, join, measure
 from hashnet.metrics.per_class import per_class

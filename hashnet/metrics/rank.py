@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hashnet.popcount import compiled
+from hashnet.kernels import compiled
 
 ALL_RANKS = 10_000  # beyond this many ranks a curve keeps every rank to 1,000 and then about 4,600 a decade
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hashnet.arrays import as_array
 from hashnet.errors import CodeError, DataError
+from hashnet.io import as_array
+from hashnet.kernels import compiled
 from hashnet.labels import MAX_CLASSES, as_multi_hot
-from hashnet.popcount import compiled
 
 if TYPE_CHECKING:
     import pyarrow as pa

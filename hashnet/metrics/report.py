@@ -7,8 +7,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from hashnet import storage
 from hashnet.errors import FormatError, HashnetError
+from hashnet.io import storage
 from hashnet.metrics.definitions import DEFINITIONS
 
 KIND, FORMAT_VERSION = "evaluation", 1

@@ -16,12 +16,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from hashnet.codes import as_words, check_codes
-from hashnet.metrics.bitslice import ITEMS, WORDS, aligned, block_planes, plan_queries, sum_planes
+from hashnet.kernels import (
+    ITEMS,
+    WORDS,
+    aligned,
+    block_planes,
+    compiled,
+    default_threads,
+    plan_queries,
+    popcount,
+    scan,
+    scratch_planes,
+    sum_planes,
+)
 from hashnet.metrics.relevance import ClassItems, LabelSets, class_items
-from hashnet.metrics.scan import scan, scratch_planes
 from hashnet.metrics.ties import tie_hash
-from hashnet.popcount import compiled, popcount
-from hashnet.threads import default_threads
 
 QUERIES = 64  # queries that share a block of the database while it is in the cache
 SCRATCH = 1 << 24  # words a thread may hold for candidates and marks: 128 MiB
@@ -136,7 +145,7 @@ def merge(partials: Sequence[Partial], k: int) -> Partial:
 
 
 def bit_planes(codes: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """codes[order] as the blocks of planes that ``hashnet.metrics.bitslice`` tells of, uint64, flat.
+    """codes[order] as the blocks of planes that ``hashnet.kernels.bitslice`` tells of, uint64, flat.
 
     ``order`` fills whole blocks, with -1 where there is no item. Plane b is bit b in the
     order of numpy's unpackbits; bit i of word w is item 64 w + i.

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-HASH_BITS = 52
+from hashnet.kernels import HASH_BITS
+
 _MASK = np.uint64(2**HASH_BITS - 1)
 _ODD_1, _ODD_2 = np.uint64(0x9E6C63D0876A9), np.uint64(0xD1B54A32D192D)  # odd: multiplying is a bijection
 

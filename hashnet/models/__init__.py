@@ -1,18 +1,23 @@
-"""Models: backbones by name, the hash layer, tanh(beta z) → sgn."""
+"""Models: backbones by name, the hash layer, tanh(beta z) → sgn, and the bundle a model is stored as."""
 
-from hashnet.models.backbones import backbone_names, check_backbone, make_backbone
-from hashnet.models.hash_model import HashModel, build_model
-from hashnet.models.heads import HEADS, relax, to_signs
-from hashnet.models.spec import BackboneSpec
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "HEADS",
-    "BackboneSpec",
-    "HashModel",
-    "backbone_names",
-    "build_model",
-    "check_backbone",
-    "make_backbone",
-    "relax",
-    "to_signs",
-]
+from hashnet.io import lazy_names
+
+if TYPE_CHECKING:
+    from hashnet.models.backbones import backbone_names, check_backbone, make_backbone, try_crop
+    from hashnet.models.bundle import ABOUT, BundleInfo, bundle_info, load_bundle, save_bundle
+    from hashnet.models.hash_model import HashModel, build_model, usable_std
+    from hashnet.models.heads import HEADS, relax, to_signs
+    from hashnet.models.spec import BackboneSpec
+
+__all__, __getattr__ = lazy_names(
+    __name__,
+    {
+        "backbones": ["backbone_names", "check_backbone", "make_backbone", "try_crop"],
+        "bundle": ["ABOUT", "BundleInfo", "bundle_info", "load_bundle", "save_bundle"],
+        "hash_model": ["HashModel", "build_model", "usable_std"],
+        "heads": ["HEADS", "relax", "to_signs"],
+        "spec": ["BackboneSpec"],
+    },
+)

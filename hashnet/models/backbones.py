@@ -97,7 +97,7 @@ def try_crop(name: str, module: nn.Module, crop: int) -> None:
 
 
 def _make_small(weights: str) -> tuple[nn.Module, BackboneSpec]:
-    from hashnet.data.images import Preprocess
+    from hashnet.data import Preprocess
 
     if weights == "pretrained":
         raise ModelError("small_cnn has no pretrained weights; use weights=random or weights=FILE")

@@ -31,7 +31,7 @@ class LiteBackbone(nn.Module):
 
 def make_lite(name: str, weights: str) -> tuple[nn.Module, BackboneSpec]:
     """``lite0``, ``lite1`` or ``lite2``; pretrained weights come from the pip package of that name."""
-    from hashnet.data.images import Preprocess
+    from hashnet.data import Preprocess
 
     try:
         lite = importlib.import_module("efficientnet_lite_pytorch")
@@ -62,7 +62,7 @@ def _lite_file(name: str) -> str:
 
 def make_timm(name: str, weights: str, download: bool) -> tuple[nn.Module, BackboneSpec]:
     """timm's model of that name (after ``timm:``) without its classifier."""
-    from hashnet.data.images import Preprocess
+    from hashnet.data import Preprocess
 
     try:
         import timm

@@ -32,7 +32,7 @@ def make_torchvision(name: str, weights: str, download: bool) -> tuple[nn.Module
     """The model without its last layer (AlexNet keeps fc6 and fc7), and its spec."""
     from torchvision import models
 
-    from hashnet.data.images import Preprocess
+    from hashnet.data import Preprocess
 
     known = models.get_model_weights(name)
     best = known.DEFAULT if len(known) else None

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hashnet import storage
 from hashnet.errors import HashnetError, ModelError
+from hashnet.io import storage
 
 SHOWN_KEYS = 5
 

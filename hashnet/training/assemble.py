@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from hashnet.data import Manifest
-from hashnet.data.pairs import PairTable
+from hashnet.data import Manifest, PairTable
 from hashnet.losses import (
     CNNHLoss,
     DHNLoss,
@@ -16,12 +15,11 @@ from hashnet.losses import (
     LabelSimilarity,
     Loss,
     PairwiseLoss,
+    Similarity,
     TableSimilarity,
     similarity_codes,
 )
-from hashnet.losses.pairwise import Similarity
-from hashnet.models import HashModel, build_model
-from hashnet.models.backbones import try_crop
+from hashnet.models import HashModel, build_model, try_crop
 from hashnet.training.config import TrainConfig
 from hashnet.training.data import Rows
 from hashnet.training.sampling import PairSampler, Sampler

@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from hashnet import storage
 from hashnet.errors import FormatError, HashnetError
+from hashnet.io import storage
 from hashnet.training.history import History, read_history, write_history
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hashnet.codes import check_n_bits
-from hashnet.config import REQUIRED, key
 from hashnet.errors import ConfigError, ModelError
+from hashnet.io import REQUIRED, key
 from hashnet.labels import PAIR_WEIGHTS
 from hashnet.training.schedule import ANNEALING, SCHEDULES, Stage, plain, smooth, staged
 from hashnet.training.settings import FitSettings

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hashnet import labels as label_sets
-from hashnet.data import Manifest
-from hashnet.data.fetch import feature_matrix, feature_rows
+from hashnet.data import Manifest, feature_matrix, feature_rows
 from hashnet.errors import TrainingError
 from hashnet.models import HashModel
 from hashnet.training.config import TrainConfig

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import distributed
 
+from hashnet.io import Progress
 from hashnet.losses import Loss
 from hashnet.models import HashModel, build_model
-from hashnet.progress import Progress
 from hashnet.training.config import KINDS, TrainConfig
+from hashnet.training.feature_scaling import standardise
 from hashnet.training.gather import world
 from hashnet.training.loop import fit
 from hashnet.training.sampling import Sampler
 from hashnet.training.schedule import plain
 from hashnet.training.sources import ArraySource, Source
-from hashnet.training.standardise import standardise
 
 BATCH = 64
 HEAD_STEPS = 500  # at least, on few pictures

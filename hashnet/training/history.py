@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hashnet import storage
+from hashnet.io import storage
 
 KIND, FORMAT_VERSION, FILE = "history", 1, "history.json"
 COLUMNS = (

@@ -9,7 +9,7 @@
     from hashnet.training.loop import fit
     from hashnet.training.schedule import staged
     from hashnet.training.settings import FitSettings
-    from hashnet.training.standardise import standardise
+    from hashnet.training.feature_scaling import standardise
 
     X, y = load_digits(return_X_y=True)                     # rows (n, d) and class ids (n,)
     X = X.astype("float32")

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from hashnet.codes import bit_balance, dead_bits, distinct, pack_signs
+from hashnet.io import Progress
 from hashnet.losses import Loss
 from hashnet.models import HashModel, relax
-from hashnet.progress import Progress
 from hashnet.training.sources import Source
 
 BINS = 100  # of |g| in [0, 1], as in the paper's histogram

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from hashnet import config as configs
-from hashnet import storage
-from hashnet.data import Manifest
-from hashnet.data.pairs import PairTable
+from hashnet.data import Manifest, PairTable
 from hashnet.errors import ConfigError, LineageMismatch, TrainingError
+from hashnet.io import config as configs
+from hashnet.io import storage
 from hashnet.labels import check_pairs, count_pairs
-from hashnet.training.bundle import ABOUT, bundle_info
+from hashnet.models import ABOUT, bundle_info
 from hashnet.training.config import HOW, PUT_UP_WITH, TrainConfig
 
 MODEL, MANIFEST, CHECKPOINTS, CONFIG = "model", "manifest.parquet", "checkpoints", "config.yaml"
@@ -152,7 +151,7 @@ def _embedded(config: TrainConfig, uri: str) -> Manifest:
     """A manifest of the embedded data set, written to ``uri``."""
     if config.dataset is None:
         raise ConfigError("give the data: manifest=PATH (made by `hashnet dataset`), or dataset=digits")
-    from hashnet.data.sources import make_manifest
+    from hashnet.data import make_manifest
 
     options: dict[str, Any] = {"modality": config.modality} if config.dataset == "digits" else {}
     return make_manifest(config.dataset, uri, overwrite=True, **options)

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import torch
 
-from hashnet.data.fetch import fetch_images, too_many_bad
+from hashnet.data import fetch_images, too_many_bad
 from hashnet.errors import BadImage, DataError, TrainingError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from hashnet.data.images import Preprocess
+    from hashnet.data import Preprocess
 
 logger = logging.getLogger(__name__)
 PIECE = 8192  # rows that are looked at together: never a second copy of the whole array

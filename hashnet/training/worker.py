@@ -17,23 +17,22 @@ from typing import Any
 
 import torch
 
-from hashnet import config as configs
-from hashnet import storage
 from hashnet.data import Manifest
-from hashnet.models import HashModel
+from hashnet.io import config as configs
+from hashnet.io import storage
+from hashnet.models import HashModel, save_bundle
 from hashnet.training.assemble import make_loss, make_model, make_similarity
-from hashnet.training.bundle import save_bundle
 from hashnet.training.checkpoints import Checkpoints
 from hashnet.training.collapse import explain_codes, explain_loss
 from hashnet.training.config import TrainConfig
 from hashnet.training.data import held_out, open_rows
+from hashnet.training.feature_scaling import standardise
 from hashnet.training.frozen import adopt, backbone_features, probe_of, train_head_first
 from hashnet.training.gather import from_first, world
 from hashnet.training.history import write_history
 from hashnet.training.loop import Record, fit
 from hashnet.training.outcome import final_figures, split_map, validation_map
 from hashnet.training.run import CHECKPOINTS, MANIFEST, MODEL
-from hashnet.training.standardise import standardise
 
 logger = logging.getLogger(__name__)
 WARN_AFTER_EPOCHS, WARN_AFTER_STEPS = 3, 60  # sooner, a network that starts from nothing is slow, not stuck

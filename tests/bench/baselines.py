@@ -15,7 +15,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hashnet.baselines import REGISTRY, BaselineWarning
+from hashnet.baselines import REGISTRY
+from hashnet.baselines.base import BaselineWarning
 
 N_ROWS, N_FEATURES, N_BITS, N_CLASSES = 10_000, 4_096, 64, 100
 

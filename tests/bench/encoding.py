@@ -47,8 +47,8 @@ def make_pictures(folder: Path, n_images: int, backbone: str, engine: str) -> No
 
     from hashnet.data.rows import from_uris
     from hashnet.data.writer import write_manifest
-    from hashnet.models import build_model
-    from hashnet.training.bundle import save_bundle
+    from hashnet.models.bundle import save_bundle
+    from hashnet.models.hash_model import build_model
 
     rng = np.random.default_rng(0)
     for i in range(N_FILES):
@@ -66,8 +66,9 @@ def make_pictures(folder: Path, n_images: int, backbone: str, engine: str) -> No
 def pipeline(folder: Path, engine: str) -> dict[str, float]:
     """The job itself; rate between 25 % and 80 % of the rows, and rows over the whole time."""
     import cluster.encode_stages as stages
-    from cluster import session
-    from cluster.encoding import EncodeConfig, encode_database
+
+    from cluster.encode.job import EncodeConfig, encode_database
+    from cluster.runtime import connection as session
 
     seen: list[tuple[float, int]] = []
 
@@ -126,7 +127,7 @@ class CpuClock:
 
 def tight_loop(folder: Path, engine: str, n_images: int) -> dict[str, float]:
     """One process: two threads decode ahead while the model runs on what is decoded."""
-    from hashnet.encoding import Encoder
+    from hashnet.encoding.encoder import Encoder
 
     encoder = Encoder.load(str(folder / "model"), engine=engine)
     paths = [folder / f"{i % N_FILES:04d}.jpg" for i in range(n_images)]
@@ -153,7 +154,7 @@ def one_thread(folder: Path, engine: str, n_images: int) -> dict[str, float]:
     """Processor time a picture when one thread does everything: nothing waits, spins or is moved."""
     import torch
 
-    from hashnet.encoding import Encoder
+    from hashnet.encoding.encoder import Encoder
 
     torch.set_num_threads(1)
     encoder = Encoder.load(str(folder / "model"), engine=engine)
@@ -167,7 +168,7 @@ def one_thread(folder: Path, engine: str, n_images: int) -> dict[str, float]:
 
 def engines(folder: Path) -> dict[str, float]:
     """Bits that differ between eager and compiled, and the largest logit among them."""
-    from hashnet.encoding import Encoder
+    from hashnet.encoding.encoder import Encoder
 
     paths = [folder / f"{i:04d}.jpg" for i in range(N_FILES)]
     a, b = (
@@ -208,7 +209,7 @@ def data_loader(folder: Path, n_images: int) -> dict[str, float]:
     import torch
 
     from hashnet.codes import pack_signs
-    from hashnet.training.bundle import load_bundle
+    from hashnet.models.bundle import load_bundle
 
     model, info = load_bundle(str(folder / "model"))
     data = _Pictures(folder, n_images, info.preprocess.resize, info.preprocess.crop)
@@ -225,7 +226,7 @@ def bare_loop(folder: Path) -> dict[str, float]:
     """One process: Parquet → numpy → torch → packed bits → Parquet, nothing checked or recorded."""
     import torch
 
-    from hashnet.training.bundle import load_bundle
+    from hashnet.models.bundle import load_bundle
 
     model, _ = load_bundle(str(folder / "model"))
     out = folder / f"bare-{os.getpid()}"

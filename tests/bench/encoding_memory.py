@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from hashnet.data.rows import Rows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
-from hashnet.models import build_model
-from hashnet.training.bundle import save_bundle
+from hashnet.models.bundle import save_bundle
+from hashnet.models.hash_model import build_model
 
 N_FEATURES, N_BITS = 64, 64
 
@@ -59,8 +59,8 @@ def make_pictures(folder: Path, n_images: int) -> None:
 
 def peak_memory(folder: Path) -> dict[str, float]:
     """Peak of the summed PSS of this process and everything below it while the job runs."""
-    from cluster import session
-    from cluster.encoding import EncodeConfig, encode_database
+    from cluster.encode.job import EncodeConfig, encode_database
+    from cluster.runtime import connection as session
 
     peak, stop = 0, threading.Event()
 

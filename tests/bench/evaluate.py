@@ -31,10 +31,10 @@ import numpy as np
 
 import hashnet
 from hashnet.codes import as_words, unpack_codes
+from hashnet.kernels.jit import compiled, popcount
+from hashnet.kernels.threads import default_threads
 from hashnet.metrics.relevance import check_labels
 from hashnet.metrics.shard import Shard
-from hashnet.popcount import compiled, popcount
-from hashnet.threads import default_threads
 
 ROWS, QUERIES, CLUSTERS, NOISE = 1_281_167, 5_000, 1_000, 0.1
 MEMORY = 24 << 30

@@ -31,11 +31,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hashnet import BinaryIndex
 from hashnet.codes import as_words
-from hashnet.index import exact, kernel
+from hashnet.index import exact
 from hashnet.index.build import read_parts
-from hashnet.popcount import compiled
-from hashnet.store import CodeStore, write_store
-from hashnet.threads import default_threads, run_all
+from hashnet.kernels import hamming as kernel
+from hashnet.kernels.jit import compiled
+from hashnet.kernels.threads import default_threads, run_all
+from hashnet.store.code_store import CodeStore, write_store
 
 CLUSTERS, NOISE = 1000, 0.1
 SPEND_S = 2.0  # on one case with its peers
@@ -296,7 +297,7 @@ def peak_bytes() -> int:
 
 
 def bench_sharded(rows: int) -> None:
-    from cluster.sharded import ShardedIndex
+    from cluster.serve.slices import ShardedIndex
 
     codes, labels, queries = draw(rows, 64)
     with tempfile.TemporaryDirectory() as folder:

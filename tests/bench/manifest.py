@@ -25,9 +25,9 @@ import pyarrow.csv
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hashnet import storage
 from hashnet.data.lists import CHUNK, read_list
 from hashnet.data.sources import make_manifest
+from hashnet.io import storage
 
 BLOCK = 50_000  # lines written at once
 CASES = ("read from disk", "read from cache", "pyarrow csv", "python loop", "parse", "manifest")

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tables import put_between, summary, tables
 
-from hashnet.progress import duration
+from hashnet.io.progress import duration
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parents[1]

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from tables import number, put_between
 
-from cluster.local import LocalCluster, follow, job_result
+from tests.support.local_cluster import LocalCluster, follow, job_result
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
 BEGIN, END = "<!-- scale: begin -->", "<!-- scale: end -->"

@@ -35,8 +35,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from encoding import N_FILES, make_pictures
 from tables import put_between
 
-from cluster.encode_stages import chunk_rows
-from cluster.local import LocalCluster, job_result
+from cluster.encode.stages import chunk_rows
+from tests.support.local_cluster import LocalCluster, job_result
 
 ENGINE = "cpu-eager"  # compiling would take longer than the runs
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
@@ -121,10 +121,10 @@ def stage_rates(folder: Path) -> dict[str, float]:
     """Decode, forward and commit, each alone on one core; what the estimate is made from."""
     import torch
 
-    from hashnet.arrays import binary_column
-    from hashnet.encoding import Encoder
-    from hashnet.pipeline import Gatherer
-    from hashnet.plan import Part, Plan
+    from hashnet.encoding.encoder import Encoder
+    from hashnet.encoding.pipeline import Gatherer
+    from hashnet.io.arrow import binary_column
+    from hashnet.store.plan import Part, Plan
 
     os.sched_setaffinity(0, {0})
     torch.set_num_threads(1)

@@ -26,15 +26,15 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from cluster.training import train
-from hashnet.data import Manifest
+from cluster.train import train
+from hashnet.data.manifest import Manifest
 from hashnet.data.sources import make_manifest
-from hashnet.models import build_model
+from hashnet.models.hash_model import build_model
 from hashnet.training.config import TrainConfig
 from hashnet.training.data import open_rows
+from hashnet.training.feature_scaling import standardise
 from hashnet.training.history import read_history
 from hashnet.training.sources import prefetch
-from hashnet.training.standardise import standardise
 
 THREADS, N_BITS = 2, 48
 CASES = {

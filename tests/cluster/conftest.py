@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.local import LocalCluster, job_result
+from tests.support.local_cluster import LocalCluster, job_result
 
 
 @pytest.fixture(scope="session")

@@ -16,12 +16,15 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.serve.schema import ServeDeploySchema
 
 import hashnet
-from cluster import encode_setup, metrics, nodes, placement, session
-from cluster.encoding import EncodeConfig
-from cluster.job import read_settings
-from cluster.planning import plan
-from cluster.serving.config import ServeConfig
-from hashnet import config as configs
+from cluster.encode import setup as encode_setup
+from cluster.encode.job import EncodeConfig
+from cluster.runtime import connection as session
+from cluster.runtime import nodes, placement
+from cluster.runtime import telemetry as metrics
+from cluster.runtime.job import read_settings
+from cluster.runtime.planning import plan
+from hashnet.io import config as configs
+from hashnet.server.settings import ServeConfig
 from hashnet.training.config import TrainConfig
 
 KUBERNETES = ("cluster.yaml", "encode.yaml", "serve.yaml", "train.yaml")
@@ -119,7 +122,7 @@ def test_images_carry_the_tested_ray_and_python(launcher, repo):
     (ray,) = [str(pin.specifier).removeprefix("==") for pin in pins if pin.name == "ray"]
     kinds = launcher["available_node_types"].values()
     images = [launcher["docker"]["image"], *(k["docker"]["worker_image"] for k in kinds if "docker" in k)]
-    images.append((repo / "cluster/kubernetes/Dockerfile").read_text().split("FROM ")[1].split()[0])
+    images.append((repo / "cluster/deploy/kubernetes/Dockerfile").read_text().split("FROM ")[1].split()[0])
     (wanted,) = re.findall(r'"ray\[[^]]*\]==([\d.]+)\.\*"', (repo / "pyproject.toml").read_text())
     assert ray.startswith(f"{wanted}.")
     for image in images:
@@ -133,7 +136,7 @@ def _lines(path):
 
 
 def _document(repo, name):
-    (document,) = list(yaml.safe_load_all((repo / "cluster/kubernetes" / name).read_text()))
+    (document,) = list(yaml.safe_load_all((repo / "cluster/deploy/kubernetes" / name).read_text()))
     return document
 
 
@@ -314,7 +317,7 @@ def test_the_network_lets_in_submitters_and_prometheus_to_its_port_alone(repo):
 
 
 def test_the_dashboard_shows_every_metric_and_no_other(repo):
-    board = json.loads((repo / "cluster/grafana/hashnet.json").read_text())
+    board = json.loads((repo / "cluster/deploy/grafana/hashnet.json").read_text())
     expressions = [t["expr"] for panel in board["panels"] for t in panel.get("targets", [])]
     shown = set(re.findall(r"ray_(hashnet_\w+?)(?:_bucket)?(?=[{\s)\[])", " ".join(expressions) + " "))
     ours = {about.full_name(name) for name, about in metrics.METRICS.items()}

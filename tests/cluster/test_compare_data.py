@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cluster.compare_data import shallow_features
-from cluster.comparison import CompareConfig
-from hashnet import config as configs
+from cluster.compare.data import shallow_features
+from cluster.compare.job import CompareConfig
 from hashnet.data.sources import make_manifest
+from hashnet.io import config as configs
 
 SIDE = 16
 

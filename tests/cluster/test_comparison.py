@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cluster import compare_cells
-from cluster.compare_cells import Part, progress_table
-from cluster.compare_data import zero_shot_manifest
-from cluster.comparison import CompareConfig, compare
-from hashnet import config as configs
-from hashnet.comparison.cells import Cell
-from hashnet.data import Manifest
+from cluster.compare import cells as compare_cells
+from cluster.compare.cells import Part, progress_table
+from cluster.compare.data import zero_shot_manifest
+from cluster.compare.job import CompareConfig, compare
+from hashnet.data.manifest import Manifest
 from hashnet.data.sources import make_manifest
 from hashnet.errors import ClusterError, ConfigError, DataError, LineageMismatch, TrainingError
+from hashnet.io import config as configs
+from hashnet.reports.comparison.cells import Cell
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_settings_are_chosen_on_training_rows_and_used(ray_local, manifest, tmp_
 
 
 def test_a_trial_that_diverges_is_not_chosen(ray_local, manifest, tmp_path, monkeypatch):
-    monkeypatch.setattr("cluster.comparison.candidates", lambda name: [{"lr": 1e30}, {"lr": 0.01}])
+    monkeypatch.setattr("cluster.compare.job.candidates", lambda name: [{"lr": 1e30}, {"lr": 0.01}])
     compare(settings(tmp_path, manifest, methods=["hashnet"], tune=True, zero_shot=0))
     tuned = json.loads((tmp_path / "tuned.json").read_text())
     assert tuned["settings"] == {"hashnet": {"16": {"lr": 0.01}}}
@@ -222,7 +222,7 @@ def test_rows_that_ask_without_a_label_are_found_before_ray_starts(
     def too_late(*_):
         raise AssertionError("work has begun")
 
-    monkeypatch.setattr("cluster.comparison.session.connect", too_late)
+    monkeypatch.setattr("cluster.compare.job.session.connect", too_late)
     run, no_query, no_train = tmp_path / "run", partly_labelled("query"), partly_labelled("train")
     with pytest.raises(TrainingError, match="5 of 10 query rows have no label"):
         compare(settings(run, no_query))
@@ -231,7 +231,7 @@ def test_rows_that_ask_without_a_label_are_found_before_ray_starts(
     assert not (run / "config.yaml").exists()
     with pytest.raises(AssertionError, match="work has begun"):  # shallow trials leave such rows out
         compare(settings(run, no_train, tune=True, methods=["itq"]))
-    monkeypatch.setattr("cluster.comparison.session.connect", lambda: None)
+    monkeypatch.setattr("cluster.compare.job.session.connect", lambda: None)
     with pytest.raises(TrainingError, match="5 of 10 zero-shot query rows have no label"):
         compare(settings(tmp_path / "other", manifest, zero_shot_manifest=no_query))
 

@@ -1,7 +1,7 @@
 import pytest
 
-from cluster.comparison import CompareConfig
-from hashnet import config as configs
+from cluster.compare.job import CompareConfig
+from hashnet.io import config as configs
 from hashnet.training.config import TrainConfig
 
 

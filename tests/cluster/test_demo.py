@@ -9,14 +9,14 @@ import sys
 import webbrowser
 from pathlib import Path
 
+import cluster.serving
 import pytest
 
-import cluster.serving
 from cluster import demo
 from hashnet.data.sources import digits
 from hashnet.errors import ConfigError
-from hashnet.store import CodeStore, write_store
-from tests.small_run import make_run
+from hashnet.store.code_store import CodeStore, write_store
+from tests.support.small_run import make_run
 
 
 def pictures(folder, n, classes=True):
@@ -65,7 +65,7 @@ def test_commands_are_printed_so_that_they_run(monkeypatch):
 def test_open_shows_the_report_and_then_the_page(monkeypatch, tmp_path):
     opened = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
-    monkeypatch.setattr(cluster.serving, "serve_run", lambda config, when_up: when_up(f"{config.url}/"))
+    monkeypatch.setattr(cluster.serve, "serve_run", lambda config, when_up: when_up(f"{config.url}/"))
     demo._show(str(tmp_path), f"{tmp_path}/report/report.html")
     assert opened == [f"file://{tmp_path}/report/report.html", "http://127.0.0.1:8000/"]
 
@@ -105,7 +105,7 @@ def test_all_of_it(own_pictures, python, repo, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_cluster_demo_runs_the_four_jobs_and_takes_its_cluster_down(python, repo, tmp_path):
-    words = [python, "-m", "cluster.cluster_demo", str(tmp_path / "run")]
+    words = [python, "-m", "tests.support.cluster_demo", str(tmp_path / "run")]
     done = subprocess.run(words, cwd=repo, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     said, _, rows = done.stdout.partition("cluster-demo: all four jobs succeeded, the cluster is down\n")

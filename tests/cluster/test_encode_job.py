@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from cluster import encoding
-from hashnet import CodeStore, Encoder, Manifest, engine, storage
+from cluster.encode import job as encoding
+from hashnet import CodeStore, Encoder, Manifest
 from hashnet.data.sources import make_manifest
-from hashnet.models import build_model
-from hashnet.training.bundle import save_bundle
+from hashnet.encoding import engines as engine
+from hashnet.io import storage
+from hashnet.models.bundle import save_bundle
+from hashnet.models.hash_model import build_model
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cluster import metrics
-from cluster.encoding import EncodeConfig, encode_database
-from tests.small_run import make_run
+from cluster.encode.job import EncodeConfig, encode_database
+from cluster.runtime import telemetry as metrics
+from tests.support.small_run import make_run
 
 pytestmark = pytest.mark.slow
 

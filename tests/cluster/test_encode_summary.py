@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cluster import encode_summary as summary
-from hashnet import CodeStore, commit
-from hashnet.arrays import binary_column
+from cluster.encode import summary as summary
+from hashnet import CodeStore
 from hashnet.errors import StoreError, TooManyBad
-from hashnet.plan import Part, Plan, begin, mending_range
+from hashnet.io.arrow import binary_column
+from hashnet.store import commit
+from hashnet.store.plan import Part, Plan, begin, mending_range
 
 LINEAGE = {"engine": "cpu-eager", "dtype": "float32", "model_sha256": "ab" * 32}
 PLAN = Plan("codes", 8, rows_per_shard=4, parts=(Part("part-00000", "aa", 6),), lineage=LINEAGE)

@@ -17,9 +17,9 @@ import pytest
 import torch
 from PIL import Image
 
-from cluster import encode_setup
-from cluster.causes import raise_ours
-from cluster.encoding import EncodeConfig, encode_database
+from cluster.encode import setup as encode_setup
+from cluster.encode.job import EncodeConfig, encode_database
+from cluster.runtime.errors import raise_ours
 from hashnet import CodeStore, Encoder, Manifest
 from hashnet.data.rows import Rows
 from hashnet.data.writer import append_rows, write_manifest
@@ -32,9 +32,9 @@ from hashnet.errors import (
     StoreError,
     TooManyBad,
 )
-from hashnet.models import build_model
-from hashnet.store import FeatureStore
-from hashnet.training.bundle import bundle_info, save_bundle
+from hashnet.models.bundle import bundle_info, save_bundle
+from hashnet.models.hash_model import build_model
+from hashnet.store.code_store import FeatureStore
 
 DATABASE, QUERY = 4, 2
 N = 640
@@ -173,7 +173,7 @@ def test_features_are_the_loop(ray_local, feature_run, monkeypatch):
         assert (name, tags["run"], tags["stage"]) == ("images", "run", "encode")
         counted[tags["status"]] = counted.get(tags["status"], 0) + n
 
-    monkeypatch.setattr("cluster.metrics.count", count)
+    monkeypatch.setattr("cluster.runtime.telemetry.count", count)
     handler = logging.NullHandler()  # somebody else's: only Ray's own is made quiet
     monkeypatch.setattr(
         logging.getLogger("ray.data"), "handlers", [*logging.getLogger("ray.data").handlers, handler]
@@ -260,7 +260,7 @@ def test_too_many_bad_rows_fail_at_the_end_and_another_model_is_refused(ray_loca
 
 def test_what_does_not_fit_is_refused_with_both_values(run, tmp_path, monkeypatch):
     """None of this starts Ray."""
-    monkeypatch.setattr("cluster.session.connect", lambda *_: pytest.fail("Ray was started"))
+    monkeypatch.setattr("cluster.runtime.connection.connect", lambda *_: pytest.fail("Ray was started"))
     plan = encode_database(config(run, dry_run=True))
     assert (plan["rows"], plan["shards"], plan["shards_done"], plan["shards_to_do"]) == (576, 6, 0, 6)
     assert plan["estimated_bytes"] > 576 * 4
@@ -307,7 +307,7 @@ def test_a_shard_that_cannot_be_written_is_a_clear_error_and_what_is_there_stays
 def test_what_an_actor_refuses_at_its_start_is_a_clear_error(ray_local, feature_run, monkeypatch):
     """The model changes between plan and actors: neither a stack trace nor a job that hangs."""
     info = bundle_info(str(feature_run[0] / "model"))
-    monkeypatch.setattr("cluster.encoding.bundle_info", lambda uri: replace(info, sha256="0" * 64))
+    monkeypatch.setattr("cluster.encode.job.bundle_info", lambda uri: replace(info, sha256="0" * 64))
     with pytest.raises(LineageMismatch, match=f"it was {'0' * 12}, now it is {info.sha256[:12]}; run again"):
         encode_database(config(feature_run[0]))
 
@@ -331,7 +331,7 @@ def test_auto_takes_eager_where_compiling_fails(run, monkeypatch):
         raise RuntimeError("Python.h: No such file or directory")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("hashnet.engine._compiler", lambda: "/usr/bin/g++")
+    monkeypatch.setattr("hashnet.encoding.engines._compiler", lambda: "/usr/bin/g++")
     monkeypatch.setattr(torch, "compile", fail)
     monkeypatch.setattr(encode_setup, "on_one_thread", lambda: None)
     model = str(run / "model")

@@ -18,8 +18,8 @@ from hashnet import CodeStore
 from hashnet.data.rows import Rows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
-from hashnet.models import build_model
-from hashnet.training.bundle import save_bundle
+from hashnet.models.bundle import save_bundle
+from hashnet.models.hash_model import build_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

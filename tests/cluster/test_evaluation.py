@@ -12,16 +12,17 @@ import pytest
 import torch
 
 import hashnet
-from cluster import counting, evaluation
-from cluster.encoding import EncodeConfig, encode_database
-from cluster.evaluation import EvaluateConfig, evaluate_run
+from cluster.encode.job import EncodeConfig, encode_database
+from cluster.evaluate import job as evaluation
+from cluster.evaluate import tasks as counting
+from cluster.evaluate.job import EvaluateConfig, evaluate_run
 from hashnet import Encoder, EvalReport, Manifest
 from hashnet.data.fetch import feature_matrix
 from hashnet.data.rows import Rows
 from hashnet.data.writer import write_manifest
 from hashnet.errors import DataError, LineageMismatch, StoreError
-from hashnet.models import build_model
-from hashnet.training.bundle import save_bundle
+from hashnet.models.bundle import save_bundle
+from hashnet.models.hash_model import build_model
 
 DATABASE, QUERY = 4, 2
 N, CLASSES = 2400, 6

@@ -8,13 +8,17 @@ import pyarrow as pa
 import pytest
 import ray
 
-from cluster import encode_stages, evaluation, logs, nodes, session
-from cluster.evaluation import EvaluateConfig
-from cluster.nodes import Node
-from cluster.watch import Watch
-from hashnet.commit import ShardRecord
-from hashnet.plan import Part, ShardRange
-from hashnet.work import Work
+from cluster.encode import stages as encode_stages
+from cluster.evaluate import job as evaluation
+from cluster.evaluate.job import EvaluateConfig
+from cluster.runtime import connection as session
+from cluster.runtime import nodes
+from cluster.runtime.node_monitor import Watch
+from cluster.runtime.nodes import Node
+from hashnet.encoding.tasks import Work
+from hashnet.io import events as logs
+from hashnet.store.commit import ShardRecord
+from hashnet.store.plan import Part, ShardRange
 
 
 @pytest.fixture

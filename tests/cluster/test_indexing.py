@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import ray
 
-from cluster import indexing, placement, session
-from cluster.indexing import IndexConfig, build_index
-from cluster.sharded import ShardedIndex, _cut
+from cluster import build_index as indexing
+from cluster.build_index import IndexConfig, build_index
+from cluster.runtime import connection as session
+from cluster.runtime import placement
+from cluster.serve.slices import ShardedIndex, _cut
 from hashnet import BinaryIndex, errors
-from hashnet.store import write_store
+from hashnet.store.code_store import write_store
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from cluster import job
-from cluster.comparison import CompareConfig
+from cluster.build_index import IndexConfig
+from cluster.compare.job import CompareConfig
 from cluster.demo import DemoConfig
-from cluster.encoding import EncodeConfig
-from cluster.evaluation import EvaluateConfig
-from cluster.indexing import IndexConfig
-from cluster.serving.config import ServeConfig
-from hashnet.config import REQUIRED, key
+from cluster.encode.job import EncodeConfig
+from cluster.evaluate.job import EvaluateConfig
+from cluster.runtime import job
 from hashnet.errors import ClusterError, ConfigError, DataError
+from hashnet.io.config import REQUIRED, key
+from hashnet.server.settings import ServeConfig
 from hashnet.training.config import TrainConfig
 
 
@@ -191,7 +191,7 @@ def test_jobs_stay_thin(repo):
 
 def test_drivers_start_without_torch(python, repo):
     """Importing it takes seconds; `--help`, and drivers whose workers do the work, go without."""
-    ask = "import sys, cluster.encoding, cluster.evaluation, cluster.sweeping; print('torch' in sys.modules)"
+    ask = "import sys, cluster.encode.job, cluster.evaluate.job, cluster.sweep; print('torch' in sys.modules)"
     assert subprocess.check_output([python, "-c", ask], cwd=repo, text=True).strip() == "False"
 
 

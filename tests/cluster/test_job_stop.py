@@ -12,8 +12,8 @@ import torch
 
 from hashnet import CodeStore, Manifest
 from hashnet.data.sources import make_manifest
-from hashnet.models import build_model
-from hashnet.training.bundle import save_bundle
+from hashnet.models.bundle import save_bundle
+from hashnet.models.hash_model import build_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TRAIN = (

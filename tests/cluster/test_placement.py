@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from cluster.local import job_result
+from tests.support.local_cluster import job_result
 
 pytestmark = pytest.mark.slow  # three nodes and waits of their own; a busy machine places otherwise
 

@@ -8,14 +8,17 @@ from types import SimpleNamespace
 import pytest
 import ray
 
-from cluster import counting, encode_setup, nodes, placement, planning, session
-from cluster.compare_cells import needs_of
-from cluster.encode_stages import ACTOR_CPUS
-from cluster.nodes import Node, NodeType
-from cluster.planning import Need, plan
-from cluster.training import worker_resources
-from hashnet.comparison.cells import Cell
+from cluster.compare.cells import needs_of
+from cluster.encode import setup as encode_setup
+from cluster.encode.stages import ACTOR_CPUS
+from cluster.evaluate import tasks as counting
+from cluster.runtime import connection as session
+from cluster.runtime import nodes, placement, planning
+from cluster.runtime.nodes import Node, NodeType
+from cluster.runtime.planning import Need, plan
+from cluster.train import worker_resources
 from hashnet.errors import ClusterError, ConfigError
+from hashnet.reports.comparison.cells import Cell
 from hashnet.training.config import TrainConfig
 
 HEAD = Node("head", {"CPU": 0, "memory": 1e9, "node:__internal_head__": 1.0}, is_head=True)
@@ -184,7 +187,7 @@ def test_the_autoscaler_is_asked_for_as_many_nodes_as_a_strategy_wants(invented,
 
 
 def test_what_others_hold_is_said_once(invented, monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "cluster.placement")
+    caplog.set_level(logging.INFO, "cluster.runtime.placement")
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     invented([GPUS], free={"CPU": 3.0})
     placement.ensure("train", [Need("worker", 2, {"CPU": 2, "GPU": 1}, at_least=1)])

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import ray
 
-from cluster import session
+from cluster.runtime import connection as session
 from hashnet.errors import ClusterError
 
 

@@ -9,12 +9,12 @@ import math
 
 import pytest
 
-from cluster import sweeping
-from cluster.sweeping import PAPER_GRID, SweepConfig, averaged, sweep, trials_of
-from hashnet import config as configs
-from hashnet import storage
+from cluster import sweep as sweeping
+from cluster.sweep import PAPER_GRID, SweepConfig, averaged, sweep, trials_of
 from hashnet.data.sources import make_manifest
 from hashnet.errors import ClusterError, ConfigError, LineageMismatch
+from hashnet.io import config as configs
+from hashnet.io import storage
 from hashnet.training.config import TrainConfig
 
 

@@ -14,11 +14,11 @@ import psutil
 import pytest
 import torch
 
-from cluster.training import train
-from hashnet import storage
+from cluster.train import train
 from hashnet.data.sources import make_manifest
 from hashnet.errors import ClusterError, Diverged, LineageMismatch
-from hashnet.training.bundle import load_bundle
+from hashnet.io import storage
+from hashnet.models.bundle import load_bundle
 from hashnet.training.checkpoints import Checkpoints
 from hashnet.training.config import TrainConfig
 from hashnet.training.history import read_history

@@ -8,10 +8,12 @@ import ray.train.torch
 import torch
 from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 
-from cluster import logs, metrics, training
-from hashnet import config as configs
-from hashnet import storage
+from cluster import train as training
+from cluster.runtime import telemetry as metrics
 from hashnet.errors import Diverged, StorageError
+from hashnet.io import config as configs
+from hashnet.io import events as logs
+from hashnet.io import storage
 from hashnet.training.config import TrainConfig
 
 STEP = {"step": 10, "total_steps": 100, "epoch": 1, "beta": 2.0, "lr": 0.5, "J": 0.3, "L": 0.4,

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from hashnet import baselines
-from hashnet.baselines import REGISTRY, Baseline, BaselineWarning
+from hashnet.baselines import REGISTRY
+from hashnet.baselines.base import Baseline, BaselineWarning
 from hashnet.codes import hamming_distances
 from hashnet.errors import CodeError, ConfigError, DataError, FormatError
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from hashnet.training.bundle import bundle_info
+from hashnet.models.bundle import bundle_info
 
 pytestmark = pytest.mark.timeout(600)
 

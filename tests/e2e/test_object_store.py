@@ -5,8 +5,9 @@ import re
 import pytest
 
 import hashnet
-from cluster.local import job_result
-from hashnet import cli, storage
+from hashnet.cli import entry as cli
+from hashnet.io import storage
+from tests.support.local_cluster import job_result
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

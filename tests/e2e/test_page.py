@@ -17,10 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.local import free_ports
 from hashnet import BinaryIndex
-from hashnet.data import Manifest
-from tests.small_run import make_run
+from hashnet.data.manifest import Manifest
+from tests.support.local_cluster import free_ports
+from tests.support.small_run import make_run
 
 pytestmark = pytest.mark.browser
 DESKTOP = {"viewport": {"width": 1280, "height": 860}}

@@ -19,16 +19,18 @@ import pyarrow.parquet as pq
 import pytest
 import uvicorn
 
-from cluster import cluster_demo, metrics
-from cluster.job import read_settings
-from cluster.local import free_ports
-from cluster.serving.config import Limits, Tokens
-from cluster.serving.encoder_holder import EncoderHolder
-from hashnet import CodeStore, Manifest, cli
+from cluster.runtime import telemetry as metrics
+from cluster.runtime.job import read_settings
+from hashnet import CodeStore, Manifest
+from hashnet.cli import entry as cli
 from hashnet.data.sources import digits
 from hashnet.errors import HashnetError
-from tests.serving_app import make_app
-from tests.small_run import make_run
+from hashnet.server.encoder_holder import EncoderHolder
+from hashnet.server.settings import Limits, Tokens
+from tests.support import cluster_demo
+from tests.support.local_cluster import free_ports
+from tests.support.serving_app import make_app
+from tests.support.small_run import make_run
 
 REPO = Path(__file__).resolve().parents[2]
 GUIDES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (REPO / "docs").glob("*.md"))]
@@ -113,7 +115,7 @@ def hashnet_commands(name):
 @pytest.mark.parametrize("name", GUIDES)
 def test_every_printed_hashnet_command_parses(name, monkeypatch):
     for words in hashnet_commands(name):
-        command = importlib.import_module(f"hashnet.commands.{words[0]}")
+        command = importlib.import_module(f"hashnet.cli.{words[0]}")
         monkeypatch.setattr(command, "run", lambda arguments: 0)
         assert cli.main(words) == 0, words
 

@@ -1,5 +1,6 @@
 """What `import hashnet` offers, and what it does not drag in."""
 
+import ast
 import subprocess
 
 import hashnet
@@ -41,3 +42,22 @@ def test_layers_point_one_way(repo):
 def test_only_the_index_imports_faiss(repo):
     users = {p for p in (repo / "hashnet").rglob("*.py") if "import faiss" in p.read_text()}
     assert all(p.parent.name == "index" for p in users)
+
+
+def unit_of(module: str) -> str:
+    """The package with one entry point that a module belongs to: hashnet.store.plan → hashnet.store."""
+    return ".".join(module.split(".")[:2])
+
+
+def test_packages_are_entered_by_their_front_door(repo):
+    """Nothing outside a package imports its inner modules: what others need, its __init__ exports."""
+    packages = {f"{p.parent.parent.name}.{p.parent.name}" for p in repo.glob("*/*/__init__.py")}
+    for layer in ("hashnet", "cluster", "jobs"):
+        for path in (repo / layer).rglob("*.py"):
+            own = unit_of(path.relative_to(repo).with_suffix("").as_posix().replace("/", "."))
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+                names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                for name in names:
+                    inner = name.count(".") > 1 and unit_of(name) in packages
+                    assert not inner or unit_of(name) == own, f"{path.relative_to(repo)} imports {name}"

@@ -11,12 +11,12 @@ from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
-from hashnet import config
 from hashnet.data.manifest import Manifest
 from hashnet.data.protocols import Protocol, split
 from hashnet.data.rows import Rows
 from hashnet.data.writer import append_rows, write_manifest
 from hashnet.errors import ConfigError, DataError
+from hashnet.io import config
 
 SOURCES = {  # name → what it reads, for --help
     "digits": "scikit-learn's 1,797 handwritten digits; nothing to download",

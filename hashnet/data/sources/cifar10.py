@@ -11,12 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from hashnet import storage
-from hashnet.config import REQUIRED, key
 from hashnet.data.class_lists import one_each
 from hashnet.data.references import byte_ranges
 from hashnet.data.rows import Rows, from_uris
 from hashnet.errors import DataError
+from hashnet.io import REQUIRED, key, storage
 
 DEFAULTS = {"query_per_class": 100, "train_per_class": 500}
 PIXELS = 3 * 32 * 32

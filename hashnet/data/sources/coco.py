@@ -11,12 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from hashnet import storage
-from hashnet.config import REQUIRED, key
 from hashnet.data.class_lists import choose, read_names
 from hashnet.data.files import complete, parent
 from hashnet.data.rows import Rows, from_uris
 from hashnet.errors import DataError, FormatError, StorageError
+from hashnet.io import REQUIRED, key, storage
 
 DEFAULTS = {"n_query": 5_000, "n_train": 10_000}
 

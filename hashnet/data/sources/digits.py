@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet import labels as label_sets
-from hashnet.config import key
 from hashnet.data.rows import Rows
+from hashnet.io import key
 
 DEFAULTS = {"n_query": 197, "n_train": 1000}  # 1,600 are left as database
 

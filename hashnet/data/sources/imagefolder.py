@@ -8,13 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hashnet import storage
-from hashnet.config import REQUIRED, key
 from hashnet.data.class_lists import by_name, choose, read_names
 from hashnet.data.files import PICTURES, complete, find_below
 from hashnet.data.rows import Rows, from_uris
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.errors import DataError
+from hashnet.io import REQUIRED, key, storage
 
 SPLIT_FOLDERS = {
     "train": TRAIN | DATABASE, "training": TRAIN | DATABASE, "database": DATABASE, "gallery": DATABASE,

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from hashnet import storage
-from hashnet.config import REQUIRED, key
 from hashnet.data.class_lists import by_name, choose, read_names
 from hashnet.data.files import PICTURES, complete, find_below
 from hashnet.data.rows import Rows, from_uris
 from hashnet.data.splits import DATABASE, QUERY
 from hashnet.errors import DataError, StorageError
+from hashnet.io import REQUIRED, key, storage
 
 DEFAULTS = {"train_per_class": 100}
 LAYOUTS = ("", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")

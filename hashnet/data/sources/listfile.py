@@ -9,14 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hashnet import storage
-from hashnet.config import key
 from hashnet.data.class_lists import read_names
 from hashnet.data.files import complete, parent
 from hashnet.data.lists import ListFile, read_list
 from hashnet.data.rows import Rows, find_duplicate
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.errors import DataError
+from hashnet.io import key, storage
 
 FILES = {"train": ("train.txt",), "query": ("query.txt", "test.txt"), "database": ("database.txt",)}
 BITS = {"database": DATABASE, "train": TRAIN, "query": QUERY}  # the order of the rows, too

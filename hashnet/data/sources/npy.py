@@ -16,13 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hashnet import labels as label_sets
-from hashnet import storage
-from hashnet.config import REQUIRED, key
 from hashnet.data import features as vectors
 from hashnet.data.class_lists import one_each, read_names
 from hashnet.data.rows import Rows, refuse_duplicates
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.errors import DataError, HashnetError, StorageError
+from hashnet.io import REQUIRED, key, storage
 
 BITS = {"database": DATABASE, "train": TRAIN, "query": QUERY}  # the order of the rows, too
 

@@ -15,11 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hashnet import labels as label_sets
-from hashnet import storage
-from hashnet.config import REQUIRED, key
 from hashnet.data.files import complete
 from hashnet.data.rows import Rows, from_uris
 from hashnet.errors import DataError, StorageError
+from hashnet.io import REQUIRED, key, storage
 
 CONCEPTS = ("Concepts81.txt", "ConceptsList/Concepts81.txt")
 IMAGES = ("Imagelist.txt", "ImageList/Imagelist.txt")

@@ -13,8 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hashnet import storage
-from hashnet.config import REQUIRED, key
 from hashnet.data import features as vectors
 from hashnet.data.class_lists import read_names
 from hashnet.data.files import complete, expand, parent
@@ -22,6 +20,7 @@ from hashnet.data.label_columns import is_list, read_labels
 from hashnet.data.references import parquet_values
 from hashnet.data.rows import Rows, refuse_duplicates
 from hashnet.errors import DataError
+from hashnet.io import REQUIRED, key, storage
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from hashnet import storage
-from hashnet.config import key
 from hashnet.data import shards
 from hashnet.data.class_lists import class_sets
 from hashnet.data.files import beside
 from hashnet.data.rows import Rows
 from hashnet.data.sources.drawing import BLOCK, draw_block, encode_jpegs
 from hashnet.errors import DataError
+from hashnet.io import key, storage
 
 WRITES = True  # pictures beside the manifest, unless they are few
 INLINE_UP_TO = 10_000  # pictures kept inside the manifest by store=auto

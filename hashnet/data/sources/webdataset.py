@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from hashnet import storage
-from hashnet.config import REQUIRED, key
 from hashnet.data.class_lists import read_names
 from hashnet.data.files import PICTURES, check_utf8, expand
 from hashnet.data.references import byte_ranges
 from hashnet.data.rows import Rows, from_uris, refuse_duplicates
 from hashnet.errors import DataError
+from hashnet.io import REQUIRED, key, storage
 from hashnet.labels import MAX_CLASSES
 
 BUFFER = 8 << 20  # a tar is read through once, in pieces of this size

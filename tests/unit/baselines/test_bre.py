@@ -3,14 +3,8 @@ import itertools
 import numpy as np
 import pytest
 
-from hashnet.baselines import BRE
-from hashnet.baselines.bre import draw_pairs, target_distances, unit_rows
-from hashnet.baselines.threshold_search import (
-    Pairs,
-    improve_weight,
-    pair_gains,
-    reconstruction_error,
-)
+from hashnet.baselines.bre import BRE, draw_pairs, target_distances, unit_rows
+from hashnet.baselines.threshold_search import Pairs, improve_weight, pair_gains, reconstruction_error
 from hashnet.errors import ConfigError
 
 

@@ -2,9 +2,12 @@ import numpy as np
 import pytest
 import torch
 
-from hashnet.baselines import CNNH, DHN, DNNH, Baseline, BaselineWarning
+from hashnet.baselines.base import Baseline, BaselineWarning
+from hashnet.baselines.cnnh import CNNH
+from hashnet.baselines.dhn import DHN
+from hashnet.baselines.dnnh import DNNH
 from hashnet.errors import ConfigError, DataError
-from hashnet.training.bundle import load_bundle
+from hashnet.models.bundle import load_bundle
 
 
 def pictures(n=48, seed=0):

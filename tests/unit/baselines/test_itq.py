@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from hashnet.baselines import ITQ
-from hashnet.baselines.itq import best_rotation, random_rotation
+from hashnet.baselines.itq import ITQ, best_rotation, random_rotation
 
 
 def quantisation_loss(V, R):

@@ -3,8 +3,7 @@ import pytest
 import scipy.linalg
 from sklearn.cross_decomposition import CCA
 
-from hashnet.baselines import ITQCCA
-from hashnet.baselines.itq_cca import canonical_directions
+from hashnet.baselines.itq_cca import ITQCCA, canonical_directions
 
 
 @pytest.fixture

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 from scipy.optimize import check_grad
 
-from hashnet.baselines import KSH
-from hashnet.baselines.ksh import refine, smooth_objective, spectral_start
+from hashnet.baselines.ksh import KSH, refine, smooth_objective, spectral_start
 
 
 @pytest.fixture

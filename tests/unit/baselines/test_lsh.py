@@ -2,7 +2,8 @@ import tracemalloc
 
 import numpy as np
 
-from hashnet.baselines import LSH, Baseline
+from hashnet.baselines.base import Baseline
+from hashnet.baselines.lsh import LSH
 from hashnet.codes import hamming_distances, unpack_codes
 
 

@@ -3,8 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hashnet.baselines import SDH
-from hashnet.baselines.sdh import discrete_descent, least_squares_inverse, ridge_classifier
+from hashnet.baselines.sdh import SDH, discrete_descent, least_squares_inverse, ridge_classifier
 
 
 def b_cost(B, W, Q):

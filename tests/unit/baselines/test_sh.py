@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from hashnet.baselines import SH
-from hashnet.baselines.sh import smoothest_modes
+from hashnet.baselines.sh import SH, smoothest_modes
 from hashnet.codes import unpack_codes
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hashnet import storage
 from hashnet.data import references
 from hashnet.data.fetch import describe_bad, fetch_images
 from hashnet.data.images import decode
 from hashnet.errors import BadImage
+from hashnet.io import storage
 
 
 def rows(*uris: str | None) -> pa.Table:

@@ -11,13 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hashnet import storage
-from hashnet.data import Manifest, parts
+from hashnet.data import parts
 from hashnet.data.fetch import feature_matrix
+from hashnet.data.manifest import Manifest
 from hashnet.data.rows import Rows, from_uris
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.data.writer import append_rows, write_manifest
 from hashnet.errors import DataError, FormatError, ManifestError
+from hashnet.io import storage
 
 
 def label_lists(n: int, n_classes: int = 4) -> pa.Array:

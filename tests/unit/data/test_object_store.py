@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from hashnet import storage
-from hashnet.data import Manifest, parts
+from hashnet.data import parts
 from hashnet.data.fetch import fetch_images
+from hashnet.data.manifest import Manifest
 from hashnet.data.sources import append_to, make_manifest
 from hashnet.errors import BadImage, DataError
+from hashnet.io import storage
 
 
 def test_a_manifest_on_s3_is_the_manifest_on_disk(bucket, tmp_path):

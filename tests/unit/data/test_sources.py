@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hashnet.data import Manifest
 from hashnet.data.fetch import feature_matrix, fetch_images
 from hashnet.data.images import decode
+from hashnet.data.manifest import Manifest
 from hashnet.data.sources import append_to, load_rows, make_manifest
 from hashnet.errors import DataError, ManifestError
-from tests.source_files import folders, rows_of, tar_of
+from tests.support.source_files import folders, rows_of, tar_of
 
 
 @pytest.mark.parametrize(

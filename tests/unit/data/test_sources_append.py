@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hashnet.data import Manifest
+from hashnet.data.manifest import Manifest
 from hashnet.data.sources import append_to, make_manifest
 
 

@@ -7,7 +7,7 @@ import pytest
 from hashnet.data.fetch import fetch_images
 from hashnet.data.sources import make_manifest
 from hashnet.errors import BadImage, DataError
-from tests.source_files import folders, rows_of
+from tests.support.source_files import folders, rows_of
 
 
 def test_imagefolder_classes(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from hashnet.data.sources import load_rows, make_manifest
 from hashnet.errors import ConfigError, DataError
-from tests.source_files import rows_of
+from tests.support.source_files import rows_of
 
 
 def test_listfile_one_list_is_split_by_the_protocol(tmp_path):

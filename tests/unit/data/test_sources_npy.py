@@ -8,7 +8,7 @@ import pytest
 from hashnet.data.fetch import feature_matrix
 from hashnet.data.sources import make_manifest
 from hashnet.errors import DataError
-from tests.source_files import rows_of
+from tests.support.source_files import rows_of
 
 
 def test_npy_features_with_labels(tmp_path):

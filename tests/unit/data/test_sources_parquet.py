@@ -7,11 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hashnet import storage
 from hashnet.data.fetch import feature_matrix, fetch_images
 from hashnet.data.sources import make_manifest
 from hashnet.errors import BadImage, DataError
-from tests.source_files import jpeg, rows_of
+from hashnet.io import storage
+from tests.support.source_files import jpeg, rows_of
 
 
 def picture_struct(n: int, start: int = 0) -> pa.Array:

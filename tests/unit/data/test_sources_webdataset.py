@@ -10,7 +10,7 @@ import pytest
 from hashnet.data.fetch import fetch_images
 from hashnet.data.sources import make_manifest
 from hashnet.errors import DataError
-from tests.source_files import jpeg, rows_of, tar_of
+from tests.support.source_files import jpeg, rows_of, tar_of
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])

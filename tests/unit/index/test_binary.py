@@ -8,7 +8,7 @@ import pytest
 import hashnet
 from hashnet import BinaryIndex, errors
 from hashnet.index import gpu
-from hashnet.store import write_store
+from hashnet.store.code_store import write_store
 
 
 @pytest.fixture

@@ -13,8 +13,10 @@ import faiss
 import numpy as np
 import pytest
 
-from hashnet import BinaryIndex, errors, storage
-from hashnet.index import files, opening
+from hashnet import BinaryIndex, errors
+from hashnet.index import files
+from hashnet.index import loading as opening
+from hashnet.io import storage
 
 KINDS = ("flat", "ivf", "multihash", "hnsw")
 

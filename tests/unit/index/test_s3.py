@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from hashnet import BinaryIndex, errors, storage
+from hashnet import BinaryIndex, errors
+from hashnet.io import storage
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf"])

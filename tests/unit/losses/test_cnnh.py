@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from hashnet.labels import pack_labels, share_label
-from hashnet.losses import CNNHLoss, similarity_codes
-from hashnet.losses.cnnh import newton_sweep, objective
+from hashnet.losses.cnnh import CNNHLoss, newton_sweep, objective, similarity_codes
 
 
 def multi_label(n=25, seed=0):

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from hashnet.errors import TrainingError
-from hashnet.losses import DNNHLoss, LabelSimilarity, TableSimilarity
-from hashnet.losses.dnnh import almost_bits, triplet_hinge
+from hashnet.losses.dnnh import DNNHLoss, almost_bits, triplet_hinge
+from hashnet.losses.similarity import LabelSimilarity, TableSimilarity
 
 
 def loss_by_loops(logits, labels, rows, valid, beta, margin, epsilon):

@@ -11,8 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hashnet.errors import DataError, TrainingError
-from hashnet.losses import CNNHLoss, DHNLoss, DNNHLoss, LabelSimilarity, PairwiseLoss, TableSimilarity
-from hashnet.models import to_signs
+from hashnet.losses.cnnh import CNNHLoss
+from hashnet.losses.dhn import DHNLoss
+from hashnet.losses.dnnh import DNNHLoss
+from hashnet.losses.pairwise import PairwiseLoss
+from hashnet.losses.similarity import LabelSimilarity, TableSimilarity
+from hashnet.models.heads import to_signs
 
 N, K, CLASSES = 14, 16, 5
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from hashnet.errors import CodeError
-from hashnet.metrics import paired_difference
-from hashnet.metrics.bootstrap import interval
+from hashnet.metrics.bootstrap import interval, paired_difference
 
 
 def test_interval_is_seeded_and_surrounds_the_mean():

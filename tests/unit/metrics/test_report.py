@@ -9,7 +9,7 @@ import pytest
 
 import hashnet
 from hashnet.errors import FormatError, HashnetError
-from hashnet.metrics import DEFINITIONS
+from hashnet.metrics.definitions import DEFINITIONS
 from hashnet.metrics.measures import QueryMeasures
 from hashnet.metrics.rank import curve_ranks
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hashnet.codes import hamming_distances
+from hashnet.kernels.bitslice import ITEMS
 from hashnet.labels import share_label
-from hashnet.metrics.bitslice import ITEMS
 from hashnet.metrics.relevance import check_labels, label_sets
 from hashnet.metrics.shard import Shard, merge
 from hashnet.metrics.ties import HASH_BITS, relevance_of, tie_hash

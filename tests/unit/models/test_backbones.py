@@ -13,8 +13,8 @@ from torch import nn
 from torchvision import models as torchvision_models
 
 from hashnet.errors import ModelError
-from hashnet.models import backbone_names, build_model, make_backbone
-from hashnet.models.backbones import try_crop
+from hashnet.models.backbones import backbone_names, make_backbone, try_crop
+from hashnet.models.hash_model import build_model
 from hashnet.models.torchvision_models import torchvision_names
 
 needs_lite = pytest.mark.skipif(

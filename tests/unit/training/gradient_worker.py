@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import distributed
 
-from hashnet.losses import LabelSimilarity, PairwiseLoss
-from hashnet.models import HashModel, build_model
+from hashnet.losses.pairwise import PairwiseLoss
+from hashnet.losses.similarity import LabelSimilarity
+from hashnet.models.hash_model import HashModel, build_model
+from hashnet.training.feature_scaling import standardise
 from hashnet.training.gather import world
 from hashnet.training.loop import fit
 from hashnet.training.schedule import plain
 from hashnet.training.settings import FitSettings
-from hashnet.training.standardise import standardise
 
 CASES = ("features", "dropout", "small_cnn")
 ROWS, BATCH = 21, 11  # nothing divides evenly: batches of 11 and 10 rows

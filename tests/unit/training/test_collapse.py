@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from hashnet.losses import DHNLoss, LabelSimilarity
+from hashnet.losses.dhn import DHNLoss
+from hashnet.losses.similarity import LabelSimilarity
 from hashnet.training.collapse import explain_codes, explain_loss
 from hashnet.training.config import TrainConfig
 from hashnet.training.measure import measure

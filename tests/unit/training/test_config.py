@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hashnet import config as configs
 from hashnet.errors import ConfigError
+from hashnet.io import config as configs
 from hashnet.training.config import KINDS, TrainConfig
 
 

@@ -12,14 +12,16 @@ import torch
 from hashnet.codes import pack_signs
 from hashnet.errors import DataError, Diverged
 from hashnet.labels import share_label
-from hashnet.losses import DHNLoss, LabelSimilarity, PairwiseLoss, TableSimilarity
-from hashnet.models import build_model
+from hashnet.losses.dhn import DHNLoss
+from hashnet.losses.pairwise import PairwiseLoss
+from hashnet.losses.similarity import LabelSimilarity, TableSimilarity
+from hashnet.models.hash_model import build_model
 from hashnet.training.checkpoints import Checkpoints
+from hashnet.training.feature_scaling import standardise
 from hashnet.training.loop import fit
 from hashnet.training.sampling import PairSampler
 from hashnet.training.schedule import plain, smooth, staged
 from hashnet.training.settings import FitSettings
-from hashnet.training.standardise import standardise
 
 CLASSES, WIDTH, ROWS, BITS = 4, 10, 90, 16
 

@@ -12,15 +12,14 @@ import pytest
 import torch
 from PIL import Image
 
-from hashnet import storage
 from hashnet.codes import hamming_distances
-from hashnet.data import Manifest
 from hashnet.data.images import Preprocess
+from hashnet.data.manifest import Manifest
 from hashnet.data.pairs import PairTable
 from hashnet.data.rows import Rows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
-from hashnet.encoding import Encoder
+from hashnet.encoding.encoder import Encoder
 from hashnet.errors import (
     ConfigError,
     DataError,
@@ -30,11 +29,13 @@ from hashnet.errors import (
     ModelError,
     TrainingError,
 )
+from hashnet.io import storage
 from hashnet.labels import to_lists
-from hashnet.losses import PairwiseLoss, TableSimilarity
-from hashnet.models import build_model
+from hashnet.losses.pairwise import PairwiseLoss
+from hashnet.losses.similarity import TableSimilarity
+from hashnet.models.bundle import load_bundle
+from hashnet.models.hash_model import build_model
 from hashnet.models.small import SmallCNN
-from hashnet.training.bundle import load_bundle
 from hashnet.training.config import TrainConfig
 from hashnet.training.data import held_out
 from hashnet.training.frozen import train_head_first

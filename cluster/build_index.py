@@ -1,0 +1,225 @@
+"""Build a run's index from its code store: in this process, or with Ray tasks that read the shards.
+
+Reading and decoding Parquet is what takes time in a large build, so that is what is spread; the
+rows then meet in one place, since an index file is one file. For databases beyond one machine see
+``cluster.serve.slices``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cluster.runtime import Need, placement
+from cluster.runtime import connection as session
+from cluster.runtime import telemetry as metrics
+from hashnet.errors import FormatError, LineageMismatch
+from hashnet.index import (
+    ABOUT,
+    FORMAT_VERSION,
+    KINDS,
+    OPTIONS,
+    BinaryIndex,
+    Part,
+    build_state,
+    lineage_of,
+    parse_options,
+    read_parts,
+    stored_bytes,
+)
+from hashnet.io import REQUIRED, Progress, key, storage
+from hashnet.io import events as logs
+from hashnet.store import CodeStore
+
+SHARDS_PER_TASK = 64  # 8 MB of 64-bit codes and ids: a task of about a second
+READ_AGAIN = 20  # times, when a task's worker or node is lost
+SHARDS_PER_WORKER = 512  # below this many, starting tasks costs more than reading here
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class IndexConfig:
+    run: str = key(REQUIRED, "run folder: an absolute path or a URI; its codes/ are indexed", path=True)
+    kind: str = key("flat", "exact, or approximate and faster", choices=KINDS)
+    codes: str | None = key(None, "code store (default: RUN/codes)", path=True)
+    out: str | None = key(None, "output folder (default: RUN/index)", path=True)
+    labels: bool = key(True, "keep labels beside the index, for filters")
+    recall: float | None = key(None, "ivf: tune nprobe to this recall@k on sample queries", low=0, high=1)
+    k: int = key(10, "results a query that recall is measured on", low=1)
+    nlist: int | None = key(None, "ivf: lists (default: about sqrt(n))", low=1)
+    nprobe: int | None = key(None, "ivf: lists scanned a query (default: nlist / 64)", low=1)
+    nhash: int | None = key(None, "multihash: tables (default: n_bits / 16, at least 3)", low=1)
+    bits: int | None = key(None, "multihash: bits a table (default: n_bits / nhash, at most 16)", low=1)
+    nflip: int | None = key(None, "multihash: bits flipped in a lookup (default: 0)", low=0)
+    neighbours: int | None = key(None, "hnsw: links a node (default: 32)", low=2)
+    ef_construction: int | None = key(None, "hnsw: breadth when building (default: 80)", low=1)
+    ef_search: int | None = key(None, "hnsw: breadth when searching (default: 128)", low=1)
+    num_workers: int | None = key(None, "tasks that read shards (default: by size; 0: this process)", low=0)
+    overwrite: bool = key(False, "replace an index that has been updated since it was built, or is damaged")
+
+    @property
+    def codes_uri(self) -> str:
+        return self.codes or storage.join(self.run, "codes")
+
+    @property
+    def out_uri(self) -> str:
+        return self.out or storage.join(self.run, "index")
+
+    @property
+    def options(self) -> dict[str, int]:
+        """The options that were given, of any kind: one of another kind is refused by name."""
+        names = {field.name for made in OPTIONS.values() for field in dataclasses.fields(made)}
+        given = {name: getattr(self, name, None) for name in sorted(names)}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def build_index(config: IndexConfig) -> dict[str, Any]:
+    """Makes RUN/index of RUN/codes; returns what the job prints. The same again is a no-op."""
+    store = CodeStore.open(config.codes_uri)
+    started = time.monotonic()
+    if config.overwrite:
+        _drop_damaged(storage.join(config.out_uri, ABOUT))
+    index = _existing(config, store)
+    reused = index is not None
+    if index is None:
+        workers = _workers(config, store)
+        parts = _read_by_tasks(config, store, workers) if workers else _read_here(config, store)
+        n_classes = store.n_classes if config.labels else None
+        state = build_state(
+            parts, len(store), store.n_bits, n_classes, config.kind, config.options, lineage_of(store)
+        )
+        index = BinaryIndex(state)
+    if config.recall is not None and not _is_tuned(config, index):
+        tuned = index.tune(recall=config.recall, k=config.k)
+        log.info("nprobe %d reaches recall %.4f", tuned["nprobe"], tuned["recall"])
+        reused = False
+    if index.path is None:
+        index.save(config.out_uri)
+    seconds = time.monotonic() - started
+    logs.event("index built", run=metrics.run_name(config.run), stage="index", rows=len(index), reused=reused)
+    about = index.describe()
+    return {
+        "index": config.out_uri,
+        **{name: about[name] for name in ("kind", "n_bits", "rows", "version", "n_classes", "options")},
+        **({"tuned": about["tuned"]} if "tuned" in about else {}),
+        "reused": reused,
+        "bytes": stored_bytes(config.out_uri),
+        "seconds": round(seconds, 3),
+        "rows_per_second": round(len(index) / max(seconds, 1e-9)),
+    }
+
+
+def _drop_damaged(where: str) -> None:
+    """Deletes an index.json that is damaged, since saving reads it; a newer or foreign one is refused."""
+    if not storage.exists(where):
+        return
+    try:
+        about = storage.read_json(where)
+    except FormatError:
+        storage.delete(where)
+        return
+    storage.check_format(about, where, "index", FORMAT_VERSION)
+    if about.get("sha256") != storage.seal(about):
+        storage.delete(where)
+
+
+def _existing(config: IndexConfig, store: CodeStore) -> BinaryIndex | None:
+    """The index that is there already, when it is the one asked for; refused when updates would go."""
+    if config.overwrite or not storage.exists(storage.join(config.out_uri, ABOUT)):
+        return None
+    index = BinaryIndex.load(config.out_uri)
+    about = index.describe()
+    same = (
+        index.lineage.get("codes_sha256") == store.sha256
+        and about["kind"] == config.kind
+        and (index.n_classes is not None) == (config.labels and store.n_classes is not None)
+        and all(about["options"].get(name) == value for name, value in _asked(config, store).items())
+    )
+    if same:
+        log.info("%s is up to date (version %d)", config.out_uri, index.version)
+        return index
+    if about["updates"]:
+        built_from = str(index.lineage.get("codes_sha256"))
+        raise LineageMismatch(
+            f"{config.out_uri} has had {about['updates']} updates since it was built from codes "
+            f"{built_from[:12]}…, which building it anew ({config.kind}, codes {store.sha256[:12]}…) "
+            "would lose: give overwrite=true to drop them, or another out="
+        )
+    return None
+
+
+def _is_tuned(config: IndexConfig, index: BinaryIndex) -> bool:
+    tuned = index.describe().get("tuned") or {}
+    return (tuned.get("wished"), tuned.get("k")) == (config.recall, config.k)
+
+
+def _asked(config: IndexConfig, store: CodeStore) -> dict[str, int]:
+    """Options that must agree, as a build would clip them; with a wished recall, nprobe is the tuning's."""
+    made = dataclasses.asdict(parse_options(config.kind, config.options, store.n_bits, len(store)))
+    return {n: made[n] for n in config.options if not (n == "nprobe" and config.recall is not None)}
+
+
+def _workers(config: IndexConfig, store: CodeStore) -> int:
+    """How many tasks read shards at once; 0 for this process alone, without Ray."""
+    if config.num_workers is not None:
+        return config.num_workers
+    wanted = len(store.shards) // SHARDS_PER_WORKER
+    return 0 if wanted < 2 else min(wanted, max(1, placement.capacity({"CPU": 1})))
+
+
+def _read_here(config: IndexConfig, store: CodeStore) -> Iterator[Part]:
+    with Progress(len(store), "codes", "index") as progress:
+        for part in read_parts(store, config.labels):
+            progress.update(len(part.ids))
+            yield part
+
+
+def _read_by_tasks(config: IndexConfig, store: CodeStore, workers: int) -> Iterator[Part]:
+    """The same parts in the same order, read by tasks a few ahead of whoever takes them."""
+    session.connect()
+    import ray
+
+    placement.ensure(
+        "build_index", [Need("reader", workers, {"CPU": 1}, at_least=1, fix="lower num_workers")]
+    )
+    read = ray.remote(num_cpus=1, max_retries=READ_AGAIN)(read_group)
+    groups = [
+        range(start, min(start + SHARDS_PER_TASK, len(store.shards)))
+        for start in range(0, len(store.shards), SHARDS_PER_TASK)
+    ]
+    waiting: list[Any] = []
+    with Progress(len(store), "codes", "index") as progress:
+        for group in [*groups, *([None] * 2 * workers)]:  # the Nones drain what is still waiting
+            if group is not None:
+                waiting.append(read.remote(store.uri, store.sha256, group, config.labels))
+            if waiting and (group is None or len(waiting) > 2 * workers):
+                part = ray.get(waiting.pop(0))
+                progress.update(len(part.ids))
+                yield part
+
+
+def read_group(uri: str, sha256: str, shards: Sequence[int], labels: bool) -> Part:
+    """Some shards of a store as one Part. Runs in a task."""
+    store = CodeStore.open(uri)
+    if store.sha256 != sha256:
+        raise LineageMismatch(f"{uri} changed while it was being indexed; run the same command again")
+    parts = list(read_parts(store, labels, shards))
+    starts = np.cumsum([0, *(len(part.ids) for part in parts)])
+    pairs = [
+        (part.labels, part.label_rows + start)
+        for part, start in zip(parts, starts[:-1], strict=True)
+        if part.labels is not None and part.label_rows is not None
+    ]
+    return Part(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.codes for part in parts]),
+        np.concatenate([found for found, _ in pairs]) if pairs else None,
+        np.concatenate([row for _, row in pairs]) if pairs else None,
+    )

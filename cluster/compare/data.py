@@ -1,0 +1,168 @@
+"""What the methods of a comparison learn from: one manifest for the deep ones, features for the shallow ones.
+
+Shallow methods see the rows themselves where the manifest holds vectors; else features of the same
+backbone, untrained on this data, made by the encoding stage (RUN/backbone-PART); or, where that backbone has
+no weights to begin with, pixels.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cluster.encode import EncodeConfig, encode_database
+from hashnet.data import Manifest, feature_matrix
+from hashnet.errors import ConfigError, DataError, LineageMismatch
+from hashnet.io import storage
+from hashnet.labels import from_lists
+from hashnet.reports import Features
+from hashnet.store import FeatureStore
+
+if TYPE_CHECKING:
+    from cluster.compare.job import CompareConfig
+
+logger = logging.getLogger(__name__)
+SPLITS = ("train", "query", "database")
+MAX_PIXELS = 3 * 64 * 64  # of a picture that is taken as a vector: beyond it, give a backbone with weights
+
+
+def comparison_manifest(config: CompareConfig) -> Manifest:
+    """The manifest given, or RUN/manifest.parquet made from the embedded data set; with all three sets."""
+    mine = storage.join(config.run, "manifest.parquet")
+    if config.manifest is not None:
+        manifest = Manifest.open(config.manifest)
+    elif storage.exists(storage.join(mine, "_manifest.json")):
+        manifest = Manifest.open(mine)
+    elif config.dataset is not None:
+        from hashnet.data import make_manifest
+
+        options = {"modality": config.modality} if config.dataset == "digits" else {}
+        manifest = make_manifest(config.dataset, mine, **options)
+    else:
+        raise ConfigError("give the data: manifest=PATH (made by `hashnet dataset`), or dataset=digits")
+    missing = [split for split in SPLITS if manifest.count(split) == 0]
+    if missing:
+        raise DataError(f"{manifest.uri} has no {' and no '.join(missing)} rows; make it with a protocol")
+    if manifest.n_classes is None:
+        raise DataError(f"{manifest.uri} has no labels: methods are compared by which rows share one")
+    return manifest
+
+
+def zero_shot_manifest(config: CompareConfig, manifest: Manifest) -> Manifest | None:
+    """The same rows split by classes into seen and unseen ones; None where that is not asked for."""
+    if config.zero_shot_manifest is not None:
+        return Manifest.open(config.zero_shot_manifest)
+    if not config.zero_shot:
+        return None
+    from hashnet.data import zero_shot_copy
+
+    mine = storage.join(config.run, "zero-shot.parquet")
+    if storage.exists(storage.join(mine, "_manifest.json")):
+        made = Manifest.open(mine)
+        if made.source["share"] != config.zero_shot:
+            raise LineageMismatch(
+                f"zero_shot was {made.source['share']}, now {config.zero_shot}: {config.run} has its classes "
+                "split already; use another run folder"
+            )
+        made_of = made.source.get("manifest_sha256", manifest.sha256)  # the first ones did not say it
+        if made_of != manifest.sha256:
+            raise LineageMismatch(
+                f"{mine} was made of data with sha256 {made_of[:12]}…, {manifest.uri} has "
+                f"{manifest.sha256[:12]}…; use another run folder"
+            )
+        return made
+    return zero_shot_copy(manifest, mine, config.zero_shot)
+
+
+def shallow_features(config: CompareConfig, manifest: Manifest, folder: str) -> Features:
+    """Features and labels of the three sets, standardised with the training rows' mean and deviation."""
+    if manifest.modality == "features":
+        sets = {split: _stored(manifest, split) for split in SPLITS}
+    elif config.features_from == "pixels":
+        sets = pixels(config, manifest)
+    else:
+        sets = {split: _encoded(config, manifest, folder, split) for split in SPLITS}
+    if config.standardise:
+        from hashnet.models import usable_std
+        from hashnet.training import ArraySource
+
+        mean, std = ArraySource(sets["train"][0]).moments()
+        centre, scale = mean.float().numpy(), usable_std(mean, std).float().numpy()
+        sets = {split: ((X - centre) / scale, y) for split, (X, y) in sets.items()}
+    return Features(**sets)
+
+
+def _stored(manifest: Manifest, split: str) -> tuple[np.ndarray, np.ndarray]:
+    table = manifest.read(split, columns=["feature", "labels"])
+    return feature_matrix(table), from_lists(table["labels"], manifest.n_classes or 0)
+
+
+def pixels(config: CompareConfig, manifest: Manifest) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Pictures as the backbone would see them, as rows of numbers; one channel when all of them are grey."""
+    found = {split: _pictures(config, manifest, split) for split in SPLITS}
+    channels = max(block.shape[1] for blocks, _ in found.values() for block in blocks)
+    return {split: (_joined(blocks, channels), labels) for split, (blocks, labels) in found.items()}
+
+
+def _pictures(config: CompareConfig, manifest: Manifest, split: str) -> tuple[list[np.ndarray], np.ndarray]:
+    """Usable pictures of a set in blocks uint8 (n, 1 where all are grey or 3, h, w), and their labels."""
+    from hashnet.training import make_model, open_rows
+
+    resolved = config.train_config().resolved(manifest.modality, manifest.count("train"))
+    rows = open_rows(manifest, split, make_model(resolved, manifest), resolved)
+    blocks, usable = [], []
+    for start in range(0, len(rows), 1024):
+        batch, good = rows.source.batch(np.arange(start, min(start + 1024, len(rows))), 0)
+        pictures = batch.numpy()[good]
+        if pictures[:1].size > MAX_PIXELS:
+            raise ConfigError(
+                f"pictures of {pictures.shape[2]} x {pictures.shape[3]} pixels are too many numbers for "
+                "shallow methods; give a backbone with weights=pretrained, whose features they take"
+            )
+        grey = (pictures == pictures[:, :1]).all()
+        blocks.append(pictures[:, :1].copy() if grey else pictures)
+        usable.append(good)
+    assert rows.labels is not None
+    return blocks, rows.labels[np.concatenate(usable)]
+
+
+def _joined(blocks: list[np.ndarray], channels: int) -> np.ndarray:
+    """Rows float32 (n, channels * h * w); grey blocks among coloured ones get equal channels again."""
+    joined = np.empty((sum(map(len, blocks)), channels, *blocks[0].shape[2:]), dtype=np.float32)
+    start = 0
+    for block in blocks:
+        joined[start : start + len(block)] = block
+        start += len(block)
+    return joined.reshape(len(joined), -1)
+
+
+def _encoded(
+    config: CompareConfig, manifest: Manifest, folder: str, split: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Features of the untrained backbone by the encoding stage; what is done is not done again."""
+    import torch
+
+    from hashnet.models import save_bundle
+    from hashnet.training import make_model
+
+    model = storage.join(folder, "model")
+    if not storage.exists(storage.join(model, "model.json")):
+        resolved = config.train_config().resolved(manifest.modality, manifest.count("train"))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)  # a backbone with weights=random is the same in every run
+            save_bundle(model, make_model(resolved, manifest).eval(), summary={"trained": False})
+    encode = EncodeConfig(
+        run=folder,
+        manifest=manifest.uri,
+        output="features",
+        split=split,
+        base_uri=config.base_uri,
+        engine=config.engine,
+    )
+    encode_database(encode)
+    store = FeatureStore.open(encode.out_uri)
+    labels = store.labels()
+    assert labels is not None
+    return store.features(), labels

@@ -1,0 +1,175 @@
+"""What encoding says before it starts (``dry_run``) and when it is done, in words and as JSON."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from hashnet.codes import dead_bits
+from hashnet.data import too_many_bad
+from hashnet.errors import TooManyBad
+from hashnet.io import counted, duration, speed, storage
+from hashnet.models import BundleInfo
+from hashnet.store import Plan, ShardRecord, commit
+
+log = logging.getLogger(__name__)
+
+
+def describe(uri: str, plan: Plan, records: Mapping[str, ShardRecord], info: BundleInfo) -> dict[str, Any]:
+    """The plan: rows, shards done and to do, model, estimated size."""
+    done = [records[shard.name] for shard in plan.ranges() if shard.name in records]
+    done_rows = sum(record.stop - record.start for record in done)
+    # Before anything is there: the value, and about 24 bytes of row id, labels and uri after compression.
+    per_row = plan.width / 8 + 24 if plan.output == "codes" else plan.width * 4 + 24
+    if done_rows:
+        per_row = sum(record.bytes for record in done) / done_rows
+    result = {
+        "dry_run": True,
+        "out": uri,
+        "rows": plan.n_rows,
+        "rows_to_do": plan.n_rows - done_rows,
+        "shards": plan.n_shards,
+        "shards_done": len(done),
+        "shards_to_do": plan.n_shards - len(done),
+        "model_sha256": info.sha256,
+        "backbone": info.backbone,
+        "n_bits": info.n_bits,
+        "engine": plan.lineage["engine"],
+        "estimated_bytes": round(per_row * plan.n_rows),
+    }
+    log.info(
+        f"plan: {plan.n_rows:,} {plan.split} rows → {uri}, {plan.n_shards:,} shards "
+        f"({len(done):,} done, {plan.n_shards - len(done):,} to do), about {size(per_row * plan.n_rows)}\n"
+        f"model: {info.backbone}, {info.n_bits} bits, sha256 {info.sha256[:12]}, "
+        f"engine {plan.lineage['engine']}"
+    )
+    return result
+
+
+def finish(
+    uri: str, plan: Plan, max_bad_fraction: float, rows_now: int, seconds: float, workers: set[str]
+) -> dict[str, Any]:
+    """Writes the list and _SUCCESS, unless they are there, and returns the summary.
+
+    More bad rows than allowed: TooManyBad, and no list is written. One that an earlier, laxer or smaller
+    run wrote stays while its shards do: what was sound then can be used on.
+    """
+    shards = commit.listed(uri, plan)
+    reasons = bad_reasons(uri, shards)
+    bad, total = sum(reasons.values()), plan.n_rows
+    if too_many_bad(bad, total, max_bad_fraction):
+        _drop_stale_list(uri, plan, shards)
+        listed = ", ".join(f"{n:,} {reason}" for reason, n in reasons.items())
+        raise TooManyBad(
+            f"{bad:,} of {total:,} rows ({bad / total:.2%}) are bad, max_bad_fraction allows "
+            f"{max_bad_fraction:.2%}: {listed}. The shards are kept, and "
+            f"{storage.join(uri, commit.QUARANTINE)} names the rows: mend them and run with "
+            "only_failed=true, or raise max_bad_fraction"
+        )
+    about = _complete(uri, shards) or commit.finish(uri, plan)
+    result = {
+        "out": uri,
+        "output": plan.output,
+        "rows": about["rows"],
+        "bad_rows": bad,
+        "bad_reasons": reasons,
+        "rows_encoded_now": rows_now,
+        "seconds": round(seconds, 3),
+        "rows_per_s": round(rows_now / seconds, 1) if rows_now else None,
+        "shards": len(shards),
+        "bytes": sum(record.bytes for record in shards),
+        "engine": plan.lineage["engine"],
+        "dtype": plan.lineage["dtype"],
+        "model_sha256": plan.lineage["model_sha256"],
+        "sha256": about["sha256"],
+        "actors": len(workers),
+        "nodes": len({worker.partition("/")[0] for worker in workers}),
+    }
+    if plan.output == "codes":
+        result |= _code_summary(plan, about["statistics"])
+    log.info("%s", _in_words(result))
+    return result
+
+
+def bad_reasons(uri: str, shards: list[ShardRecord]) -> dict[str, int]:
+    """Bad rows by reason, most frequent first; mended rows do not count."""
+    counts: dict[str, int] = {}
+    if any(record.mends for record in shards):
+        left = commit.read_quarantine(uri, {record.name: record for record in shards})
+        for reason in left["reason"].to_pylist():
+            counts[reason] = counts.get(reason, 0) + 1
+    else:
+        for record in shards:
+            for reason, n in record.reasons.items():
+                counts[reason] = counts.get(reason, 0) + n
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _complete(uri: str, shards: list[ShardRecord]) -> dict[str, Any] | None:
+    """The list, when it is there and names exactly these shards."""
+    if not storage.exists(storage.join(uri, commit.SUCCESS)):
+        return None
+    about = storage.read_json(storage.join(uri, commit.LIST))
+    return about if about["sha256"] == commit.content_sha256(shards) else None
+
+
+def _drop_stale_list(uri: str, plan: Plan, shards: list[ShardRecord]) -> None:
+    """Removes _SUCCESS where the list names a shard that is another one by now; not that of a longer plan."""
+    if storage.exists(storage.join(uri, commit.SUCCESS)) and not commit.was_extended(uri, plan):
+        there = {(record.name, record.sha256) for record in shards}
+        about = storage.read_json(storage.join(uri, commit.LIST))
+        if not there.issuperset((record["name"], record["sha256"]) for record in about["shards"]):
+            storage.delete(storage.join(uri, commit.SUCCESS))
+
+
+def _code_summary(plan: Plan, statistics: Mapping[str, Any]) -> dict[str, Any]:
+    balance = statistics["bit_balance"]
+    return {
+        "n_bits": plan.width,
+        "distinct_codes": statistics["distinct_codes"],
+        "distinct_is_exact": statistics["distinct_is_exact"],
+        "bit_balance": {
+            "min": min(balance),
+            "mean": round(sum(balance) / len(balance), 6),
+            "max": max(balance),
+            "dead_bits": int(dead_bits(balance).sum()),
+        },
+    }
+
+
+def _in_words(result: Mapping[str, Any]) -> str:
+    reasons = ", ".join(f"{n:,} {reason}" for reason, n in result["bad_reasons"].items())
+    lines = [
+        f"{counted(result['rows'], 'row')} in {counted(result['shards'], 'shard')}, {size(result['bytes'])}, "
+        f"in {result['out']}; {counted(result['bad_rows'], 'bad row')}" + (f" ({reasons})" if reasons else "")
+    ]
+    if result["rows_encoded_now"]:
+        lines.append(
+            f"encoded {result['rows_encoded_now']:,} now in {duration(result['seconds'])}: "
+            f"{speed(result['rows_per_s'])} on {counted(result['actors'], 'actor')}, "
+            f"{counted(result['nodes'], 'node')}, "
+            f"{result['engine']}"
+        )
+    else:
+        lines.append("nothing was left to encode")
+    if "bit_balance" in result:
+        balance, about = result["bit_balance"], "" if result["distinct_is_exact"] else "about "
+        lines.append(
+            f"{about}{result['distinct_codes']:,} distinct codes of {result['n_bits']} bits; ones per bit "
+            f"{balance['min']:.2f}–{balance['max']:.2f}, {balance['dead_bits']} dead bits"
+        )
+    return "\n".join(lines)
+
+
+def size(n_bytes: float) -> str:
+    """Bytes as a person says them.
+
+    >>> size(900), size(2_500_000)
+    ('900 B', '2.5 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:.1f} TB"

@@ -1,0 +1,231 @@
+"""Evaluate a run on a Ray cluster: queries encoded, counted against every code shard, summed up.
+
+Queries are encoded with the run's model into RUN/codes-query. A task counts one range of queries
+against one group of code shards; partial results of a range are merged, measured in blocks of fixed
+size and kept under RUN/report, so a job that is started again goes on where it was. Counts are whole
+numbers and candidates are ordered by (distance, hash of the row id): the report is the same to the
+last bit for any number of tasks, nodes and shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from cluster.encode import EncodeConfig, encode_database
+from cluster.evaluate.tasks import query_ranges, run_ranges, shard_groups
+from cluster.runtime import connection as session
+from cluster.runtime import telemetry as metrics
+from hashnet.errors import DataError, LineageMismatch
+from hashnet.io import REQUIRED, Progress, key, storage
+from hashnet.io import events as logs
+from hashnet.metrics import (
+    EvalReport,
+    LabelSets,
+    QueryMeasures,
+    check_k,
+    from_bytes,
+    from_lists,
+    join,
+    refuse_unlabelled,
+    summarise,
+    to_bytes,
+)
+from hashnet.models import BundleInfo, bundle_info
+from hashnet.store import CodeStore
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    run: str = key(REQUIRED, "run folder: an absolute path or a URI, with model/ and codes/", path=True)
+    k: int | None = key(5000, "rank at which MAP and the curves by rank stop (none: whole database)", low=1)
+    seed: int = key(0, "of the hash that orders ties and of the bootstrap", low=0)
+    model: str | None = key(None, "model bundle that encodes the queries (default: RUN/model)", path=True)
+    codes: str | None = key(None, "code store to search (default: RUN/codes)", path=True)
+    query_codes: str | None = key(None, "where the queries' codes go (default: RUN/codes-query)", path=True)
+    out: str | None = key(None, "output folder (default: RUN/report)", path=True)
+    rows_per_task: int = key(262_144, "database rows that one task counts", low=1)
+    device: str = key("auto", "what counts", choices=("auto", "cpu", "cuda"))
+    max_bad_fraction: float = key(0.01, "share of bad query pictures above which it fails", low=0, high=1)
+    base_uri: str | None = key(None, "folder that relative picture paths start from", path=True)
+    beside: list[str] = key([], "other runs of the same data, for precision over code lengths", path=True)
+    figures: bool = key(True, "draw the figures and write report.html")
+
+    @property
+    def codes_uri(self) -> str:
+        return self.codes or storage.join(self.run, "codes")
+
+    @property
+    def model_uri(self) -> str:
+        return self.model or storage.join(self.run, "model")
+
+    @property
+    def query_uri(self) -> str:
+        return self.query_codes or storage.join(self.run, "codes-query")
+
+    @property
+    def out_uri(self) -> str:
+        return self.out or storage.join(self.run, "report")
+
+
+def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
+    """Writes the report of a run; returns the summary that the job prints."""
+    started = time.monotonic()
+    store = CodeStore.open(config.codes_uri)
+    info = bundle_info(config.model_uri)
+    queries = _queries(config, store, info)
+    labels = _query_labels(queries)
+    k = check_k(config.k, len(store))
+    made_from = {"database": store.sha256, "queries": queries.sha256, "k": k, "seed": config.seed}
+    path = storage.join(config.out_uri, "report.json")
+    report = _finished(path, made_from)
+    if report is None:
+        measures = _measure_all(config, store, queries, labels, k, made_from)
+        # a model may have been trained on another list of classes than this run's
+        names = info.class_names if len(info.class_names or ()) == labels.n_classes else None
+        report = summarise(measures, labels, len(store), k, config.seed, names)
+        storage.write_json(path, {**report.to_dict(), "made_from": made_from})
+        _remove_parts(config.out_uri)
+    page = _draw(config, report) if config.figures else None
+    return {
+        "run": config.run,
+        "report": path,
+        "page": page,
+        "n_queries": report.n_queries,
+        "n_database": report.n_database,
+        "n_bits": report.n_bits,
+        "k": report.k,
+        "map": report.map,
+        "map_interval": report.map_interval,
+        "map_relevant": report.map_relevant,
+        "map_tie_aware": report.map_tie_aware,
+        "precision_within_2": report.precision_within(2),
+        "empty_within_2": report.empty_within(2),
+        "queries_without_hit": report.queries_without_hit,
+        "chance": report.chance,
+        "seconds": round(time.monotonic() - started, 3),
+    }
+
+
+def _queries(config: EvaluateConfig, store: CodeStore, info: BundleInfo) -> CodeStore:
+    """The queries' codes, encoded now where they are not there yet."""
+    made_by = store.lineage.get("model_sha256")
+    if made_by is not None and made_by != info.sha256:
+        raise LineageMismatch(
+            f"{store.uri} was encoded with model {made_by[:12]}, but {config.model_uri} is "
+            f"{info.sha256[:12]}; encode the database with this model, or give the one that made the codes"
+        )
+    if store.n_classes is None:
+        raise DataError(f"{store.uri} has no labels, and relevance needs them; give the manifest labels")
+    encode_database(
+        EncodeConfig(
+            run=config.run,
+            model=config.model_uri,
+            out=config.query_uri,
+            split="query",
+            engine=_same_engine(store),
+            max_bad_fraction=config.max_bad_fraction,
+            base_uri=config.base_uri,
+        )
+    )
+    queries = CodeStore.open(config.query_uri)
+    if queries.n_bits != store.n_bits:
+        raise LineageMismatch(f"{queries.uri} has {queries.n_bits} bits, {store.uri} {store.n_bits}")
+    if queries.n_classes != store.n_classes:
+        raise LineageMismatch(
+            f"{queries.uri} has {queries.n_classes} classes, {store.uri} {store.n_classes}; "
+            "queries and database must come from the same manifest"
+        )
+    return queries
+
+
+def _same_engine(store: CodeStore) -> str:
+    """The engine that made the database's codes, where every machine has it; codes then agree to the bit."""
+    engine = str(store.lineage.get("engine"))
+    return engine if engine.startswith("cpu-") else "auto"
+
+
+def _query_labels(queries: CodeStore) -> LabelSets:
+    if not len(queries):
+        raise DataError(f"{queries.uri} holds no queries; give some manifest rows the split `query`")
+    lists = pa.concat_tables(queries.tables(["labels"]))["labels"]
+    labels = from_lists(lists, queries.n_classes or 0)
+    refuse_unlabelled(labels)
+    return labels
+
+
+def _finished(path: str, made_from: dict[str, Any]) -> EvalReport | None:
+    """The report at ``path`` when it was made from exactly this."""
+    if not storage.exists(path):
+        return None
+    values = storage.read_json(path)
+    if not isinstance(values, dict) or values.get("made_from") != made_from:
+        return None
+    log.info("%s is up to date", path)
+    return EvalReport.from_dict(values, path)
+
+
+def _measure_all(
+    config: EvaluateConfig,
+    store: CodeStore,
+    queries: CodeStore,
+    labels: LabelSets,
+    k: int,
+    made_from: dict[str, Any],
+) -> QueryMeasures:
+    """The measures of every query; finished ranges are read from disk."""
+    digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:12]
+    folder = storage.join(config.out_uri, f"parts-{digest}")
+    done = set(storage.list_names(folder))
+    ranges = query_ranges(len(queries), k)
+    names = {span: f"queries-{span[0]:08d}-{span[1]:08d}.npz" for span in ranges}
+    todo = [span for span in ranges if names[span] not in done]
+    if todo:
+        groups = shard_groups(store, config.rows_per_task)
+        session.connect()
+        with Progress(len(ranges), "query ranges", "evaluate", done=len(ranges) - len(todo)) as progress:
+            for span, blocks in run_ranges(
+                config.seed, config.device, store, queries.codes(), labels, k, todo, groups
+            ):
+                storage.write_bytes(storage.join(folder, names[span]), to_bytes(blocks))
+                progress.update(1, queries=span[1])
+                about = {"stage": "evaluate", "run": metrics.run_name(config.run)}
+                logs.event("queries measured", first=span[0], stop=span[1], **about)
+                metrics.gauge("shards_done", progress.done, **about)
+                metrics.gauge("shards_total", len(ranges), **about)
+    kept = [from_bytes(storage.read_bytes(storage.join(folder, names[span]))) for span in ranges]
+    return join([block for blocks in kept for block in blocks])
+
+
+def _remove_parts(out: str) -> None:
+    """Removes what was kept to go on from; only a written report makes it useless."""
+    for name in storage.list_names(out):
+        if name.startswith("parts-"):
+            storage.delete(storage.join(out, name))
+
+
+def _draw(config: EvaluateConfig, report: EvalReport) -> str:
+    """Figures and page, drawn by a task: the driver's node may have no processor to spare."""
+    import ray
+
+    from hashnet.reports import write_run_report
+
+    session.connect()
+    draw = ray.remote(write_run_report).options(num_cpus=1, max_retries=3)
+    sources = {
+        "run": config.run,
+        "model": config.model_uri,
+        "codes": config.codes_uri,
+        "query_codes": config.query_uri,
+        "base_uri": config.base_uri,
+        "beside": config.beside,
+    }
+    return ray.get(draw.remote(report.to_dict(), sources, config.out_uri))

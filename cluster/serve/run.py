@@ -1,0 +1,202 @@
+"""Starts a server on Ray Serve, waits, and takes it down again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cluster.runtime import connection as session
+from cluster.runtime import placement
+from cluster.serve import proxy
+from cluster.serve.application import build, hashed_tokens, needs
+from hashnet.errors import ClusterError, ConfigError
+from hashnet.server import READ_TOKEN, WRITE_TOKEN, ServeConfig, is_loopback, look_over
+
+log = logging.getLogger(__name__)
+
+NAME = "hashnet"  # of the Serve application
+QUIET = {"RAY_SERVE_LOG_TO_STDERR": "0", "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "100"}
+
+
+def serve_run(config: ServeConfig, when_up: Callable[[str], object] | None = None) -> dict[str, Any]:
+    """Serves until interrupted; returns what was served. ``when_up`` is called with the page's address."""
+    with Server(config) as server:
+        print(server.welcome(), file=sys.stderr, flush=True)
+        if when_up is not None:
+            when_up(f"{config.url}/")
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            print("stopping …", file=sys.stderr, flush=True)
+    return {"run": config.run, "url": config.url, "served_s": round(time.monotonic() - server.started, 1)}
+
+
+class Server:
+    """A running server; leaving the block stops it, and Serve too where this started it."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self.config = config
+        self.tokens = hashed_tokens(config.host)
+        self.ground = look_over(config)
+        self.started = time.monotonic()
+        self._owns_serve = False
+
+    def __enter__(self) -> Server:
+        for name, value in (QUIET | {proxy.CALLBACK: proxy.PATH}).items():
+            os.environ.setdefault(name, value)
+        with _tokens_kept_back():
+            session.connect()
+        placement.ensure("serve", needs(self.config, self.ground))
+        from ray import serve
+
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        running = self._serve_runs()
+        if running and (there := serve.status().applications):
+            raise ClusterError(
+                f"Ray Serve serves {', '.join(there)} in this cluster already; stop that first (Ctrl-C where "
+                "it was started, or: serve shutdown), or serve without RAY_ADDRESS on another port: port=8001"
+            )
+        try:
+            if not running:
+                self._start_serve(serve)
+            serve.run(
+                build(self.config, self.ground, self.tokens),
+                name=NAME,
+                route_prefix="/",
+                blocking=False,
+            )
+        except BaseException as error:
+            why = _why(serve) if isinstance(error, RuntimeError) else ""
+            self.stop()
+            if why:
+                raise ClusterError(f"the server did not start: {why}") from error
+            raise
+        self.started = time.monotonic()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Takes the application down; requests under way are answered first."""
+        import ray
+        from ray import serve
+
+        if not ray.is_initialized():
+            return
+        if _serve_client() is not None:
+            serve.delete(NAME)
+        if self._owns_serve and "RAY_ADDRESS" in os.environ:  # a Ray that was started here ends with us
+            serve.shutdown()
+
+    def welcome(self) -> str:
+        """What a person reads when the server is up."""
+        ground, url, n_bits = self.ground, self.config.url, self.ground.fixed["n_bits"]
+        takes = {"image": "pictures, ", "features": "features, "}.get(ground.fixed["modality"] or "", "")
+        token = ' -H "authorization: Bearer $HASHNET_TOKEN"' if self.tokens.read else ""
+        lines = [
+            f"serving {ground.size:,} codes of {n_bits} bits ({ground.kind}) by {takes}codes and ids",
+            f"  {url}/",
+            "try",
+            f"  curl{token} {url}/v1/info",
+        ]
+        if ground.fixed["modality"] == "image":
+            lines.append(f"  hashnet query PICTURE --url {url} -k 10")
+        lines += [
+            f"  hashnet query --id {self._some_id()} --url {url}",
+            f"writing is {'on' if self.tokens.write else 'off (set HASHNET_WRITE_TOKEN to turn it on)'}",
+            "Ctrl-C stops it",
+        ]
+        return "\n".join(lines)
+
+    def _some_id(self) -> int:
+        from hashnet.server import open_catalog
+
+        catalog = open_catalog(self.ground.paths | {"manifest": None})
+        found = catalog.sample(1) if catalog is not None else []
+        return found[0] if found else 0
+
+    def _serve_runs(self) -> bool:
+        """Whether Serve's HTTP runs already; one that listens elsewhere is not ours to change."""
+        config, client = self.config, _serve_client()
+        if client is None:
+            if is_loopback(config.host):
+                _refuse_taken_port(config.address, config.port)
+            return False
+        found = client.http_config
+        if (found.host, found.port) != (config.address, config.port):
+            raise ClusterError(
+                f"Ray Serve listens on {found.host}:{found.port} in this cluster already; serve there "
+                f"(host={found.host} port={found.port}), or stop it first: serve shutdown"
+            )
+        return True
+
+    def _start_serve(self, serve: Any) -> None:
+        from ray.serve.config import HTTPOptions, ProxyLocation
+
+        config = self.config
+        self._owns_serve = True
+        options = HTTPOptions(
+            host=config.address,
+            port=config.port,
+            request_timeout_s=config.timeout_s + 10,  # the guard inside answers first
+            ssl_certfile=config.tls_cert or None,
+            ssl_keyfile=config.tls_key or None,
+        )
+        location = ProxyLocation.HeadOnly if is_loopback(config.host) else ProxyLocation.EveryNode
+        serve.start(proxy_location=location, http_options=options, logging_config=_serve_logging())
+
+
+@contextmanager
+def _tokens_kept_back() -> Iterator[None]:
+    """Takes the tokens out of the environment meanwhile: a Ray that starts here hands it to every worker."""
+    kept = {name: os.environ.pop(name) for name in (READ_TOKEN, WRITE_TOKEN) if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
+
+
+def _serve_client() -> Any:
+    """Ray's client of the Serve in this cluster; None where there is none."""
+    from ray.serve.context import _get_global_client
+
+    return _get_global_client(raise_if_no_controller_running=False)
+
+
+def _why(serve: Any) -> str:
+    """The last line of what a replica that could not start had to say."""
+    found = serve.status().applications.get(NAME)
+    for title, deployment in found.deployments.items() if found else ():
+        lines = [line.strip() for line in deployment.message.splitlines() if line.strip()]
+        errors = [
+            line for line in lines if line.partition(":")[0].endswith(("Error", "Mismatch", "Exception"))
+        ]
+        if errors:
+            return f"{title}: {errors[-1].removeprefix('hashnet.errors.')}"
+    return "Ray's serve logs say why"
+
+
+def _serve_logging() -> Any:
+    from ray.serve.schema import LoggingConfig
+
+    return LoggingConfig(enable_access_log=False, log_level="WARNING")  # the guard keeps the request log
+
+
+def _refuse_taken_port(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} is in use on {host} ({error.strerror}); choose another: port=8001"
+            ) from error

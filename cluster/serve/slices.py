@@ -1,0 +1,286 @@
+"""ShardedIndex: a database beyond one machine, each slice of it held by a Ray actor.
+
+    with ShardedIndex("s3://bucket/run/codes", n_slices=8, num_cpus=8) as index:
+        hits = index.search(codes, k=100)        # as BinaryIndex.search: ordered by (distance, id)
+
+A slice is a run of the store's shards. An actor that dies is started again by Ray, on any node with
+room, and builds its slice from the store anew. A search meanwhile waits for it, or with
+``on_missing="raise"`` says which slice is missing; it never returns what the others found as if
+that were all.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cluster.runtime import Need, placement, raise_ours
+from cluster.runtime import connection as session
+from hashnet.errors import ClusterError, IndexMismatch, LineageMismatch, SearchError, UnknownId
+from hashnet.index import (
+    BinaryIndex,
+    build_state,
+    check_ids,
+    check_k,
+    check_whole,
+    check_width,
+    lineage_of,
+    merge,
+    merge_hits,
+    parse_options,
+    read_parts,
+)
+from hashnet.results import SearchResult
+from hashnet.store import CodeStore
+
+BYTES_BESIDE_CODE = 24  # of a row while a slice is built: its id, twice, and what is read ahead
+BYTES_OF_LABELS = 40  # and its label, before and after sorting
+ON_MISSING = ("wait", "raise")
+
+
+class IndexSlice:
+    """One slice, inside an actor: some shards of a store as a BinaryIndex."""
+
+    def __init__(
+        self, uri: str, shards: dict[str, str], kind: str, engine: str, labels: bool, options: dict[str, Any]
+    ) -> None:
+        store = CodeStore.open(uri)
+        places = {shard.name: number for number, shard in enumerate(store.shards)}
+        numbers = [places.get(name, -1) for name in shards]
+        for name, number in zip(shards, numbers, strict=True):
+            if number < 0 or store.shards[number].sha256 != shards[name]:
+                raise LineageMismatch(f"{uri} no longer has shard {name} as it was; make a new ShardedIndex")
+        state = build_state(
+            read_parts(store, labels, numbers),
+            sum(store.shards[number].rows for number in numbers),
+            store.n_bits,
+            store.n_classes if labels else None,
+            kind,
+            options,
+            lineage_of(store),
+        )
+        self.index = BinaryIndex(state, engine=engine)
+
+    def describe(self) -> dict[str, Any]:
+        return self.index.describe() | {"pid": os.getpid()}
+
+    def search(
+        self, codes: np.ndarray, k: int, where: Any, own: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """(ids, distances, which of the queries' own ids are here)."""
+        mine, held = self._own(own)
+        hits = self.index.search(codes, k, where=where, exclude_self=mine)
+        return hits.ids, hits.distances, held
+
+    def search_radius(
+        self, codes: np.ndarray, radius: int, where: Any, own: np.ndarray | None
+    ) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray | None]:
+        mine, held = self._own(own)
+        hits = self.index.search_radius(codes, radius, where=where, exclude_self=mine)
+        return [(of_query.ids, of_query.distances) for of_query in hits], held
+
+    def _own(self, own: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
+        if own is None:
+            return None, None
+        held = (own >= 0) & self.index.contains(np.maximum(own, 0))
+        return np.where(held, own, -1), held
+
+
+class ShardedIndex:
+    """``n_slices`` actors over the code store at ``store``; the same searches as BinaryIndex.
+
+    ``num_cpus`` cores and as much memory as it needs are asked of Ray for each slice; a cluster that
+    can never give them is told so at once. ``options`` are the kind's (``hashnet.index.kinds``).
+    """
+
+    def __init__(
+        self,
+        store: CodeStore | str,
+        n_slices: int,
+        *,
+        kind: str = "flat",
+        engine: str = "auto",
+        num_cpus: float = 1,
+        labels: bool = True,
+        timeout_s: float = 600.0,
+        **options: Any,
+    ) -> None:
+        source = store if isinstance(store, CodeStore) else CodeStore.open(str(store))
+        if not len(source):
+            raise SearchError(f"there are no codes to index: {source.uri} has 0 rows; encode some first")
+        most = sum(shard.rows > 0 for shard in source.shards)
+        if not 1 <= n_slices <= most:
+            raise ClusterError(
+                f"n_slices must lie between 1 and {most} (the shards of {source.uri} that hold rows), "
+                f"got {n_slices}"
+            )
+        parse_options(kind, options, source.n_bits, len(source))  # a mistake in them is said here
+        session.connect()
+        import ray
+
+        self.n_bits, self.kind, self.timeout_s = source.n_bits, kind, timeout_s
+        self._rows = len(source)
+        self._ray = ray
+        self.slices = _cut([shard.rows for shard in source.shards], n_slices)
+        largest = max(sum(source.shards[i].rows for i in shards) for shards in self.slices)
+        beside = BYTES_BESIDE_CODE + (BYTES_OF_LABELS if labels and source.n_classes is not None else 0)
+        memory = largest * (self.n_bits // 8 + beside) + (256 << 20)
+        need = {"CPU": num_cpus, "memory": memory}
+        placement.ensure(
+            "sharded index",
+            [Need("slice", n_slices, need, strategy="spread", fix="fewer cores or more, smaller slices")],
+        )
+        actor = ray.remote(IndexSlice).options(
+            num_cpus=num_cpus,
+            memory=memory,
+            scheduling_strategy="SPREAD",
+            max_restarts=-1,  # a slice that dies is built again from the store
+            max_task_retries=-1,  # and what it was asked meanwhile is asked again
+        )
+        self._actors = [
+            actor.remote(
+                source.uri,
+                {source.shards[i].name: source.shards[i].sha256 for i in shards},
+                kind,
+                engine,
+                labels,
+                options,
+            )
+            for shards in self.slices
+        ]
+        self._about = self._ask(lambda slice_: slice_.describe, (), "wait", timeout_s)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def search(
+        self,
+        codes: np.ndarray,
+        k: int = 10,
+        *,
+        where: Any = None,
+        exclude_self: Any = None,
+        on_missing: str = "wait",
+        timeout_s: float | None = None,
+    ) -> SearchResult:
+        """The k nearest of each query over all slices, as ``BinaryIndex.search``.
+
+        ``on_missing``: "wait" for a slice that is being rebuilt (at most ``timeout_s``), or "raise"
+        ClusterError with its number.
+        """
+        queries = check_width(codes, self.n_bits)
+        own = self._own(exclude_self, queries)
+        arguments = (queries, check_k(k, len(queries)), where, own)
+        found = self._ask(lambda slice_: slice_.search, arguments, on_missing, timeout_s)
+        self._refuse_unknown(own, [held for *_, held in found])
+        ids, distances = merge([ids for ids, _, _ in found], [far for _, far, _ in found], k)
+        return SearchResult(ids, distances)
+
+    def search_radius(
+        self,
+        codes: np.ndarray,
+        radius: int = 2,
+        *,
+        where: Any = None,
+        exclude_self: Any = None,
+        on_missing: str = "wait",
+        timeout_s: float | None = None,
+    ) -> list[SearchResult]:
+        """For each query everything with distance <= radius, as ``BinaryIndex.search_radius``."""
+        queries = check_width(codes, self.n_bits)
+        own = self._own(exclude_self, queries)
+        arguments = (queries, check_whole(radius, "radius", 0), where, own)
+        found = self._ask(lambda slice_: slice_.search_radius, arguments, on_missing, timeout_s)
+        self._refuse_unknown(own, [held for _, held in found])
+        merged = [merge_hits(list(of_query)) for of_query in zip(*(hits for hits, _ in found), strict=True)]
+        return [SearchResult(ids, distances) for ids, distances in merged]
+
+    def describe(self) -> dict[str, Any]:
+        """What it is: kind, rows, engine, and the rows of each slice."""
+        first = self._about[0]
+        shared = {name: first[name] for name in ("kind", "n_bits", "engine", "exact", "n_classes", "lineage")}
+        return shared | {"rows": len(self), "slices": [about["rows"] for about in self._about]}
+
+    def missing(self, timeout_s: float = 5.0) -> list[int]:
+        """Numbers of the slices that do not answer now."""
+        return sorted(self._answers(lambda slice_: slice_.describe, (), 0, timeout_s)[1])
+
+    def close(self) -> None:
+        """Ends the actors."""
+        for actor in self._actors:
+            self._ray.kill(actor)
+        self._actors = []
+
+    def __enter__(self) -> ShardedIndex:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _ask(
+        self, method: Callable[[Any], Any], arguments: tuple, on_missing: str, timeout_s: float | None
+    ) -> list[Any]:
+        """Every slice's answer, in order; ClusterError names the slices that gave none."""
+        if on_missing not in ON_MISSING:
+            raise IndexMismatch(f"on_missing must be wait or raise, got {on_missing!r}")
+        retries = -1 if on_missing == "wait" else 0
+        answers, missing = self._answers(method, arguments, retries, timeout_s or self.timeout_s)
+        if missing:
+            which = "; ".join(f"slice {number} ({reason})" for number, reason in sorted(missing.items()))
+            raise ClusterError(
+                f"{len(missing)} of {len(self.slices)} slices of the index gave no answer, so there is none: "
+                f"{which}. Ray rebuilds a lost slice from the store while the cluster has room; ask again"
+            )
+        return answers
+
+    def _answers(
+        self, method: Callable[[Any], Any], arguments: tuple, retries: int, timeout_s: float
+    ) -> tuple[list[Any], dict[int, str]]:
+        """(answers, slice number → why it gave none)."""
+        if not self._actors:
+            raise ClusterError("this ShardedIndex was closed; make a new one")
+        exceptions = self._ray.exceptions
+        shared = [self._ray.put(a) if isinstance(a, np.ndarray) else a for a in arguments]
+        asked = [method(actor).options(max_task_retries=retries).remote(*shared) for actor in self._actors]
+        deadline = time.monotonic() + timeout_s
+        answers, missing = [], {}
+        for number, future in enumerate(asked):
+            try:
+                answers.append(self._ray.get(future, timeout=max(0.0, deadline - time.monotonic())))
+            except exceptions.GetTimeoutError:
+                missing[number] = f"nothing within {timeout_s:g} s"
+                self._ray.cancel(future)
+            except exceptions.RayActorError as error:
+                missing[number] = str(error).strip().splitlines()[-1]
+            except exceptions.RayTaskError as error:
+                raise_ours(error)
+        return answers, missing
+
+    def _own(self, ids: Any, queries: np.ndarray) -> np.ndarray | None:
+        return None if ids is None or ids is False else check_ids(ids, len(queries), lowest=-1)
+
+    def _refuse_unknown(self, own: np.ndarray | None, held: list[np.ndarray | None]) -> None:
+        if own is None:
+            return
+        unknown = own[(own >= 0) & ~np.logical_or.reduce([mask for mask in held if mask is not None])]
+        if len(unknown):
+            raise UnknownId(f"the index holds no id {unknown[0]} ({len(unknown)} of {len(own)} are unknown)")
+
+
+def _cut(rows: list[int], n_slices: int) -> list[list[int]]:
+    """Shard numbers of each slice: runs of the shards that hold rows, with about equally many, none empty."""
+    filled = [number for number, held in enumerate(rows) if held]  # a shard may be all quarantined
+    ends = np.cumsum([rows[number] for number in filled])
+    slices: list[list[int]] = []
+    start = 0
+    for number in range(n_slices):
+        wanted = ends[-1] * (number + 1) / n_slices
+        stop = int(np.searchsorted(ends, wanted - 0.5)) + 1
+        stop = min(max(stop, start + 1), len(filled) - (n_slices - number - 1))
+        slices.append(filled[start:stop])
+        start = stop
+    return slices

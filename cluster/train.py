@@ -1,0 +1,227 @@
+"""Train a run's model data-parallel on Ray Train.
+
+The work is in ``hashnet.training``: each worker runs ``train_run`` inside a torch process group that Ray
+sets up. What makes it survive is on storage: checkpoints in RUN/checkpoints, read by whoever starts
+next, be it a worker that replaces a lost one, a group of another size, or the same command after the
+driver was killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from cluster.runtime import Need, ours, placement
+from cluster.runtime import connection as session
+from cluster.runtime import telemetry as metrics
+from hashnet import errors
+from hashnet.errors import HashnetError, StorageError
+from hashnet.io import Progress, counted, storage
+from hashnet.io import config as configs
+from hashnet.io import events as logs
+from hashnet.training import CHECKPOINTS, TrainConfig, prepare, result_of
+
+logger = logging.getLogger(__name__)
+REPORT_EVERY_S = 30.0
+MOST_CPUS = 8  # a worker gains little from more threads
+ERROR = "error.json"  # why a worker stopped on purpose: trying again would end the same way
+
+
+def train(config: TrainConfig) -> dict[str, Any]:
+    """Trains the run to its end and returns what the job prints; a finished run is left as it is."""
+    prepared = prepare(config)
+    if prepared.finished is not None:
+        return {**prepared.finished, "already_finished": True}
+    session.connect()
+    resources = worker_resources(prepared.config)
+    fewest = config.min_workers or config.num_workers
+    need = Need("worker", config.num_workers, resources, fewest, config.placement, fix="lower num_workers")
+    placement.ensure("train", [need])
+    storage.delete(storage.join(config.run, CHECKPOINTS, ERROR))
+    logger.info("starting the workers, which takes some seconds")
+    summary = _fit(prepared.config, resources)
+    storage.delete(storage.join(config.run, CHECKPOINTS, "ray"))
+    return result_of(config.run, summary["sha256"], summary)
+
+
+def worker_resources(config: TrainConfig) -> dict[str, float]:
+    """CPUs of a worker, and a GPU where there are enough of them or they are asked for.
+
+    The CPUs are those of the nodes there are; of nodes to be added, where the workers do not fit without.
+    """
+    gpu = config.gpu
+    if gpu is None:
+        gpu = placement.capacity({"GPU": 1}, include_addable=True) >= config.num_workers
+    extra: dict[str, float] = {"GPU": 1} if gpu else {}
+    if config.cpus_per_worker:
+        return {"CPU": config.cpus_per_worker, **extra}
+    import ray
+
+    free = int(ray.available_resources().get("CPU", 0)) // config.num_workers  # not what others are using
+    for most, include_addable in ((min(MOST_CPUS, max(1, free)), False), (MOST_CPUS, True)):
+        for cpus in range(most, 0, -1):
+            if placement.capacity({"CPU": cpus, **extra}, include_addable) >= config.num_workers:
+                return {"CPU": cpus, **extra}
+    return {"CPU": 1, **extra}
+
+
+def _fit(config: TrainConfig, resources: dict[str, float]) -> dict[str, Any]:
+    from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.v2.api.exceptions import TrainingFailedError
+
+    filesystem, path = storage.resolve(storage.join(config.run, CHECKPOINTS, "ray"))
+    storage.make_folder(storage.join(config.run, CHECKPOINTS, "ray"))
+    elastic = (config.min_workers, config.num_workers) if config.min_workers else config.num_workers
+    trainer = TorchTrainer(
+        _work,
+        train_loop_config={"config": configs.to_dict(config), "cpus": resources["CPU"]},
+        torch_config=TorchConfig(backend=config.collective),
+        scaling_config=ScalingConfig(
+            num_workers=elastic,
+            use_gpu="GPU" in resources,
+            resources_per_worker=resources,
+            placement_strategy=config.placement.upper(),
+        ),
+        run_config=RunConfig(
+            name="train",
+            storage_path=path,
+            storage_filesystem=filesystem,
+            failure_config=FailureConfig(max_failures=config.max_failures),
+            logging_config=LoggingConfig(log_level="ERROR"),  # progress and stages are said by us
+        ),
+    )
+    # Ray Train would answer Ctrl-C itself, and leave with an exit code of its own choosing.
+    trainer._register_sigint_handler = lambda controller: None
+    try:
+        summary = trainer.fit().return_value
+    except TrainingFailedError as error:
+        reason = _reason(config) or ours(error)
+        if reason is None:
+            raise
+        raise reason from error
+    reason = _reason(config)
+    if reason is not None:
+        raise reason
+    return summary
+
+
+def _reason(config: TrainConfig) -> HashnetError | None:
+    """The error a worker left behind, as it was raised there."""
+    uri = storage.join(config.run, CHECKPOINTS, ERROR)
+    if not storage.exists(uri):
+        return None
+    left = storage.read_json(uri)
+    kind = getattr(errors, str(left["type"]), errors.TrainingError)
+    return kind(left["message"])
+
+
+def _work(settings: dict[str, Any]) -> dict[str, Any]:
+    """One worker. A mistake that would repeat itself is written down; the group that is started again
+    finds it and ends, instead of making it ``max_failures`` times. Storage that fails is tried again."""
+    import ray.train
+    import torch
+
+    from hashnet.training import train_run
+
+    _speak()
+    config = configs.from_dict(TrainConfig, settings["config"])
+    left = storage.join(config.run, CHECKPOINTS, ERROR)
+    if storage.exists(left):
+        return {}
+    torch.set_num_threads(max(1, int(settings["cpus"])))
+    rank = ray.train.get_context().get_world_rank()
+    report = _Report(config, rank)
+    try:
+        return train_run(config, device=_device(config), on_step=report.step, on_stage=report.stage)
+    except StorageError as error:
+        logger.warning("a worker stopped: %s", error)
+        raise
+    except HashnetError as error:
+        storage.write_json(left, {"kind": "error", "type": type(error).__name__, "message": str(error)})
+        raise
+    finally:
+        report.close()
+
+
+def _device(config: TrainConfig) -> Any:
+    """The worker's GPU or the CPU; also the CPU where GPUs are booked in name only, as tests do."""
+    import torch
+    from ray.train.torch import get_device
+
+    only_named = config.collective == "gloo" and not torch.cuda.is_available()
+    return torch.device("cpu") if only_named else get_device()
+
+
+def _speak() -> None:
+    """Lets this project's messages, and no others, out of a worker."""
+    logging.getLogger().setLevel(logging.WARNING)  # Ray Train logs every report at INFO
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    for name in ("hashnet", "cluster"):
+        ours = logging.getLogger(name)
+        ours.handlers, ours.propagate = [handler], False
+        ours.setLevel(logging.INFO)
+
+
+class _Report:
+    """Tells Ray and the terminal how training goes."""
+
+    def __init__(self, config: TrainConfig, rank: int) -> None:
+        self.config, self.rank = config, rank
+        self.last_report = time.monotonic()
+        self.run = metrics.run_name(config.run)
+        self.progress: Progress | None = None
+
+    def step(self, row: dict[str, Any]) -> None:  # worker 0 only
+        every = self.config.log_every
+        if self.progress is None:
+            self.progress = Progress(row["total_steps"], "steps", "train", done=row["step"])
+        self.progress.update(
+            every,
+            epoch=row["epoch"],
+            beta=f"{row['beta']:g}",
+            lr=f"{row['lr']:.2g}",
+            J=f"{row['J']:.4f}",
+            L=f"{row['L']:.4f}",
+            rows_per_s=f"{row['rows_per_s']:.0f}",
+        )
+        metrics.count("train_steps", every, run=self.run)
+        metrics.gauge("train_J", row["J"], run=self.run)
+        metrics.gauge("train_L", row["L"], run=self.run)
+        metrics.gauge("train_beta", row["beta"], run=self.run)
+        metrics.gauge("train_learning_rate", row["lr"] * self.config.head_lr_scale, run=self.run)
+        metrics.gauge("train_quantisation", row["quantisation"], run=self.run)
+        metrics.gauge("train_distinct_codes", row["distinct"], run=self.run)
+        metrics.gauge("train_bit_balance", row["balance"], run=self.run)
+        metrics.gauge("train_bit_entropy", row["entropy"], run=self.run)
+        metrics.gauge("images_per_second", row["rows_per_s"], run=self.run, stage="train")
+
+    def stage(self, record: dict[str, Any]) -> None:  # every worker
+        import ray.train
+
+        from hashnet.training import from_first
+
+        if self.rank == 0:
+            logger.info("%s", stage_line(record))
+            told = ("beta", "epochs", "J", "L", "map")
+            about = {name: record[name] for name in told if record.get(name) is not None}
+            logs.event("stage done", run=self.run, stage="train", number=record["stage"], **about)
+        # A report is a barrier that takes seconds: all workers make it, or none does.
+        if from_first(float(time.monotonic() - self.last_report > REPORT_EVERY_S)) > 0.5:
+            self.last_report = time.monotonic()
+            ray.train.report({name: value for name, value in record.items() if value is not None})
+
+    def close(self) -> None:
+        if self.progress is not None:
+            self.progress.close()
+
+
+def stage_line(record: dict[str, Any]) -> str:
+    """A finished stage in one line."""
+    parts = [f"stage {record['stage']} done: beta {record['beta']:g}, {counted(record['epochs'], 'epoch')}"]
+    for name in ("J", "L", "quantisation", "map"):
+        if record.get(name) is not None:
+            parts.append(f"{name} {record[name]:.4f}")
+    return ", ".join(parts)

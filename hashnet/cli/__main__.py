@@ -1,0 +1,7 @@
+"""``python -m hashnet.cli``."""
+
+import sys
+
+from hashnet.cli.entry import main
+
+sys.exit(main())

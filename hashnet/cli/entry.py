@@ -1,0 +1,67 @@
+"""``hashnet``: what needs no cluster. A user's mistake is one sentence and exit code 2, no stack trace.
+
+A further command is a module in ``hashnet/commands`` and a line in ``COMMANDS``. Only the module of
+the command that was asked for is imported, so that ``hashnet query`` starts without torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from hashnet import __version__
+from hashnet.errors import HashnetError
+
+COMMANDS = {  # name → what it does
+    "dataset": "make a manifest: the list of a data set's pictures or features, with labels and splits",
+    "inspect": "say what a manifest, model, code store, index, report or run is, and whether it is sound",
+    "query": "search by a picture, features or an indexed item: a server, or a run's folder",
+}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code: 0, 2 for a mistake in the input, 1 for a failure."""
+    words = list(sys.argv[1:] if words is None else words)
+    parser = argparse.ArgumentParser(
+        prog="hashnet",
+        description="Learned binary codes for images and embeddings. Training, encoding, indexing, "
+        "evaluation and serving are jobs: see python jobs/train.py --help and the files beside it.",
+    )
+    parser.add_argument("--version", action="version", version=f"hashnet {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, meaning in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=meaning, description=meaning, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if words and words[0] == name:
+            try:
+                module = importlib.import_module(f"hashnet.cli.{name}")
+            except ModuleNotFoundError as error:
+                return _not_installed(name, error)
+            module.configure(command, words[1:])
+            command.set_defaults(run=module.run)
+    arguments = parser.parse_args(words)
+    try:
+        return arguments.run(arguments)
+    except HashnetError as error:
+        print(f"hashnet {arguments.command}: {error}", file=sys.stderr)
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        return _not_installed(arguments.command, error)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `hashnet … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _not_installed(command: str, error: ModuleNotFoundError) -> int:
+    """The base install is what a client needs; the rest comes with an extra."""
+    if (error.name or "").startswith("hashnet"):
+        raise error
+    print(f"hashnet {command} needs {error.name}: pip install 'hashnet[cpu]' (or [gpu])", file=sys.stderr)
+    return 2

@@ -1,0 +1,8 @@
+"""Client and AsyncClient for a served index, and the wire format. Needs numpy, pyarrow and httpx only."""
+
+from hashnet.client import wire
+from hashnet.client.client import AsyncClient, Client
+from hashnet.client.queries import Queries
+from hashnet.client.wire import bad
+
+__all__ = ["AsyncClient", "Client", "Queries", "bad", "wire"]

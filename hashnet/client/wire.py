@@ -1,0 +1,235 @@
+"""What client and server say to each other in bulk: Arrow IPC streams, read as if a stranger wrote them.
+
+    request   one column: code (fixed-size binary), image (binary), feature (list of float) or id (int64);
+              to add items: code, image or feature, with id and, where known, labels
+    answer    ids and distances, a list a query (fixed-size lists from a k search, -1 in unused
+              slots); code alone from encode. The schema's metadata carries ``version``.
+
+Streams with compressed bodies or dictionaries are refused: a small body must stay small.
+
+>>> import numpy as np
+>>> asked = Queries("codes", np.array([[1, 2]], dtype=np.uint8))
+>>> read_table(write_queries(asked)).column_names
+['code']
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hashnet.client.queries import Queries
+from hashnet.errors import RequestRejected
+from hashnet.io import binary_column, binary_matrix
+from hashnet.results import SearchResult
+
+ARROW = "application/vnd.apache.arrow.stream"
+COLUMNS = {"codes": "code", "images": "image", "features": "feature", "ids": "id"}
+MAX_MESSAGES = 1024  # record batches in one stream
+
+
+def bad(code: str, message: str, status: int = 400) -> RequestRejected:
+    """The error for a request that cannot be understood; raise it."""
+    return RequestRejected(message, code=code, status=status)
+
+
+# ---------------------------------------------------------------- requests
+
+
+def query_column(queries: Queries) -> pa.Array:
+    """The queries as the one column they travel in."""
+    if queries.kind == "codes":
+        return binary_column(queries.values)
+    if queries.kind == "features":
+        features = np.ascontiguousarray(queries.values, dtype=np.float32)
+        return pa.FixedSizeListArray.from_arrays(features.ravel(), features.shape[1])
+    if queries.kind == "ids":
+        return pa.array(np.asarray(queries.values, dtype=np.int64))
+    return pa.array(queries.values, pa.binary())
+
+
+def write_queries(queries: Queries) -> bytes:
+    """The body of a bulk search or encode request."""
+    return write_table(pa.table({COLUMNS[queries.kind]: query_column(queries)}))
+
+
+def write_items(queries: Queries, ids: np.ndarray, labels: Sequence[Sequence[int]] | None) -> bytes:
+    """The body of a bulk add request."""
+    columns = {COLUMNS[queries.kind]: query_column(queries), "id": pa.array(ids, pa.int64())}
+    if labels is not None:
+        columns["labels"] = pa.array([list(row) for row in labels], pa.list_(pa.int32()))
+    return write_table(pa.table(columns))
+
+
+def read_queries(table: pa.Table, also: tuple[str, ...] = ()) -> Queries:
+    """The queries of a request's table; any column besides them must be in ``also``."""
+    kinds = [kind for kind, name in COLUMNS.items() if name in table.column_names and name not in also]
+    if len(kinds) != 1:
+        raise bad(
+            "bad_arrow",
+            f"the stream must have exactly one of the columns {', '.join(COLUMNS.values())}, "
+            f"got {', '.join(table.column_names) or 'none'}",
+        )
+    kind = kinds[0]
+    extra = set(table.column_names) - {COLUMNS[kind], *also}
+    if extra or len(set(table.column_names)) != len(table.column_names):
+        raise bad(
+            "bad_arrow", f"unknown or repeated columns: {', '.join(sorted(extra) or table.column_names)}"
+        )
+    column = table[COLUMNS[kind]].combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+    if column.null_count:
+        raise bad(
+            "bad_arrow", f"the column {COLUMNS[kind]} has {column.null_count} nulls; leave those rows out"
+        )
+    return Queries(kind, _values(kind, column))
+
+
+def _values(kind: str, column: pa.Array) -> Any:
+    type_ = column.type
+    name = COLUMNS[kind]
+    if kind == "codes" and pa.types.is_fixed_size_binary(type_) and 0 < type_.byte_width <= 128:
+        return binary_matrix(column, type_.byte_width)
+    if kind == "ids" and pa.types.is_integer(type_):
+        try:
+            return column.cast(pa.int64()).to_numpy()
+        except pa.ArrowInvalid as error:
+            raise bad("bad_arrow", f"the column id does not fit int64: {error}") from error
+    if kind == "images" and (pa.types.is_binary(type_) or pa.types.is_large_binary(type_)):
+        return column.to_pylist()
+    if kind == "features" and is_float_list(type_):
+        return _matrix(column)
+    wanted = {
+        "codes": "fixed-size binary of n_bits / 8 bytes",
+        "ids": "int64",
+        "images": "binary",
+        "features": "lists of float of one length",
+    }
+    raise bad("bad_arrow", f"the column {name} must hold {wanted[kind]}, got {type_}")
+
+
+def is_float_list(type_: pa.DataType) -> bool:
+    is_list = pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
+    return bool(is_list and pa.types.is_floating(type_.value_type))
+
+
+def _matrix(column: pa.Array) -> np.ndarray:
+    values = column.flatten()
+    width = len(values) // len(column) if len(column) else 0
+    if len(column) and width == 0:
+        raise bad("bad_arrow", "the column feature holds empty lists")
+    if not pa.types.is_fixed_size_list(column.type) and len(column):
+        lengths = np.diff(column.offsets.to_numpy())
+        if not (lengths == width).all():
+            raise bad("bad_arrow", f"features differ in length: from {lengths.min()} to {lengths.max()}")
+    if values.null_count or len(values) != width * len(column):
+        raise bad("bad_arrow", "the column feature holds nulls")
+    return values.to_numpy(zero_copy_only=False).astype(np.float32, copy=False).reshape(len(column), width)
+
+
+# ---------------------------------------------------------------- answers
+
+
+def write_hits(hits: SearchResult | list[SearchResult], version: int | None) -> bytes:
+    """The body of a bulk search answer: one SearchResult (q, k), or a list of 1-D ones of a radius search."""
+    if isinstance(hits, SearchResult):
+        ids, distances = (
+            pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).ravel()), values.shape[1])
+            for values in (hits.ids, hits.distances)
+        )
+    else:
+        offsets = np.zeros(len(hits) + 1, dtype=np.int64)
+        np.cumsum([len(one) for one in hits], out=offsets[1:])
+        joined_ids = np.concatenate([one.ids for one in hits] or [np.zeros(0, np.int64)])
+        joined = np.concatenate([one.distances for one in hits] or [np.zeros(0, np.int32)])
+        ids = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(joined_ids.astype(np.int64)))
+        distances = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(joined.astype(np.int32)))
+    table = pa.table({"ids": ids, "distances": distances})
+    return write_table(table, {} if version is None else {"version": str(version)})
+
+
+def read_hits(data: bytes) -> SearchResult | list[SearchResult]:
+    """What ``write_hits`` wrote: (q, k), or a list of 1-D results after a radius search."""
+    table = read_table(data)
+    metadata = table.schema.metadata or {}
+    version = int(metadata[b"version"]) if b"version" in metadata else None
+    columns = [table[name].combine_chunks() for name in ("ids", "distances")]
+    flat = [column.flatten().to_numpy() for column in columns]
+    if pa.types.is_fixed_size_list(columns[0].type):
+        shape = (len(table), columns[0].type.list_size)
+        return SearchResult(flat[0].reshape(shape), flat[1].reshape(shape), version)
+    bounds = columns[0].offsets.to_numpy()
+    pairs = pairwise(bounds)
+    return [SearchResult(flat[0][a:b], flat[1][a:b], version) for a, b in pairs]
+
+
+def write_codes(codes: np.ndarray) -> bytes:
+    """The body of a bulk encode answer."""
+    return write_table(pa.table({"code": binary_column(codes)}))
+
+
+def read_codes(data: bytes) -> np.ndarray:
+    """uint8 (n, n_bits // 8) of a bulk encode answer."""
+    column = read_table(data)["code"]
+    return binary_matrix(column, column.type.byte_width)
+
+
+# ---------------------------------------------------------------- streams
+
+
+def write_table(table: pa.Table, metadata: dict[str, str] | None = None) -> bytes:
+    """One table as an Arrow IPC stream, not compressed."""
+    if metadata:
+        table = table.replace_schema_metadata(metadata)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def read_table(data: bytes) -> pa.Table:
+    """The table in an Arrow IPC stream, validated; RequestRejected (``bad_arrow``) for anything else."""
+    try:
+        _look_over(data)
+        table = pa.ipc.open_stream(data).read_all()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, struct.error, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise bad("bad_arrow", f"the body is not an Arrow IPC stream: {reason}") from error
+    return table
+
+
+def _look_over(data: bytes) -> None:
+    """Refuses what would unpack into more than was sent, before any of it is unpacked."""
+    for number, message in enumerate(pa.ipc.MessageReader.open_stream(data)):
+        if message.type != ("record batch" if number else "schema"):
+            raise bad("bad_arrow", f"the stream must be a schema and record batches, found a {message.type}")
+        if number and _is_compressed(message.metadata):
+            raise bad("bad_arrow", "the stream is compressed; write it without compression")
+        if number > MAX_MESSAGES:
+            raise bad("bad_arrow", f"the stream has more than {MAX_MESSAGES} record batches")
+
+
+def _is_compressed(metadata: pa.Buffer) -> bool:
+    """Whether a record batch's flatbuffer has the field ``compression`` (Message.header.compression)."""
+    data = metadata.to_pybytes()
+    message = struct.unpack_from("<I", data)[0]
+    header = _field(data, message, 2)  # Message: version, header_type, header, bodyLength
+    if header is None:
+        return False
+    batch = header + struct.unpack_from("<I", data, header)[0]
+    return _field(data, batch, 3) is not None  # RecordBatch: length, nodes, buffers, compression
+
+
+def _field(data: bytes, table: int, number: int) -> int | None:
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    size = struct.unpack_from("<H", data, vtable)[0]
+    slot = 4 + 2 * number
+    offset = struct.unpack_from("<H", data, vtable + slot)[0] if slot + 2 <= size else 0
+    return table + offset if offset else None

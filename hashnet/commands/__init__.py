@@ -1,1 +1,0 @@
-"""The commands of ``hashnet``, a file each: ``configure(parser, words)``, ``run(arguments)`` → exit code."""

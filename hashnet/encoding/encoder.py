@@ -1,0 +1,167 @@
+"""Encoder: pictures or feature rows → packed codes. It reads a model bundle and writes nothing.
+
+    encoder = Encoder.load("runs/demo/model")
+    codes = encoder.encode(["cat.jpg", open("dog.jpg", "rb").read()])     # uint8 (2, n_bits // 8)
+
+A picture's code depends on the picture, the model and the engine alone: neither on the batch it came in
+nor on its neighbours (see ``hashnet.encoding.engines``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+from PIL.Image import Image
+
+from hashnet import __version__
+from hashnet.codes import pack_signs
+from hashnet.encoding.engines import Engine
+from hashnet.errors import BadImage, DataError, ModelError
+from hashnet.io import as_array, storage
+from hashnet.models import BundleInfo, HashModel, load_bundle
+from hashnet.store import BIT_ORDER
+
+
+class Encoder:
+    """A model ready to encode on this machine's device; ``engine`` says how it runs."""
+
+    def __init__(
+        self, model: HashModel, info: BundleInfo, engine: str = "auto", batch_rows: int | None = None
+    ) -> None:
+        self.info = info
+        self.n_bits = info.n_bits
+        self.modality = info.modality
+        self.model_sha256 = info.sha256
+        self.preprocess = info.preprocess
+        self.n_features = model.spec.n_features
+        self._n_inputs = model.spec.n_inputs
+        self._engine = Engine(model, engine, batch_rows)
+
+    @classmethod
+    def load(cls, model_uri: str, engine: str = "auto", batch_rows: int | None = None) -> Encoder:
+        """The encoder of a model bundle.
+
+        ``batch_rows`` is the fixed shape inference runs in: a server of single queries may want it
+        small. Codes made in two shapes differ only where a logit is within rounding of zero.
+        """
+        return cls(*load_bundle(str(model_uri)), engine=engine, batch_rows=batch_rows)
+
+    @property
+    def engine(self) -> str:
+        """cuda, cpu-compiled or cpu-eager."""
+        return self._engine.name
+
+    @property
+    def dtype(self) -> str:
+        return self._engine.dtype
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of the fixed internal batch: the best size to feed, or a multiple of it."""
+        return self._engine.batch_rows
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        """What decides a code's bits, and the versions it was made with."""
+        return {
+            "model_sha256": self.model_sha256,
+            "preprocess_version": self.info.preprocess_version,
+            "engine": self.engine,
+            "dtype": self.dtype,
+            "batch_rows": self.batch_rows,
+            "bit_order": BIT_ORDER,
+            "versions": versions(),
+        }
+
+    def encode(self, batch: Any) -> np.ndarray:
+        """Packed codes, uint8 (n, n_bits // 8), of pictures or feature rows (see ``prepare``)."""
+        return pack_signs(self.logits(batch))
+
+    def logits(self, batch: Any) -> np.ndarray:
+        """Logits z, float32 (n, n_bits)."""
+        return self._engine.run(self.prepare(batch))
+
+    def features(self, batch: Any) -> np.ndarray:
+        """The backbone's features, float32 (n, n_features)."""
+        return self._engine.run(self.prepare(batch), "features")
+
+    def prepare(self, batch: Any) -> np.ndarray:
+        """What the model takes: uint8 (n, 3, crop, crop) or float32 (n, d).
+
+        Pictures come as one or a list of paths, bytes, PIL pictures or uint8 (3, crop, crop) arrays, or
+        as one uint8 (n, 3, crop, crop) array; features as an array (n, d), or (d,) for one row. Arrays
+        may be torch tensors. A picture that cannot be used raises BadImage with its position. A PIL
+        picture comes at full size, while a large JPEG is decoded smaller from its bytes: give paths or
+        bytes where a code must equal the database's to the last bit.
+        """
+        if hasattr(batch, "detach"):
+            batch = batch.detach().cpu().numpy()
+        if self.modality == "features":
+            return self._feature_rows(batch)
+        if isinstance(batch, np.ndarray) and batch.ndim == 4:
+            return self._check_pixels(batch)
+        one_picture = (str, bytes, bytearray, memoryview, os.PathLike)  # some of which are sequences, too
+        single = isinstance(batch, one_picture) or not isinstance(batch, (Sequence, np.ndarray))
+        if isinstance(batch, np.ndarray) and batch.ndim == 3:
+            single = True
+        items = [batch] if single else list(batch)
+        rows = [self._picture(item, i) for i, item in enumerate(items)]
+        crop = self._crop
+        return np.stack(rows) if rows else np.zeros((0, 3, crop, crop), dtype=np.uint8)
+
+    @property
+    def _crop(self) -> int:
+        assert self.preprocess is not None
+        return self.preprocess.crop
+
+    def _picture(self, item: Any, position: int) -> np.ndarray:
+        assert self.preprocess is not None
+        if hasattr(item, "detach"):
+            item = item.detach().cpu().numpy()
+        if isinstance(item, np.ndarray):
+            return self._check_pixels(item[None])[0]
+        if isinstance(item, (str, os.PathLike)):
+            item = storage.read_bytes(str(item))
+        elif isinstance(item, (bytearray, memoryview)):
+            item = bytes(item)
+        if not isinstance(item, (bytes, Image)):
+            raise DataError(
+                f"picture {position} is a {type(item).__name__}; "
+                "give a path, bytes, a PIL picture or a uint8 array"
+            )
+        try:
+            return self.preprocess.eval(item)
+        except BadImage as error:
+            raise BadImage(error.reason, f"picture {position}: {error.detail}") from error
+
+    def _check_pixels(self, pixels: np.ndarray) -> np.ndarray:
+        crop = self._crop
+        if pixels.dtype != np.uint8 or pixels.shape[1:] != (3, crop, crop):
+            raise DataError(
+                f"pixels must be uint8 (n, 3, {crop}, {crop}), got {pixels.dtype} {pixels.shape}; "
+                "give paths, bytes or PIL pictures to have them resized"
+            )
+        return np.ascontiguousarray(pixels)  # torch takes no negative strides, as of pixels[::-1]
+
+    def _feature_rows(self, batch: Any) -> np.ndarray:
+        rows = as_array(batch, "feature rows")
+        rows = rows[None] if rows.ndim == 1 else rows
+        if rows.ndim != 2 or rows.shape[1] != self._n_inputs or rows.dtype.kind not in "fiu":
+            raise ModelError(
+                f"this model takes feature rows (n, {self._n_inputs}), got {rows.dtype} {rows.shape}"
+            )
+        rows = np.ascontiguousarray(rows, dtype=np.float32)
+        finite = np.isfinite(rows).all(axis=1)
+        if not finite.all():
+            raise DataError(f"feature row {int(finite.argmin())} holds NaN or infinity")
+        return rows
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes a code."""
+    names = ("numpy", "pillow", "torch", "torchvision")
+    return {"hashnet": __version__} | {name: metadata.version(name) for name in names}

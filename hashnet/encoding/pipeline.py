@@ -1,0 +1,159 @@
+"""The steps from manifest rows to a committed shard, one function each; Ray only moves tables between them.
+
+    Work  →  picture_rows  →  encode_rows  →  Gatherer       pictures: fetch + decode, forward, commit
+    Work  →  encode_features  →  commit_table                features: all of it in one place
+
+A table on its way has the columns shard, row_id, uri, labels, reason (null for a good row) and one of
+``pixels`` (uint8, fixed size), ``code`` or ``feature``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hashnet.codes import pack_signs
+from hashnet.data import Preprocess, feature_rows, fetch_images
+from hashnet.encoding.tasks import Source, Work, pieces
+from hashnet.io import binary_column, binary_matrix
+from hashnet.store import Plan, ShardRange, ShardRecord, commit_shard
+
+if TYPE_CHECKING:
+    from hashnet.encoding.encoder import Encoder  # torch comes with it, and those who only decode do without
+
+FETCH_ROWS = 32  # files in memory at once, before they are decoded: photographs may have 10 MB and more
+CARRIED = ("shard", "row_id", "uri", "labels", "reason")
+
+
+def picture_rows(source: Source, work: Work, preprocess: Preprocess, rows: int) -> Iterator[pa.Table]:
+    """Fetched and decoded pictures of ``work``, ``rows`` at a time: uint8 pixels, a reason where bad."""
+    n = work.stop - work.start
+    for table in pieces(source.rows(work), [rows] * (n // rows)):
+        pixels = np.zeros((len(table), 3, preprocess.crop, preprocess.crop), dtype=np.uint8)
+        reasons: list[str | None] = []
+        for start in range(0, len(table), FETCH_ROWS):
+            files = fetch_images(table.slice(start, FETCH_ROWS), source.base_uri)
+            _, bad = preprocess.eval_many(files, out=pixels[start : start + len(files)])
+            reasons += [bad[i].reason if i in bad else None for i in range(len(files))]
+        columns = {
+            "shard": pa.array([work.shards[0].name] * len(table), pa.string()),
+            "row_id": table["row_id"],
+            "uri": table["uri"],
+            "labels": table["labels"],
+            "reason": pa.array(reasons, pa.string()),
+            "pixels": binary_column(pixels.reshape(len(table), -1)),
+        }
+        yield pa.table(columns)
+
+
+def encode_rows(encoder: Encoder, output: str, table: pa.Table) -> pa.Table:
+    """The table with ``code`` or ``feature`` in place of ``pixels``; bad rows get zeros."""
+    assert encoder.preprocess is not None
+    crop = encoder.preprocess.crop
+    pixels = binary_matrix(table["pixels"], 3 * crop * crop).reshape(-1, 3, crop, crop)
+    return _encoded(encoder, output, pixels, table.select(CARRIED))
+
+
+def _encoded(encoder: Encoder, output: str, rows: np.ndarray, table: pa.Table) -> pa.Table:
+    """The table with what its ``rows`` became; one that overflows on the way is bad, too."""
+    good = table["reason"].is_null().to_numpy()
+    some = rows if good.all() else rows[good]
+    values = encoder.logits(some) if output == "codes" else encoder.features(some)
+    finite = np.isfinite(values).all(axis=1)
+    if not finite.all():
+        lost = good.copy()
+        lost[good] = ~finite
+        reasons = pc.if_else(pa.array(lost), pa.scalar("not_finite"), table["reason"])
+        table = table.set_column(table.column_names.index("reason"), "reason", reasons)
+        good, values = good & ~lost, values[finite]
+    if output == "codes":
+        values = pack_signs(values)
+    if not good.all():
+        whole = np.zeros((len(rows), values.shape[1]), dtype=values.dtype)
+        whole[good] = values
+        values = whole
+    if output == "codes":
+        return table.append_column("code", binary_column(values))
+    column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+    return table.append_column("feature", column)
+
+
+def encode_features(
+    source: Source, work: Work, encoder: Encoder, output: str
+) -> Iterator[tuple[ShardRange, pa.Table]]:
+    """Each shard of ``work``, which are feature rows, with its encoded table, for ``commit_table``."""
+    lengths = [len(shard) for shard in work.shards]
+    for shard, table in zip(work.shards, pieces(source.rows(work), lengths), strict=True):
+        features, reasons = feature_rows(table)
+        whole = table.select(["row_id", "uri", "labels"]).append_column("reason", reasons)
+        yield shard, _encoded(encoder, output, features, whole)
+
+
+def commit_table(
+    uri: str, plan: Plan, shard: ShardRange, table: pa.Table, mends: bool = False
+) -> ShardRecord | None:
+    """Commits the rows of one shard, good and bad; a mending shard without a good row is not written."""
+    good = table["reason"].is_null()
+    rows, bad = table.filter(good), table.filter(pc.invert(good))
+    if mends:
+        return commit_shard(uri, plan, shard, rows, None, mends=True) if len(rows) else None
+    return commit_shard(uri, plan, shard, rows, bad)
+
+
+class Gatherer:
+    """Collects encoded rows in any order and commits each shard when its last row has come.
+
+    Only codes (or features) wait here, never pixels. A row that comes twice, as after a worker died,
+    counts once.
+    """
+
+    def __init__(self, uri: str, plan: Plan, shards: list[ShardRange], mends: bool = False) -> None:
+        self.uri, self.plan, self.mends = uri, plan, mends
+        self.records: list[ShardRecord] = []
+        self._shards = {shard.name: shard for shard in shards}
+        self._waiting: dict[str, list[pa.Table]] = {}
+        self._seen: dict[str, set[int]] = {}
+
+    def add(self, table: pa.Table) -> int:
+        """Takes encoded rows of one or more shards; returns how many of them had not come before."""
+        new = 0
+        for name in pc.unique(table["shard"]).to_pylist():
+            if name not in self._shards:  # committed already
+                continue
+            rows = table.filter(pc.equal(table["shard"], name))
+            seen = self._seen.setdefault(name, set())
+            ids = rows["row_id"].to_pylist()
+            fresh = [row_id not in seen for row_id in ids]
+            if not all(fresh):
+                rows = rows.filter(pa.array(fresh))
+            seen.update(ids)
+            self._waiting.setdefault(name, []).append(rows)
+            new += len(rows)
+            if len(seen) == len(self._shards[name]):
+                self._commit(name)
+        return new
+
+    @property
+    def unfinished(self) -> list[str]:
+        return list(self._shards)
+
+    def _commit(self, name: str) -> None:
+        shard = self._shards.pop(name)
+        del self._seen[name]
+        table = pa.concat_tables(self._waiting.pop(name))
+        record = commit_table(self.uri, self.plan, shard, table.drop_columns(["shard"]), self.mends)
+        if record is not None:
+            self.records.append(record)
+
+
+def reasons_of(records: list[ShardRecord]) -> dict[str, int]:
+    """Bad rows by reason, most frequent first."""
+    counts: dict[str, Any] = {}
+    for record in records:
+        for reason, n in record.reasons.items():
+            counts[reason] = counts.get(reason, 0) + n
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -1,0 +1,111 @@
+"""Arguments of the index's public methods, checked: wrong ones raise a sentence, never crash FAISS."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hashnet import labels as label_sets
+from hashnet.codes import check_codes
+from hashnet.errors import CodeError, IndexMismatch, SearchError, Unsupported
+from hashnet.index.state import State
+from hashnet.io import as_array
+
+MAX_SLOTS = 1 << 28  # of one answer, q x k: 3 GB
+
+
+def check_whole(value: Any, name: str, low: int) -> int:
+    """``value`` as an int that is at least ``low``."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise IndexMismatch(f"{name} must be a whole number, got {value!r}")
+    if value < low:
+        raise IndexMismatch(f"{name} must be at least {low}, got {value}")
+    return int(value)
+
+
+def check_k(k: Any, n_queries: int) -> int:
+    """``k`` as an int >= 1 whose answer fits into memory."""
+    k = check_whole(k, "k", 1)
+    if max(n_queries, 1) * k > MAX_SLOTS:
+        raise Unsupported(f"{n_queries} queries x k = {k} is too large for one answer; ask for less at once")
+    return k
+
+
+def check_ids(ids: Any, n: int | None = None, *, lowest: int = 0, distinct: bool = False) -> np.ndarray:
+    """int64 (n,) of whole numbers >= ``lowest``."""
+    array = np.atleast_1d(as_array(list(ids) if isinstance(ids, (set, frozenset, range)) else ids, "ids"))
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise IndexMismatch(
+            f"ids must be whole numbers of shape (n,), got {array.dtype} of shape {array.shape}"
+        )
+    if n is not None and len(array) != n:
+        raise IndexMismatch(f"{n} codes came with {len(array)} ids; give one id a code")
+    if len(array) and int(array.max()) > np.iinfo(np.int64).max:
+        raise IndexMismatch(f"ids must fit into int64, got {array.max()}")
+    array = array.astype(np.int64)
+    if len(array) and array.min() < lowest:
+        raise IndexMismatch(f"ids must be >= {lowest} (-1 marks an unused slot), got {array.min()}")
+    if distinct:
+        values, counts = np.unique(array, return_counts=True)
+        if len(values) != len(array):
+            first = values[counts > 1][0]
+            raise IndexMismatch(f"id {first} is given {counts.max()} times in one call; give each id once")
+    return array
+
+
+def check_labels(labels: Any, n: int, n_classes: int | None) -> tuple[np.ndarray, np.ndarray, int]:
+    """(label, row) pairs and the number of classes, of class ids (n,) or multi-hot (n, n_classes).
+
+    Class ids are not blown up to multi-hot rows: 1,281,167 of 1,000 classes would take 1.3 GB.
+    """
+    array = as_array(labels, "labels")
+    if n_classes is not None:
+        n_classes = check_whole(n_classes, "n_classes", 1)
+    if array.ndim and len(array) != n:
+        raise CodeError(f"{n} codes came with {len(array)} labels; give one label set a code")
+    if array.ndim == 1 and len(array):
+        if array.dtype.kind not in "iu" or array.min() < 0:
+            label_sets.as_multi_hot(array)  # raises: the row it names is one of all rows
+        return array, np.arange(n), label_sets.as_multi_hot(array[[array.argmax()]], n_classes).shape[1]
+    multi_hot = label_sets.as_multi_hot(array, n_classes)
+    rows, classes = np.nonzero(multi_hot)
+    return classes, rows, multi_hot.shape[1]
+
+
+def check_width(codes: Any, n_bits: int, what: str = "the query has") -> np.ndarray:
+    """``codes`` as C-contiguous uint8 (n, n_bits // 8)."""
+    codes = check_codes(as_array(codes, "codes"))
+    if codes.shape[1] * 8 != n_bits:
+        raise IndexMismatch(
+            f"the index has {n_bits} bits, {what} {codes.shape[1] * 8}; "
+            "encode with the model the index was made with"
+        )
+    return codes
+
+
+def check_queries(codes: Any, state: State) -> np.ndarray:
+    """Queries that this state of an index can answer."""
+    queries = check_width(codes, state.n_bits)
+    refuse_empty(state)
+    return queries
+
+
+def refuse_empty(state: State) -> None:
+    if not state.n_live:
+        raise SearchError("the index is empty: every item was removed; add codes before searching")
+
+
+def check_excluded(ids: Any, queries: np.ndarray, state: State) -> np.ndarray | None:
+    """The queries' own ids, int64 (q,), all of them known or -1; None where nothing is excluded."""
+    if ids is None or ids is False:
+        return None
+    if ids is True:
+        raise IndexMismatch(
+            "exclude_self needs to know which items the queries are: pass their ids, exclude_self=ids"
+        )
+    ids = check_ids(ids, len(queries), lowest=-1)
+    state.refuse_unknown(ids[ids >= 0])
+    return ids

@@ -1,0 +1,24 @@
+"""Files by path or URI, configurations, progress, events, and Arrow arrays."""
+
+from hashnet.io import config, events, storage
+from hashnet.io.arrow import as_array, binary_column, binary_matrix
+from hashnet.io.config import REQUIRED, check_whole, key
+from hashnet.io.lazy import lazy_names
+from hashnet.io.progress import Progress, counted, duration, speed
+
+__all__ = [
+    "REQUIRED",
+    "Progress",
+    "as_array",
+    "binary_column",
+    "binary_matrix",
+    "check_whole",
+    "config",
+    "counted",
+    "duration",
+    "events",
+    "key",
+    "lazy_names",
+    "speed",
+    "storage",
+]

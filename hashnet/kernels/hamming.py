@@ -1,0 +1,251 @@
+"""Exact Hamming search over packed codes: the compiled loops.
+
+A block of BLOCK codes stays in the cache while every query of a group meets it. Its distances are
+written as bytes (uint16 beyond 248 bits), 64 of them are compared with the query's bound at once,
+and only what lies below becomes a candidate. The bound is the k-th best distance so far, kept by
+counting candidates per distance; an equal distance met later has a larger position and is not
+needed, so the result is ordered by (distance, position) exactly. No array of all distances exists.
+
+Codes come flat, uint8 (n * row_bytes,). Kernels run without the GIL on one core; ``exact`` cuts the
+work for several.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hashnet.kernels.jit import compiled, popcount
+from hashnet.kernels.simd import LANES, lanes_below, load32, load64, lowest_bit
+
+BLOCK = 4096  # codes of 8 bytes: 32 KB, plus 4 KB of distances
+GROUP = 32  # queries that share a block while it is in the cache
+CANDIDATES = 1 << 22  # held at once by one thread, 38 MB: a huge k makes groups smaller
+
+
+@compiled
+def fill_words(codes, at, end, row_bytes, count, words):  # type: ignore[no-untyped-def]
+    """``count`` rows from byte ``at`` on as uint64 words (ceil(row_bytes / 8), BLOCK), zero-padded.
+
+    No byte from ``end`` on is read.
+    """
+    whole, tail = row_bytes // 8, row_bytes % 8
+    for w in range(whole):
+        for i in range(count):
+            words[w, i] = load64(codes, at + i * row_bytes + 8 * w)
+    if tail:
+        at += 8 * whole
+        mask = (np.uint64(1) << np.uint64(8 * tail)) - np.uint64(1)
+        # an 8-byte load in the last rows would read past the end: those go byte by byte
+        safe = min(count, max(0, (end - 8 - at) // row_bytes + 1))
+        for i in range(safe):
+            words[whole, i] = load64(codes, at + i * row_bytes) & mask
+        for i in range(safe, count):
+            word = np.uint64(0)
+            for b in range(tail):
+                word |= np.uint64(codes[at + i * row_bytes + b]) << np.uint64(8 * b)
+            words[whole, i] = word
+
+
+@compiled
+def block_distances(codes, at, row_bytes, count, words, query, out):  # type: ignore[no-untyped-def]
+    """Writes the distances of ``query`` to ``count`` rows from byte ``at`` on into ``out``.
+
+    ``words`` is the rows' transposed copy; where it is empty they are read where they lie.
+    """
+    if words.size == 0 and row_bytes == 8:
+        a = query[0]
+        for i in range(count):
+            out[i] = popcount(load64(codes, at + i * 8) ^ a)
+    elif words.size == 0 and row_bytes == 4:
+        short = np.uint32(query[0])
+        for i in range(count):
+            out[i] = popcount(load32(codes, at + i * 4) ^ short)
+    elif words.size == 0 and row_bytes == 16:
+        a, b = query[0], query[1]
+        for i in range(count):
+            out[i] = popcount(load64(codes, at + i * 16) ^ a) + popcount(load64(codes, at + i * 16 + 8) ^ b)
+    elif words.size == 0:  # 32 bytes
+        a, b, c, d = query[0], query[1], query[2], query[3]
+        for i in range(count):
+            j = at + i * 32
+            out[i] = (
+                popcount(load64(codes, j) ^ a)
+                + popcount(load64(codes, j + 8) ^ b)
+                + popcount(load64(codes, j + 16) ^ c)
+                + popcount(load64(codes, j + 24) ^ d)
+            )
+    else:
+        first, a = words[0], query[0]
+        if len(query) % 2:
+            for i in range(count):
+                out[i] = popcount(first[i] ^ a)
+        else:
+            second, b = words[1], query[1]
+            for i in range(count):
+                out[i] = popcount(first[i] ^ a) + popcount(second[i] ^ b)
+        for w in range(2 - len(query) % 2, len(query), 2):
+            first, second, a, b = words[w], words[w + 1], query[w], query[w + 1]
+            for i in range(count):
+                out[i] += popcount(first[i] ^ a) + popcount(second[i] ^ b)
+
+
+@compiled
+def transposed_words(row_bytes, n_queries):  # type: ignore[no-untyped-def]
+    """Room for a block's transposed copy; empty where reading the rows as they lie is faster."""
+    as_they_lie = row_bytes in (4, 8) or (row_bytes in (16, 32) and n_queries < 8)
+    return np.empty((0 if as_they_lie else (row_bytes + 7) // 8, BLOCK), np.uint64)
+
+
+@compiled
+def scan_top_k(  # type: ignore[no-untyped-def]
+    codes, row_bytes, low, high, queries, n_bits, k, allowed, skip, out, positions, distances
+):
+    """Fills ``positions`` int64 and ``distances`` int32 (q, k) with the k nearest of rows low..high.
+
+    ``queries`` uint64 (q, words); ``allowed`` uint8 (n,) or empty for all; ``skip`` int64 (q,)
+    the one row a query must not find, -1 for none; ``out`` scratch of BLOCK + LANES distances.
+    Unused slots stay as they are.
+    """
+    n_queries = len(queries)
+    room = min(2 * k + max(k, 4 * LANES), high - low)
+    group = min(GROUP, n_queries, max(1, CANDIDATES // room))
+    found = np.empty((group, room), np.int64)
+    far = np.empty((group, room), out.dtype)
+    counts = np.empty((group, n_bits + 2), np.int64)
+    used = np.empty(group, np.int64)
+    bounds = np.empty(group, np.int64)
+    within = np.empty(group, np.int64)
+    words = transposed_words(row_bytes, n_queries)
+    filtered = len(allowed) > 0
+    for first in range(0, n_queries, group):
+        size = min(group, n_queries - first)
+        counts[:] = 0
+        used[:] = 0
+        within[:] = 0
+        bounds[:] = n_bits + 1
+        for start in range(low, high, BLOCK):
+            count = min(BLOCK, high - start)
+            if words.size:
+                fill_words(codes, start * row_bytes, len(codes), row_bytes, count, words)
+            for j in range(size):
+                block_distances(codes, start * row_bytes, row_bytes, count, words, queries[first + j], out)
+                out[count : count + LANES] = n_bits + 1  # never below a bound
+                bound, n_used, n_within = bounds[j], used[j], within[j]
+                skipped = skip[first + j]
+                for lane in range(0, count, LANES):
+                    mask = lanes_below(out, lane, out.dtype.type(bound))
+                    while mask != 0:
+                        i = lane + lowest_bit(mask)
+                        mask &= mask - np.uint64(1)
+                        distance = np.int64(out[i])
+                        row = start + i
+                        # the bound may have moved since the 64 were compared
+                        if distance >= bound or row == skipped or (filtered and allowed[row] == 0):
+                            continue
+                        found[j, n_used] = row
+                        far[j, n_used] = out[i]
+                        n_used += 1
+                        counts[j, distance] += 1
+                        n_within += 1
+                        while n_within - counts[j, bound] >= k:  # k candidates lie closer: tighten
+                            n_within -= counts[j, bound]
+                            bound -= 1
+                        if n_used == room:  # fewer than 2 k lie within the bound: see the tests
+                            n_used = _drop_beyond(found[j], far[j], n_used, bound)
+                bounds[j], used[j], within[j] = bound, n_used, n_within
+        for j in range(size):
+            _sort_candidates(
+                found[j], far[j], used[j], counts[j], bounds[j], k, positions[first + j], distances[first + j]
+            )
+
+
+@compiled
+def _drop_beyond(found, far, n_used, bound):  # type: ignore[no-untyped-def]
+    kept = 0
+    for c in range(n_used):
+        if far[c] <= bound:
+            found[kept] = found[c]
+            far[kept] = far[c]
+            kept += 1
+    return kept
+
+
+@compiled
+def _sort_candidates(found, far, n_used, counts, bound, k, positions, distances):  # type: ignore[no-untyped-def]
+    """Counting sort by distance; stable, and candidates lie in position order already."""
+    n_before = 0
+    for distance in range(len(counts)):
+        here = counts[distance]
+        counts[distance] = n_before  # from now on: the slot of the next one at this distance
+        n_before += here
+    for c in range(n_used):
+        distance = far[c]
+        if distance <= bound:
+            slot = counts[distance]
+            if slot < k:
+                positions[slot] = found[c]
+                distances[slot] = distance
+            counts[distance] = slot + 1
+
+
+@compiled
+def scan_radius(codes, row_bytes, low, high, queries, n_bits, radius, allowed, skip, out):  # type: ignore[no-untyped-def]
+    """(counts int64 (q,), positions int64, distances int32): all of rows low..high within ``radius``.
+
+    The hits of query 0 come first, then those of query 1 and so on, each by (distance, position).
+    """
+    n_queries = len(queries)
+    counts = np.zeros(n_queries, np.int64)
+    positions, distances, n_all = np.empty(1024, np.int64), np.empty(1024, np.int32), 0
+    found, keys, n_found = np.empty(1024, np.int64), np.empty(1024, np.int64), 0
+    words = transposed_words(row_bytes, n_queries)
+    filtered = len(allowed) > 0
+    steps = radius + 1
+    bound = out.dtype.type(steps)
+    for first in range(0, n_queries, GROUP):
+        size = min(GROUP, n_queries - first)
+        n_found = 0
+        for start in range(low, high, BLOCK):
+            count = min(BLOCK, high - start)
+            if words.size:
+                fill_words(codes, start * row_bytes, len(codes), row_bytes, count, words)
+            for j in range(size):
+                block_distances(codes, start * row_bytes, row_bytes, count, words, queries[first + j], out)
+                out[count : count + LANES] = n_bits + 1
+                skipped = skip[first + j]
+                for lane in range(0, count, LANES):
+                    mask = lanes_below(out, lane, bound)
+                    while mask != 0:
+                        i = lane + lowest_bit(mask)
+                        mask &= mask - np.uint64(1)
+                        row = start + i
+                        if row == skipped or (filtered and allowed[row] == 0):
+                            continue
+                        if n_found == len(found):
+                            found, keys = _doubled(found, n_found), _doubled(keys, n_found)
+                        found[n_found] = row
+                        keys[n_found] = j * steps + out[i]
+                        n_found += 1
+        slots = np.zeros(size * steps + 1, np.int64)  # counting sort by (query, distance), stable
+        for c in range(n_found):
+            slots[keys[c] + 1] += 1
+        for key in range(size * steps):
+            slots[key + 1] += slots[key]
+        for j in range(size):
+            counts[first + j] = slots[(j + 1) * steps] - slots[j * steps]
+        while n_all + n_found > len(positions):
+            positions, distances = _doubled(positions, n_all), _doubled(distances, n_all)
+        for c in range(n_found):
+            slot = n_all + slots[keys[c]]
+            slots[keys[c]] += 1
+            positions[slot] = found[c]
+            distances[slot] = keys[c] % steps
+        n_all += n_found
+    return counts, positions[:n_all], distances[:n_all]
+
+
+@compiled
+def _doubled(array, used):  # type: ignore[no-untyped-def]
+    larger = np.empty(2 * len(array), array.dtype)
+    larger[:used] = array[:used]
+    return larger

@@ -1,0 +1,122 @@
+"""The nprobe nearest lists of an IVF index, scanned by our kernel: the compiled loop.
+
+Lists hold ids in no common order, so an equal distance met later may have the smaller id: all
+candidates at the k-th distance are kept, and cut down to the smallest ids when room runs out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hashnet.kernels.hamming import BLOCK, block_distances, fill_words, transposed_words
+from hashnet.kernels.jit import compiled
+from hashnet.kernels.simd import LANES, lanes_below, load64, lowest_bit
+
+ANY_ID = np.iinfo(np.int64).max
+
+
+@compiled
+def scan_lists(  # type: ignore[no-untyped-def]
+    memory, code_at, id_at, sizes, row_bytes, probes, queries, n_bits, k, dead, exclude, out, ids, distances
+):
+    """Fills ``ids`` int64 and ``distances`` int32 (q, k) from the lists ``probes`` int64 (q, nprobe) names.
+
+    List l has ``sizes[l]`` codes from byte ``code_at[l]`` of ``memory`` on and ids from ``id_at[l]``;
+    ``dead`` are removed ids, ascending; ``exclude`` int64 (q,) one id a query must not find, or -1;
+    ``out`` scratch of BLOCK + LANES distances. Returns how many each query has, int64 (q,).
+    """
+    room = 2 * k + max(k, 4 * LANES)
+    found = np.empty(room, np.int64)
+    far = np.empty(room, out.dtype)
+    counts = np.empty(n_bits + 2, np.int64)
+    words = transposed_words(row_bytes, 1)
+    hits = np.zeros(len(queries), np.int64)
+    for q in range(len(queries)):
+        counts[:] = 0
+        used, within, bound, last_id = 0, 0, n_bits, ANY_ID
+        for p in range(probes.shape[1]):
+            inverted = probes[q, p]
+            if inverted < 0:
+                continue
+            end = code_at[inverted] + sizes[inverted] * row_bytes
+            for start in range(0, sizes[inverted], BLOCK):
+                count = min(BLOCK, sizes[inverted] - start)
+                at = code_at[inverted] + start * row_bytes
+                if words.size:
+                    fill_words(memory, at, end, row_bytes, count, words)
+                block_distances(memory, at, row_bytes, count, words, queries[q], out)
+                out[count : count + LANES] = n_bits + 1
+                for lane in range(0, count, LANES):
+                    mask = lanes_below(out, lane, out.dtype.type(bound + 1))
+                    while mask != 0:
+                        i = lane + lowest_bit(mask)
+                        mask &= mask - np.uint64(1)
+                        distance = np.int64(out[i])
+                        number = np.int64(load64(memory, id_at[inverted] + 8 * (start + i)))
+                        # the bound may have moved since the 64 were compared
+                        if distance > bound or (distance == bound and number > last_id):
+                            continue
+                        if number == exclude[q] or (len(dead) and _holds(dead, number)):
+                            continue
+                        found[used] = number
+                        far[used] = out[i]
+                        used += 1
+                        counts[distance] += 1
+                        within += 1
+                        while within - counts[bound] >= k:  # k candidates lie closer: tighten
+                            within -= counts[bound]
+                            bound -= 1
+                            last_id = ANY_ID
+                        if used == room:
+                            used, last_id = _keep_best(found, far, used, counts, bound, within, k)
+                            within = used
+        used, last_id = _keep_best(found, far, used, counts, bound, within, k)
+        hits[q] = used
+        order = np.argsort(found[:used])
+        slots = np.zeros(n_bits + 2, np.int64)  # counting sort by distance, stable after that by id
+        for c in range(used):
+            slots[far[c] + 1] += 1
+        for d in range(n_bits + 1):
+            slots[d + 1] += slots[d]
+        for c in order:
+            slot = slots[far[c]]
+            slots[far[c]] += 1
+            ids[q, slot] = found[c]
+            distances[q, slot] = far[c]
+    return hits
+
+
+@compiled
+def _keep_best(found, far, used, counts, bound, within, k):  # type: ignore[no-untyped-def]
+    """(candidates left, largest id left at the bound): at most k, those nearest with the smallest ids."""
+    ties = np.empty(counts[bound], np.int64)
+    n_ties = 0
+    for c in range(used):
+        if far[c] == bound:
+            ties[n_ties] = found[c]
+            n_ties += 1
+    wanted = min(k - (within - counts[bound]), n_ties)
+    last_id = ANY_ID
+    if wanted < n_ties:
+        ties = np.sort(ties)
+        last_id = ties[wanted - 1]
+        counts[bound] = wanted
+    kept = 0
+    for c in range(used):
+        if far[c] < bound or (far[c] == bound and found[c] <= last_id):
+            found[kept] = found[c]
+            far[kept] = far[c]
+            kept += 1
+    return kept, last_id
+
+
+@compiled
+def _holds(ascending, number):  # type: ignore[no-untyped-def]
+    low, high = 0, len(ascending)
+    while low < high:
+        middle = (low + high) // 2
+        if ascending[middle] < number:
+            low = middle + 1
+        else:
+            high = middle
+    return low < len(ascending) and ascending[low] == number

@@ -1,0 +1,141 @@
+"""The model bundle: a folder with everything that is needed to encode, and nothing that can run code.
+
+    model.safetensors   weights and buffers (pixel and feature standardisation among them)
+    model.json          how to build the empty model, preprocessing, class names, training summary,
+                        and the sha256 of the weights; written last, so that it makes the bundle count
+
+``sha256`` of a bundle covers weights, architecture and preprocessing: what decides which code an
+input gets. Class names and the summary do not. What a bundle says can be read without torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hashnet.data import PREPROCESS_VERSION, Preprocess
+from hashnet.errors import FormatError
+from hashnet.io import storage
+
+if TYPE_CHECKING:
+    from hashnet.models.hash_model import HashModel
+
+KIND, FORMAT_VERSION = "model", 1
+WEIGHTS, ABOUT = "model.safetensors", "model.json"
+
+
+@dataclass(frozen=True)
+class BundleInfo:
+    """What a bundle says about itself."""
+
+    sha256: str
+    n_bits: int
+    modality: str
+    backbone: str
+    n_features: int | None  # width of an input row where the modality is "features"
+    preprocess: Preprocess | None
+    preprocess_version: str
+    class_names: list[str] | None
+    summary: dict[str, Any]
+
+
+def save_bundle(
+    uri: str,
+    model: HashModel,
+    *,
+    class_names: list[str] | None = None,
+    summary: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+) -> str:
+    """Writes the bundle into the folder ``uri`` and returns its sha256."""
+    from safetensors.torch import save
+
+    state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
+    weights = save(state)
+    preprocess = model.spec.preprocess
+    identity = {
+        "arguments": model.arguments,
+        "modality": model.modality,
+        "preprocess": preprocess.to_dict() if preprocess else None,
+        "preprocess_version": PREPROCESS_VERSION,
+        "weights_sha256": hashlib.sha256(weights).hexdigest(),
+    }
+    sha256 = _fingerprint(identity)
+    about = {
+        **identity,
+        "kind": KIND,
+        "format_version": FORMAT_VERSION,
+        "sha256": sha256,
+        "n_bits": model.n_bits,
+        "class_names": list(class_names) if class_names is not None else None,
+        "summary": summary or {},
+        "config": config or {},
+    }
+    storage.write_bytes(storage.join(uri, WEIGHTS), weights)
+    storage.write_json(storage.join(uri, ABOUT), about)
+    return sha256
+
+
+def bundle_info(uri: str) -> BundleInfo:
+    """What the bundle says, without reading its weights."""
+    return _info(_read_about(uri))
+
+
+def load_bundle(uri: str) -> tuple[HashModel, BundleInfo]:
+    """The model in eval mode, on the CPU, and what the bundle says; damaged weights are refused."""
+    import torch
+    from safetensors.torch import load
+
+    from hashnet.models.hash_model import build_model
+    from hashnet.models.weights import fit_weights
+
+    about = _read_about(uri)
+    weights = storage.read_bytes(storage.join(uri, WEIGHTS))
+    found = hashlib.sha256(weights).hexdigest()
+    if found != about["weights_sha256"]:
+        raise FormatError(
+            f"{storage.join(uri, WEIGHTS)} has sha256 {found[:12]}…, but {ABOUT} says "
+            f"{about['weights_sha256'][:12]}…: the file is damaged or from another bundle"
+        )
+    info = _info(about)
+    if info.modality == "image" and info.preprocess_version != PREPROCESS_VERSION:
+        raise FormatError(
+            f"{uri} was trained with preprocessing version {info.preprocess_version}, this hashnet has "
+            f"{PREPROCESS_VERSION}: other pixels would give other codes; use the hashnet that trained it"
+        )
+    with torch.random.fork_rng(devices=[]):  # building draws random weights; nobody else should notice
+        model = build_model(**about["arguments"])
+    fit_weights(model, load(weights), uri)
+    return model.eval(), info
+
+
+def _read_about(uri: str) -> dict[str, Any]:
+    path = storage.join(uri, ABOUT)
+    if not storage.exists(path):
+        raise FormatError(f"{uri} is not a model bundle (it has no {ABOUT}); train one with jobs/train.py")
+    about = storage.check_format(storage.read_json(path), path, KIND, FORMAT_VERSION)
+    identity = ("arguments", "modality", "preprocess", "preprocess_version", "weights_sha256")
+    if about["sha256"] != _fingerprint({name: about[name] for name in identity}):
+        raise FormatError(f"{path} was changed after it was written: its sha256 does not fit its content")
+    return about
+
+
+def _fingerprint(identity: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def _info(about: dict[str, Any]) -> BundleInfo:
+    arguments, preprocess = about["arguments"], about["preprocess"]
+    return BundleInfo(
+        sha256=about["sha256"],
+        n_bits=about["n_bits"],
+        modality=about["modality"],
+        backbone=arguments["backbone"],
+        n_features=arguments["n_features"],
+        preprocess=Preprocess.from_dict(preprocess) if preprocess else None,
+        preprocess_version=about["preprocess_version"],
+        class_names=about["class_names"],
+        summary=about["summary"],
+    )

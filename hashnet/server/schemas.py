@@ -1,0 +1,266 @@
+"""What JSON requests and answers look like. The OpenAPI description is made from these."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from hashnet.client import Queries, bad
+from hashnet.errors import RequestRejected
+
+Hex = Annotated[
+    str, Field(pattern=r"^([0-9a-fA-F]{2}){1,128}$", description="a packed code, two hex digits a byte")
+]
+
+
+def _whole(value: Any) -> Any:
+    """5.0 is a whole number in JSON; text and true are not."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
+Id = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1), WHOLE]
+Finite = Annotated[float, Field(allow_inf_nan=False, ge=-3.4028234663852886e38, le=3.4028234663852886e38)]
+Label = (
+    Annotated[int, Field(strict=True, ge=0, le=2**31 - 1), WHOLE]
+    | Annotated[str, Field(strict=True, max_length=200)]
+)
+ClassId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1), WHOLE]
+Base64 = Annotated[
+    str, Field(json_schema_extra={"contentEncoding": "base64"}, description="a picture file, base64")
+]
+Version = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1), WHOLE]
+
+# One mistake ends the reading of a list: a large body of wrong entries would make millions of them.
+FIRST = Field(fail_fast=True)
+MAX_LABELS = 1000  # of one item, and of a filter
+Codes = Annotated[list[Hex], FIRST]
+Images = Annotated[list[Base64], FIRST]
+Features = Annotated[list[Annotated[list[Finite], Field(min_length=1, fail_fast=True)]], FIRST]
+Ids = Annotated[list[Id], FIRST]
+ClassIds = Annotated[list[Annotated[list[ClassId], Field(max_length=MAX_LABELS, fail_fast=True)]], FIRST]
+
+
+class Strict(BaseModel):
+    """Unknown fields are mistakes; a field that is not meant is left out, not null."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_and_given(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            unknown = next((name for name in data if name not in cls.model_fields), None)
+            if unknown is not None:  # the first is enough: there may be millions
+                raise ValueError(f"there is no field {str(unknown)[:40]!r}")
+            empty = [str(name) for name, value in data.items() if value is None]
+            if empty:
+                raise ValueError(f"leave {', '.join(empty[:3])} out instead of null")
+        return data
+
+
+def _exactly_one(*names: str) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in names]})
+
+
+class QueryBody(Strict):
+    """Exactly one of the four: codes, images, features, ids."""
+
+    model_config = _exactly_one("codes", "images", "features", "ids")
+
+    codes: Codes | None = Field(None, min_length=1, description="packed codes, hex")
+    images: Images | None = Field(None, min_length=1, description="picture files, base64")
+    features: Features | None = Field(
+        None, min_length=1, description="feature vectors, where the model takes features"
+    )
+    ids: Ids | None = Field(None, min_length=1, description="ids of indexed items")
+
+
+class SearchBody(QueryBody):
+    """One or many queries of one kind, and either ``k`` (10 when neither is given) or ``radius``."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [{"required": [name]} for name in ("codes", "images", "features", "ids")],
+            "not": {"required": ["k", "radius"]},
+        }
+    )
+
+    k: Annotated[int, Field(strict=True, ge=1), WHOLE] | None = Field(
+        None, description="how many nearest items"
+    )
+    radius: Annotated[int, Field(strict=True, ge=0), WHOLE] | None = Field(
+        None, description="every item within so many bits"
+    )
+    labels: Annotated[list[Label], FIRST] | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_LABELS,
+        description="only items with at least one of these classes (id or name)",
+    )
+    exclude_self: bool = Field(False, strict=True, description="leave a queried id out of its own answer")
+    items: bool = Field(False, strict=True, description="answer with uri, labels and code of each hit, too")
+    min_version: Version = Field(0, description="be answered by this index version or a newer one")
+
+
+class EncodeBody(Strict):
+    """Exactly one of the two: images, features."""
+
+    model_config = _exactly_one("images", "features")
+
+    images: Images | None = Field(None, min_length=1, description="picture files, base64")
+    features: Features | None = Field(None, min_length=1)
+
+
+class AddBody(Strict):
+    """New items: their ids, one of codes, images, features, and what else is known of them."""
+
+    model_config = _exactly_one("codes", "images", "features")
+
+    item_ids: Ids = Field(min_length=1, description="ids that the index does not hold yet")
+    codes: Codes | None = Field(None, min_length=1)
+    images: Images | None = Field(None, min_length=1)
+    features: Features | None = Field(None, min_length=1)
+    labels: ClassIds | None = Field(None, description="class ids of each item")
+
+
+class RemoveBody(Strict):
+    ids: Ids = Field(min_length=1)
+
+
+class ItemOut(BaseModel):
+    id: int
+    uri: str | None = Field(description="where it came from; null where that is not known")
+    labels: list[int] | None = Field(description="class ids; null where the database has none")
+    label_names: list[str] | None = Field(description="their names; null where classes have none")
+    code: str = Field(description="its packed code, hex")
+    thumbnail: str | None = Field(description="path of a small picture of it; null where there is none")
+
+
+class HitsOut(BaseModel):
+    code: str = Field(description="the query's code, hex")
+    ids: list[int] = Field(description="nearest first; equal distances by id")
+    distances: list[int] = Field(description="bits that differ")
+    items: list[ItemOut] | None = Field(None, description="of each hit, where asked for")
+
+
+class SearchOut(BaseModel):
+    version: int = Field(description="the index version that answered all of these")
+    took_ms: float
+    results: list[HitsOut]
+
+
+class EncodeOut(BaseModel):
+    n_bits: int
+    codes: list[str] = Field(description="packed codes, hex")
+
+
+class WrittenOut(BaseModel):
+    version: int = Field(description="the index version that holds the change")
+    size: int = Field(description="items in that version")
+
+
+class ItemsOut(BaseModel):
+    version: int
+    items: list[ItemOut]
+
+
+class InfoOut(BaseModel):
+    n_bits: int
+    size: int
+    kind: str
+    engine: str
+    version: int
+    modality: str | None = Field(description="what the model takes: image or features; null without a model")
+    accepts: list[str] = Field(description="kinds of queries that /v1/search takes")
+    n_features: int | None
+    n_classes: int | None
+    class_names: list[str] | None
+    pictures: bool = Field(description="whether items have thumbnails")
+    writable: bool = Field(description="whether the server was started with a write token")
+    lineage: dict[str, Any]
+    limits: dict[str, float]
+    hashnet: str = Field(description="version of the software")
+
+
+class StateOut(BaseModel):
+    status: str
+
+
+class Problem(BaseModel):
+    code: str = Field(description="a stable word for programs")
+    message: str = Field(description="a sentence for people")
+    request_id: str
+
+
+class ErrorOut(BaseModel):
+    error: Problem
+
+
+def parse(model: type[BaseModel], body: bytes) -> Any:
+    """The validated body, or RequestRejected with the first few mistakes as a sentence."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise explain(error) from None
+
+
+def explain(error: ValidationError) -> RequestRejected:
+    """One sentence of the first mistakes; contents of the request are not repeated."""
+    mistakes = error.errors(include_url=False, include_input=False)
+    kinds = {mistake["type"] for mistake in mistakes}
+    if kinds & {"json_invalid"}:
+        return bad("invalid_json", f"the body is not JSON: {mistakes[0]['ctx'].get('error', '')}", 400)
+    listed = "; ".join(
+        f"{'.'.join(str(place) for place in mistake['loc']) or 'body'}: {mistake['msg']}"
+        for mistake in mistakes[:3]
+    )
+    more = f" (and {len(mistakes) - 3} more)" if len(mistakes) > 3 else ""
+    places = {str(mistake["loc"][0]) for mistake in mistakes if mistake["loc"]}
+    code = "invalid_request"
+    if kinds == {"finite_number"}:
+        code = "not_finite"
+    elif places in ({"k"}, {"radius"}):
+        code = f"{places.pop()}_out_of_range"
+    return bad(code, f"{listed}{more}", 422)
+
+
+def queries_of(body: Any) -> Queries:
+    """The one kind of query a JSON body holds."""
+    names = [name for name in ("codes", "images", "features", "ids") if getattr(body, name, None) is not None]
+    if len(names) != 1:
+        fields = [name for name in ("codes", "images", "features", "ids") if name in type(body).model_fields]
+        raise bad(
+            "invalid_request",
+            f"give exactly one of {', '.join(fields)}; got {' and '.join(names) or 'none'}",
+            422,
+        )
+    kind = names[0]
+    values = getattr(body, kind)
+    if kind == "codes":
+        widths = {len(text) for text in values}
+        if len(widths) > 1:
+            raise bad(
+                "wrong_width", f"codes differ in length: {min(widths) * 4} to {max(widths) * 4} bits", 422
+            )
+        rows = np.frombuffer(bytes.fromhex("".join(values)), dtype=np.uint8)
+        return Queries(kind, rows.reshape(len(values), -1))
+    if kind == "images":
+        return Queries(kind, [_picture(i, text) for i, text in enumerate(values)])
+    if kind == "features":
+        widths = {len(row) for row in values}
+        if len(widths) > 1:
+            raise bad("wrong_width", f"features differ in length: {min(widths)} to {max(widths)}", 422)
+        return Queries(kind, np.asarray(values, dtype=np.float32))
+    return Queries(kind, np.asarray(values, dtype=np.int64))
+
+
+def _picture(number: int, text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise bad("not_an_image", f"images.{number} is not base64", 422) from None

@@ -1,0 +1,162 @@
+"""Plan: what a store is made of, cut into frozen ranges; and what may be written into which folder.
+
+The rows of one split are cut, manifest part by manifest part, into ranges of ``rows_per_shard``
+rows in row_id order. A range is one shard with a stable name. The first run freezes the plan in the
+output folder; a later one must be the same, or the same over more parts, or it is refused.
+
+>>> parts = Part("part-00000", "ab", 5), Part("part-00001", "cd", 3)
+>>> plan = Plan("codes", 64, rows_per_shard=4, parts=parts)
+>>> for shard in plan.ranges():
+...     print(shard.name, shard.part.name, shard.start, shard.stop)
+codes-00000 part-00000 0 4
+codes-00001 part-00000 4 5
+codes-00002 part-00001 0 3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from hashnet.errors import FormatError, LineageMismatch, ManifestError
+from hashnet.io import storage
+
+FORMAT_VERSION = 1
+PLAN = "_plan.json"
+BIT_ORDER = "msb first, 1 where >= 0"
+# Lineage that decides the bytes of a code: output made with another value is never mixed in.
+IDENTITY = ("model_sha256", "preprocess_version", "engine", "dtype", "batch_rows", "bit_order")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A frozen manifest part: ``rows`` counts only the rows of the encoded split."""
+
+    name: str
+    sha256: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class ShardRange:
+    """Rows [start, stop) of the split inside one manifest part: what shard ``name`` holds."""
+
+    name: str
+    part: Part
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a store is made of. ``width`` is n_bits of codes, or the length of a feature."""
+
+    output: str  # "codes" or "features"
+    width: int
+    rows_per_shard: int
+    parts: tuple[Part, ...]
+    split: str = "database"
+    n_classes: int | None = None
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+
+    def ranges(self) -> Iterator[ShardRange]:
+        """Every shard in order. Ranges never cross a part, so an appended part adds shards only."""
+        number = 0
+        for part in self.parts:
+            for start in range(0, part.rows, self.rows_per_shard):
+                stop = min(start + self.rows_per_shard, part.rows)
+                yield ShardRange(f"{self.output}-{number:05d}", part, start, stop)
+                number += 1
+
+    @property
+    def n_rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def n_shards(self) -> int:
+        return sum(-(-part.rows // self.rows_per_shard) for part in self.parts)
+
+    @property
+    def column(self) -> str:
+        return "code" if self.output == "codes" else "feature"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of a shard, without metadata."""
+        value = pa.binary(self.width // 8) if self.output == "codes" else pa.list_(pa.float32(), self.width)
+        return pa.schema(
+            [
+                pa.field("row_id", pa.int64(), nullable=False),
+                pa.field("uri", pa.string()),
+                pa.field("labels", pa.list_(pa.int32())),
+                pa.field(self.column, value, nullable=False),
+            ]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "plan", "format_version": FORMAT_VERSION} | asdict(self)
+
+    @classmethod
+    def from_dict(cls, about: Mapping[str, Any]) -> Plan:
+        values = {name: about[name] for name in cls.__dataclass_fields__}
+        return cls(**values | {"parts": tuple(Part(**part) for part in about["parts"])})
+
+
+def read_plan(uri: str) -> Plan | None:
+    """The plan a folder was begun with, or None where nothing was begun."""
+    where = storage.join(uri, PLAN)
+    if not storage.exists(where):
+        return None
+    about = storage.check_format(storage.read_json(where), where, "plan", FORMAT_VERSION)
+    try:
+        return Plan.from_dict(about)
+    except (KeyError, TypeError) as error:
+        raise FormatError(f"{where} lacks {error}; it is damaged or not ours") from error
+
+
+def check_plan(uri: str, wanted: Plan) -> Plan:
+    """``wanted``, when it is what the folder holds or extends it; refused with both values else."""
+    found = read_plan(uri)
+    if found is None:
+        return wanted
+    fix = "give another output folder, or remove this one to encode anew"
+    for name in ("output", "width", "split", "rows_per_shard", "n_classes"):
+        ours, theirs = getattr(wanted, name), getattr(found, name)
+        if ours != theirs:
+            name = {"width": "n_bits" if found.output == "codes" else "feature length"}.get(name, name)
+            raise LineageMismatch(f"{uri} was made with {name} {theirs}, now it would be {ours}; {fix}")
+    for name in IDENTITY:
+        ours, theirs = wanted.lineage.get(name), found.lineage.get(name)
+        if ours != theirs:
+            raise LineageMismatch(f"{uri} was made with {name} {theirs!r}, now it would be {ours!r}; {fix}")
+    for i, part in enumerate(found.parts):
+        now = wanted.parts[i] if i < len(wanted.parts) else None
+        if now is None or (now.sha256, now.rows) != (part.sha256, part.rows):
+            have = f"{now.sha256[:12]} ({now.rows} rows)" if now else "missing"
+            raise ManifestError(
+                f"{uri} was made from a manifest whose part {i} ({part.name}) is {part.sha256[:12]} "
+                f"({part.rows} rows), now it is {have}; parts may be appended, not changed: {fix}"
+            )
+    return wanted
+
+
+def begin(uri: str, wanted: Plan) -> Plan:
+    """Checks ``wanted`` against the folder and freezes it there; returns it."""
+    check_plan(uri, wanted)
+    found = read_plan(uri)
+    if found is None or len(found.parts) < len(wanted.parts):
+        storage.make_folder(uri)
+        storage.write_json(storage.join(uri, PLAN), wanted.to_dict())
+    return wanted
+
+
+def mending_range(plan: Plan, number: int, rows: int) -> ShardRange:
+    """The range of the ``number``-th mending shard: its rows come from any range of the plan."""
+    part = Part("quarantine", plan.parts[-1].sha256, rows)
+    return ShardRange(f"{plan.output}-mended-{number:05d}", part, 0, rows)

@@ -1,0 +1,57 @@
+"""A small run made without Ray, for tests of what comes after encoding: digits, a model, an index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+N_BITS = 64
+
+
+def make_model(uri: str, n_features: int | None = None, seed: int = 0) -> str:
+    """An untrained model bundle, for pictures or for features; returns its sha256."""
+    import torch
+
+    from hashnet.models.bundle import save_bundle
+    from hashnet.models.hash_model import build_model
+
+    torch.manual_seed(seed)
+    backbone = "small_cnn" if n_features is None else "features"
+    model = build_model(backbone, n_bits=N_BITS, **({} if n_features is None else {"n_features": n_features}))
+    return save_bundle(uri, model, class_names=list("0123456789"))
+
+
+def make_run(folder: Path | str, modality: str = "image", kind: str = "flat") -> str:
+    """RUN with manifest.parquet, model/, codes/, codes-query/ and index/ of 400 digits; returns its path."""
+    from hashnet import BinaryIndex, Encoder
+    from hashnet.data.fetch import feature_matrix, fetch_images
+    from hashnet.data.sources import make_manifest
+    from hashnet.store.code_store import write_store
+
+    run = str(folder)
+    manifest = make_manifest(
+        "digits", f"{run}/manifest.parquet", modality=modality, n_query=1397, n_train=100
+    )
+    make_model(f"{run}/model", manifest.n_features)
+    encoder = Encoder.load(f"{run}/model", engine="cpu-eager", batch_rows=4 if modality == "image" else None)
+    stores = {}
+    for split, name, n in (("database", "codes", 400), ("query", "codes-query", 100)):
+        rows = manifest.read(split).slice(0, n)
+        stores[split] = write_store(
+            f"{run}/{name}",
+            encoder.encode(fetch_images(rows) if modality == "image" else feature_matrix(rows)),
+            ids=rows["row_id"].to_numpy(),
+            labels=manifest.labels(split)[:n],
+            uris=rows["uri"].to_pylist(),
+            n_classes=manifest.n_classes,
+            rows_per_shard=150,
+            lineage=encoder.lineage,
+        )
+    BinaryIndex.build(stores["database"], kind=kind).save(f"{run}/index")
+    return run
+
+
+def some_codes(n: int, n_bits: int = N_BITS, seed: int = 0) -> np.ndarray:
+    """uint8 (n, n_bits // 8), random."""
+    return np.random.default_rng(seed).integers(0, 256, (n, n_bits // 8), dtype=np.uint8)

@@ -1,0 +1,125 @@
+"""``hashnet query --run``: pictures, features and ids against a run's folder; mistakes are one sentence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hashnet import BinaryIndex
+from hashnet.cli.entry import main
+from hashnet.data.manifest import Manifest
+from tests.support.small_run import make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_run(tmp_path_factory.mktemp("query") / "run")
+
+
+def test_a_picture_finds_itself(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index = BinaryIndex.load(f"{run}/index")
+    id_ = int(index.ids()[7])
+    row = Manifest.open(f"{run}/manifest.parquet").read(columns=["image"], start=id_, stop=id_ + 1)
+    picture = tmp_path / "digit.png"
+    picture.write_bytes(row["image"][0].as_py())
+    assert main(["query", str(picture), "--run", run, "-k", "4", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    expected = index.search(index.codes([id_]), k=4)
+    hits = answer["results"][0]["hits"]
+    assert [hit["id"] for hit in hits] == expected.ids[0].tolist()
+    assert [hit["distance"] for hit in hits] == expected.distances[0].tolist()
+    assert answer["version"] == index.version
+    own = next((hit for hit in hits if hit["id"] == id_), None)
+    assert own is None or own["uri"] == f"digits/{id_:04d}.png"
+    assert main(["query", str(picture), "--run", run]) == 0
+    assert "10 hits" in capsys.readouterr().out
+
+
+def test_ids_radius_and_labels(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    index = BinaryIndex.load(f"{run}/index")
+    ids = index.ids()[:2].tolist()
+    words = [
+        "query",
+        "--id",
+        str(ids[0]),
+        "--id",
+        str(ids[1]),
+        "--run",
+        run,
+        "--radius",
+        "6",
+        "--label",
+        "3",
+        "--json",
+    ]
+    assert main(words) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    expected = index.search_radius(index.codes(ids), radius=6, where={"labels": [3]})
+    assert [[hit["id"] for hit in one["hits"]] for one in results] == [hit.ids.tolist() for hit in expected]
+    assert {label for one in results for hit in one["hits"] for label in hit["labels"]} <= {"3"}
+
+
+def test_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run", modality="features")
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).random((3, 64)))
+    assert main(["query", str(tmp_path / "rows.npy"), "--run", run, "-k", "2", "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [len(one["hits"]) for one in results] == [2, 2, 2]
+    assert results[1]["query"].endswith("row 1")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["no.png", "--run", "RUN"], 2, "no.png is not a file"),
+        (["--run", "RUN"], 2, "give pictures"),
+        (["--id", "99999999", "--run", "RUN"], 2, "no id 99999999"),
+        (["--id", "99999999999999999999", "--run", "RUN"], 2, "--id must fit into int64, got 99999999999"),
+        (["--id", "1", "--run", "/no/such/run"], 1, "holds no index"),
+        (["--id", "ID", "--run", "RUN", "--label", "cat"], 2, "no label 'cat'"),
+        (["--id", "ID", "--run", "RUN", "--label", "²"], 2, "no label '²'"),
+        (["--id", "0", "--run", "RUN", "-k", "0"], 2, "at least 1"),
+        (["--id", "1", "--url", "127.0.0.1:8000"], 2, "not a server's address"),
+    ],
+)
+def test_mistakes(
+    run: str, capsys: pytest.CaptureFixture[str], words: list[str], code: int, sentence: str
+) -> None:
+    known = {"RUN": run, "ID": str(BinaryIndex.load(f"{run}/index").ids()[0])}
+    assert main(["query", *(known.get(word, word) for word in words)]) == code
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert "Traceback" not in said
+
+
+def test_asking_a_server_loads_neither_torch_nor_faiss(python: str, repo: Path) -> None:
+    script = (
+        "import sys\nfrom hashnet.cli import main\n"
+        "import hashnet.cli.query as query\nquery._Server('http://127.0.0.1:1')\n"
+        "assert not {'torch', 'faiss', 'ray', 'numba'} & set(sys.modules)"
+    )
+    subprocess.run([python, "-c", script], check=True, cwd=repo)
+
+
+def test_files_that_cannot_be_used_are_named(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "words.jpg").write_text("hello")
+    np.save(tmp_path / "none.npy", np.zeros((0, 64), np.float32))
+    (tmp_path / "empty.npy").touch()
+    with (tmp_path / "several.npy").open("wb") as file:
+        np.savez(file, features=np.zeros((1, 64), np.float32))
+    for name, sentence in (
+        ("words.jpg", "cannot use"),
+        ("none.npy", "holds no row"),
+        ("empty.npy", "cannot read"),
+        ("several.npy", "holds several arrays"),
+    ):
+        assert main(["query", str(tmp_path / name), "--run", run]) == 2
+        said = capsys.readouterr().err
+        assert sentence in said
+        assert str(tmp_path / name) in said

@@ -1,0 +1,146 @@
+"""One batch shape: a row's logits depend on the row alone. And which engine runs where."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from hashnet.encoding import engines as engines
+from hashnet.encoding.engines import Engine, choose, facts
+from hashnet.errors import ModelError
+from hashnet.models.hash_model import build_model
+
+
+def model(kind: str):
+    torch.manual_seed(0)
+    if kind == "image":
+        return build_model("small_cnn", 48)
+    return build_model("features", 48, n_features=20, hidden=33)
+
+
+def rows(kind: str, n: int) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    if kind == "image":
+        return rng.integers(0, 256, size=(n, 3, 32, 32), dtype=np.uint8)
+    return rng.normal(size=(n, 20)).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["image", "features"])
+def test_neighbours_place_caller_batch_and_threads_change_no_bit(kind):
+    engine = Engine(model(kind), "cpu-eager", batch_rows=16)
+    x = rows(kind, 40)
+    wanted = engine.run(x)
+    for size in (1, 3, 16, 17, 40):
+        parts = [engine.run(x[i : i + size]) for i in range(0, 40, size)]
+        assert np.array_equal(np.concatenate(parts), wanted)
+    order = np.random.default_rng(2).permutation(40)
+    assert np.array_equal(engine.run(x[order]), wanted[order])
+    threads = torch.get_num_threads()
+    try:
+        for n in (1, 2):
+            torch.set_num_threads(n)
+            assert np.array_equal(engine.run(x), wanted)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("kind", ["image", "features"])
+def test_logits_are_the_models(kind):
+    """Against the plain module on one row at a time, within rounding."""
+    plain = model(kind).eval()
+    engine = Engine(model(kind), "cpu-eager")
+    x = rows(kind, 5)
+    with torch.inference_mode():
+        slow = torch.cat([plain(torch.from_numpy(row[None])) for row in x]).numpy()
+    np.testing.assert_allclose(engine.run(x), slow, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_in_nothing_out():
+    engine = Engine(model("image"), "cpu-eager")
+    assert engine.run(rows("image", 0)).shape == (0, 48)
+    assert engine.run(rows("image", 0), "features").shape == (0, 512)
+
+
+def test_features_are_what_the_backbone_gives():
+    plain = model("image").eval()
+    x = rows("image", 3)
+    with torch.inference_mode():
+        slow = plain.raw_features(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(
+        Engine(model("image"), "cpu-eager").run(x, "features"), slow, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_read_only_rows_are_fine(recwarn):
+    x = rows("features", 4)
+    wanted = Engine(model("features"), "cpu-eager", batch_rows=4).run(x)
+    x.flags.writeable = False
+    assert np.array_equal(Engine(model("features"), "cpu-eager", batch_rows=4).run(x), wanted)
+    assert not recwarn.list
+
+
+def test_the_choice_and_its_reason(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(engines, "_compiler", lambda: None)
+    assert choose("auto", "image")[0] == "cpu-eager"
+    assert "no C++ compiler" in choose("auto", "image")[1]
+    with pytest.raises(ModelError, match="install g"):
+        choose("cpu-compiled", "image")
+    with pytest.raises(ModelError, match="no CUDA device"):
+        choose("cuda", "image")
+    monkeypatch.setattr(engines, "_compiler", lambda: "/usr/bin/g++")
+    assert choose("auto", "image") == ("cpu-compiled", "with g++")
+    assert choose("auto", "features")[0] == "cpu-eager"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    assert choose("auto", "image") == ("cuda", "a GPU")
+    with pytest.raises(ModelError, match="unknown engine 'gpu'"):
+        Engine(model("image"), "gpu")
+
+
+def test_a_compiler_that_fails_means_eager(monkeypatch, caplog):
+    def fail(*args, **kwargs):
+        raise RuntimeError("cannot find -lgomp")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(engines, "_compiler", lambda: "/usr/bin/g++")
+    monkeypatch.setattr(torch, "compile", fail)
+    with caplog.at_level(logging.INFO, "hashnet.encoding.engines"):
+        engine = Engine(model("image"))
+    assert engine.name == "cpu-eager"
+    assert len(caplog.messages) == 1
+    assert "cpu-eager" in caplog.text
+    assert "compiling failed" in caplog.text
+    with pytest.raises(ModelError, match="cannot be compiled here: cannot find -lgomp"):
+        Engine(model("image"), "cpu-compiled")
+
+
+def test_facts_for_the_lineage():
+    assert facts("cpu-eager", "image") == {"engine": "cpu-eager", "dtype": "float32", "batch_rows": 32}
+    assert facts("cuda", "image")["dtype"] == "float16 autocast"
+
+
+@pytest.mark.slow
+def test_compiled_and_eager_differ_only_near_zero():
+    """Counts the bits that differ; each must have a logit within rounding of zero."""
+    eager, compiled = Engine(model("image"), "cpu-eager"), Engine(model("image"), "cpu-compiled")
+    x = rows("image", 500)
+    a, b = eager.run(x), compiled.run(x)
+    error = np.abs(a - b).max()
+    assert error < 1e-4 * np.abs(a).max()
+    flipped = (a >= 0) != (b >= 0)
+    print(f"{flipped.sum()} of {flipped.size} bits differ; largest difference of a logit {error:.2e}")
+    assert (np.abs(a[flipped]) <= error).all()
+    parts = [compiled.run(x[i : i + 7]) for i in range(0, 70, 7)]
+    assert np.array_equal(np.concatenate(parts), b[:70])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_and_cpu_differ_only_near_zero():
+    x = rows("image", 500)
+    a, b = Engine(model("image"), "cpu-eager").run(x), Engine(model("image"), "cuda").run(x)
+    flipped = (a >= 0) != (b >= 0)
+    assert (np.abs(a[flipped]) <= np.abs(a - b).max()).all()

@@ -1,0 +1,48 @@
+"""Progress lines without a terminal."""
+
+import io
+
+from hashnet.io import progress
+from hashnet.io.progress import Progress
+
+
+def test_plain_lines_say_count_rate_and_time_left(monkeypatch):
+    clock = iter([0.0, 4.0, 8.0, 8.0, 8.0, 20.0, 30.0, 30.0, 30.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    out = io.StringIO()
+    bar = Progress(100, "rows", "encode", file=out)
+    bar.update(10)  # 4 s: too early for a line
+    assert out.getvalue() == ""
+    bar.update(30, bad=2)  # 8 s
+    assert out.getvalue() == "encode: 40/100 (40%) rows, 5.0/s, 12s left, bad 2\n"
+    bar.update(10)  # 20 s: too early for another one
+    assert out.getvalue().count("\n") == 1
+    bar.update(10)  # 30 s
+    assert out.getvalue().splitlines()[1] == "encode: 60/100 (60%) rows, 2.0/s, 20s left, bad 2"
+
+
+def test_a_short_task_says_nothing():
+    out = io.StringIO()
+    with Progress(3, "rows", "encode", file=out) as bar:
+        bar.update(3)
+    assert out.getvalue() == ""
+
+
+def test_what_was_done_before_does_not_count_for_the_rate(monkeypatch):
+    clock = iter([0.0, 10.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    bar = Progress(100, "rows", "encode", done=50, file=io.StringIO())
+    bar.done += 20
+    assert bar.rate == 2.0
+
+
+def test_the_end_is_said_once(monkeypatch):
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    out = io.StringIO()
+    with Progress(2, "rows", "encode", file=out) as bar:
+        bar.update(1)
+        bar.update(1)
+    assert [line.split(",")[0] for line in out.getvalue().splitlines()] == [
+        "encode: 1/2 (50%) rows",
+        "encode: 2/2 (100%) rows",
+    ]

@@ -1,0 +1,47 @@
+import pytest
+
+from hashnet.baselines import REGISTRY
+from hashnet.errors import ConfigError
+from hashnet.reports.comparison.methods import DEEP, GRIDS, GROUPS, ROWS, SHALLOW, TITLES, candidates, expand
+from hashnet.training.config import VARIANTS, TrainConfig
+
+
+def test_every_baseline_and_every_variant_has_its_place():
+    assert set(SHALLOW) == set(REGISTRY) - set(DEEP)
+    assert set(DEEP) == set(VARIANTS)
+    assert set(TITLES) == set(SHALLOW) | set(DEEP) == set(GRIDS)
+
+
+def test_tables_name_known_methods_in_one_order():
+    for names in ROWS.values():
+        assert list(names) == [name for name in TITLES if name in names]
+
+
+def test_all_mistakes_in_names_are_told_at_once():
+    with pytest.raises(ConfigError) as error:
+        expand(["hashnett", "itq", "ithq"])
+    assert len(error.value.mistakes) == 2
+    assert "did you mean hashnet?" in error.value.mistakes[0]
+
+
+def test_no_method_is_an_error():
+    with pytest.raises(ConfigError, match="at least one"):
+        expand([])
+
+
+def test_candidates_are_every_combination_and_fit_the_constructors():
+    for name in SHALLOW:
+        for settings in candidates(name):
+            assert REGISTRY[name](16, **settings).params().items() >= settings.items()
+    assert len(candidates("dnnh")) == 2 * 3
+    assert {"lr": 0.02, "margin": 4.0} in candidates("dnnh")
+
+
+def test_networks_have_the_same_budget():
+    def epochs(name):
+        config = TrainConfig(run="/r", variant=name).resolved("features", 10_000)
+        return sum(stage.epochs for stage in config.make_stages())
+
+    assert len({epochs(name) for name in DEEP}) == 1
+    assert not any("epochs" in setting for name in DEEP for setting in GRIDS[name])
+    assert {len(candidates(name)) for name in (*GROUPS["ablation"], "dhn")} == {6}

@@ -1,0 +1,200 @@
+import csv
+import io
+
+import numpy as np
+import pytest
+
+from hashnet.metrics.evaluation import evaluate
+from hashnet.reports.comparison import differences, figures, tables
+from hashnet.reports.comparison.html_report import _notes, write_report
+from hashnet.reports.comparison.results import gather
+from hashnet.reports.style import new_axes
+
+
+def record(method, n_bits, seed, good, part="main", n_queries=60, n_database=300):
+    """A made-up cell: codes that carry the class in a share ``good`` of their bytes."""
+    rng = np.random.default_rng([seed, n_bits, round(good * 100)])
+    y, y_query = np.arange(n_database) % 3, np.arange(n_queries) % 3
+    wide = np.array([[0] * (n_bits // 8), [255] * (n_bits // 8), [15] * (n_bits // 8)], dtype=np.uint8)
+
+    def codes(classes):
+        noise = rng.integers(0, 256, size=(len(classes), n_bits // 8), dtype=np.uint8)
+        return np.where(rng.random(noise.shape) < good, wide[classes], noise)
+
+    report = evaluate(codes(y_query), y_query, codes(y), y, k=100)
+    return {
+        "part": part,
+        "made_from": {"method": method, "n_bits": n_bits, "seed": seed},
+        "fit_s": 1.0 + seed,
+        "fit_cpu_s": 1.0,
+        "encode_s": 0.5,
+        "encoded_rows": 360,
+        "warnings": [],
+        "report": report.to_dict(),
+    }
+
+
+def test_a_method_that_is_not_the_papers_stands_in_table_1(monkeypatch):
+    monkeypatch.setitem(tables.TITLES, "mine", "Mine")
+    cells = [record("hashnet", 16, 0, 0.9), record("mine", 16, 0, 0.5), record("hashnet-w", 16, 0, 0.8)]
+    first, third = gather(cells)
+    assert first.methods == ["hashnet", "mine"]
+    assert third.methods == ["hashnet", "hashnet-w"]
+
+
+@pytest.fixture(scope="module")
+def records():
+    quality = {"hashnet": 0.9, "hashnet+c": 0.88, "itq": 0.6, "lsh": 0.3}
+    found = [record(m, n, s, q) for m, q in quality.items() for n in (16, 32) for s in (0, 1, 2)]
+    return [*found, record("hashnet", 16, 0, 0.7, "zero-shot"), record("dhn", 16, 0, 0.5, "zero-shot")]
+
+
+def test_tables_hold_their_rows_in_the_paper_s_order(records):
+    one, two, three = gather(records, "coco")
+    assert one.methods == ["hashnet", "itq", "lsh"]
+    assert two.methods == ["hashnet", "dhn"]
+    assert three.methods == ["hashnet+c", "hashnet"]
+    assert one.bits == (16, 32)
+
+
+def test_mean_and_deviation_are_over_seeds(records):
+    table = gather(records)[0]
+    wanted = [{"method": "itq", "n_bits": 16, "seed": seed} for seed in (0, 1, 2)]
+    values = [r["report"]["map"] for r in records if r["made_from"] in wanted]
+    entry = table.entry("itq", 16)
+    assert entry.mean() == pytest.approx(sum(values) / 3)
+    assert entry.sd() == pytest.approx(np.std(values, ddof=1))
+    assert entry.seconds("fit_s") == 2.0
+
+
+def test_the_first_is_bold_and_the_far_behind_is_not(records):
+    text = tables.markdown(gather(records, "coco"), ["a note"])
+    hashnet = next(line for line in text.splitlines() if line.startswith("| HashNet |"))
+    lsh = next(line for line in text.splitlines() if line.startswith("| LSH |"))
+    assert hashnet.count("**") == 4
+    assert "**" not in lsh
+    assert "(0.6873)" in hashnet  # the paper's number
+    assert "±" in lsh
+    assert text.endswith("- a note\n")
+
+
+def test_a_method_asked_other_queries_than_the_first_is_not_bold():
+    cells = [record("hashnet", 16, 0, 0.9), record("itq", 16, 0, 0.9, n_queries=59)]
+    (table,) = gather(cells)
+    first = table.first(16).method
+    (other,) = {"hashnet", "itq"} - {first}
+    assert table.as_good_as_first(first, 16)
+    assert not table.as_good_as_first(other, 16)
+
+
+def test_csv_and_rows_say_the_same(records):
+    found = gather(records, "coco")
+    lines = list(csv.DictReader(io.StringIO(tables.as_csv(found))))
+    values = tables.rows(found)
+    assert len(lines) == len(values) == 6 + 2 + 4
+    assert [float(line["map"]) for line in lines] == [row["map"] for row in values]
+    assert lines[0]["seeds"] == "0 1 2"
+    behind = next(row for row in values if row["method"] == "lsh" and row["n_bits"] == 16)
+    assert behind["behind_low"] <= behind["behind_first"] <= behind["behind_high"]
+    assert not behind["as_good_as_first"]
+
+
+def test_a_variant_alone_is_no_ablation(records):
+    assert [
+        table.number for table in gather([r for r in records if r["made_from"]["method"] != "hashnet+c"])
+    ] == [
+        1,
+        2,
+    ]
+
+
+def test_another_variant_than_hashnet_is_never_left_out(records):
+    found = gather([r for r in records if r["made_from"]["method"] in ("hashnet+c", "itq")])
+    assert [table.methods for table in found] == [["itq"], ["hashnet+c"]]
+
+
+def test_differences_are_those_of_the_mean_ap_of_each_query(records):
+    """Against HashNet and against the first, variants included; interval by resampling with a loop."""
+    found = differences.gaps(gather(records))
+    to_hashnet = {(g.method, g.n_bits): g for g in found if g.against == "hashnet"}
+    assert set(to_hashnet) == {(m, n) for m in ("hashnet+c", "itq", "lsh") for n in (16, 32)}
+
+    def ap(method):
+        rows = [r for r in records if r["part"] == "main" and r["made_from"]["method"] == method]
+        return np.mean([r["report"]["ap"] for r in rows if r["made_from"]["n_bits"] == 16], axis=0)
+
+    per_query = ap("itq") - ap("hashnet")
+    rng = np.random.default_rng(1)
+    means = [rng.choice(per_query, len(per_query)).mean() for _ in range(4000)]
+    gap = to_hashnet["itq", 16].difference
+    assert gap.mean == pytest.approx(per_query.mean())
+    assert (gap.low, gap.high) == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.01)
+    assert gap.clear
+    best = max(("hashnet", "hashnet+c"), key=lambda m: ap(m).mean())
+    assert {g.reference for g in found if g.against == "first" and g.n_bits == 16} == {best}
+
+
+def test_differences_are_printed_with_their_intervals(records):
+    found = differences.gaps(gather(records))
+    text = tables.markdown(gather(records), [], differences.grids(found))
+    to_hashnet, to_first = text.split("## Difference of MAP to ")[1:]
+    itq = next(gap for gap in found if (gap.against, gap.method, gap.n_bits) == ("hashnet", "itq", 16))
+    mean, low, high = itq.difference
+    assert f"| ITQ | {mean:+.4f} [{low:+.4f}, {high:+.4f}] |" in to_hashnet
+    assert "| HashNet | 0 | 0 |" in to_hashnet
+    assert to_first.startswith("the first")
+    assert to_first.count(" first |") == 2  # one at each code length
+    lines = list(csv.DictReader(io.StringIO(differences.as_csv(found))))
+    assert [float(line["low"]) for line in lines] == [gap.difference.low for gap in found]
+
+
+def test_the_report_is_one_page_without_outside_requests(records, tmp_path):
+    shallow = [r for r in records if r["made_from"]["method"] in ("itq", "lsh")]
+    about = {
+        "run": str(tmp_path), "config": {"bits": [16, 32]}, "k": 100, "paper": "coco", "settings": {},
+        "manifest": {"sha256": "0"},
+    }  # fmt: skip
+    result = write_report(str(tmp_path / "report"), shallow, about)
+    names = {str(p.relative_to(tmp_path / "report")) for p in (tmp_path / "report").rglob("*.*")}
+    assert {"tables.md", "tables.csv", "tables.json", "differences.csv", "comparison.html"} <= names
+    assert {
+        "figures/precision_h2.png",
+        "figures/precision_recall.png",
+        "figures/precision_top_n.png",
+    } <= names
+    page = (tmp_path / "report" / "comparison.html").read_text()
+    assert "http" not in page
+    assert page.count("<img") == 3
+    assert page.count("<caption>Difference of MAP to the first") == 1
+    assert result["first"] == {"16": "itq", "32": "itq"}
+
+
+def test_a_network_that_collapsed_is_said_on_the_page(tmp_path):
+    cells = [record("dhn", 16, 0, 0.1), record("itq", 16, 0, 0.9)]
+    cells[0]["training"] = {"warnings": ["only 1 different codes", "16 of 16 bits are equal"]}
+    cells[1]["warnings"] = ["itq took all rows"]
+    notes = _notes(gather(cells), {"k": 100})
+    assert notes[-2:] == ["DHN, 16 bits, seed 0: only 1 different codes.", "itq took all rows"]
+
+
+def test_tables_measured_otherwise_say_so(records):
+    alike = _notes(gather(records), {"k": 5000})
+    assert alike[0].startswith("MAP@100: denominator is the relevant items among the top 100,")
+    assert alike[-1] == "60 queries, 300 database rows, chance level 0.3333."
+    fewer = [record("hashnet", 16, 0, 0.7, "zero-shot", n_queries=30, n_database=90)]
+    notes = _notes(gather([r for r in records if r["part"] == "main"] + fewer), {"k": 5000})
+    assert notes[0].startswith("MAP@k: denominator is the relevant items among the top k,")
+    assert notes[-2:] == [
+        "Table 1, Table 3: MAP@100, 60 queries, 300 database rows, chance level 0.3333.",
+        "Table 2: MAP@90, 30 queries, 90 database rows, chance level 0.3333.",
+    ]
+
+
+def test_rows_that_all_have_several_labels_leave_the_embedding_empty(records, tmp_path):
+    """-1 says that a row does not have exactly one label."""
+    codes = np.zeros((40, 2), dtype=np.uint8)
+    np.savez(tmp_path / figures.CODES, query=codes, database=codes, classes=np.full(40, -1))
+    cell = next(r for r in records if r["made_from"]["method"] == "hashnet") | {"folder": str(tmp_path)}
+    ax = new_axes()
+    figures._tsne(gather([cell])[0].entry("hashnet", 16), ax)
+    assert not ax.collections
