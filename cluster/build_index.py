@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster.runtime import Need, placement
-from cluster.runtime import connection as session
-from cluster.runtime import telemetry as metrics
+from cluster.runtime import Need, connection, placement, telemetry
 from hashnet.errors import FormatError, LineageMismatch
 from hashnet.index import (
     ABOUT,
@@ -33,8 +31,7 @@ from hashnet.index import (
     read_parts,
     stored_bytes,
 )
-from hashnet.io import REQUIRED, Progress, key, storage
-from hashnet.io import events as logs
+from hashnet.io import REQUIRED, Progress, events, key, storage
 from hashnet.store import CodeStore
 
 SHARDS_PER_TASK = 64  # 8 MB of 64-bit codes and ids: a task of about a second
@@ -103,7 +100,9 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
     if index.path is None:
         index.save(config.out_uri)
     seconds = time.monotonic() - started
-    logs.event("index built", run=metrics.run_name(config.run), stage="index", rows=len(index), reused=reused)
+    events.event(
+        "index built", run=telemetry.run_name(config.run), stage="index", rows=len(index), reused=reused
+    )
     about = index.describe()
     return {
         "index": config.out_uri,
@@ -183,7 +182,7 @@ def _read_here(config: IndexConfig, store: CodeStore) -> Iterator[Part]:
 
 def _read_by_tasks(config: IndexConfig, store: CodeStore, workers: int) -> Iterator[Part]:
     """The same parts in the same order, read by tasks a few ahead of whoever takes them."""
-    session.connect()
+    connection.connect()
     import ray
 
     placement.ensure(

@@ -23,7 +23,7 @@ from cluster.build_index import IndexConfig, build_index
 from cluster.compare import CompareConfig, compare
 from cluster.encode import EncodeConfig, encode_database
 from cluster.evaluate import EvaluateConfig, evaluate_run
-from cluster.runtime import connection as session
+from cluster.runtime import connection
 from cluster.train import train
 from hashnet.codes import check_n_bits
 from hashnet.data import Manifest, fetch_images
@@ -36,7 +36,7 @@ from hashnet.training import TrainConfig
 
 LEAST_PICTURES = 20  # a tenth of them are the queries
 METHODS = ["lsh", "itq", "dhn"]
-DIGITS = str(Path(session.CHECKOUT) / "jobs" / "configs" / "digits.yaml")
+DIGITS = str(Path(connection.CHECKOUT) / "jobs" / "configs" / "digits.yaml")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class DemoConfig:
 def demo(config: DemoConfig) -> dict[str, Any]:
     """Runs every stage and returns the table, where the report lies and what a query found."""
     started = time.monotonic()
-    session.connect()
+    connection.connect()
     trained = _stage("train", train, _train_config(config))
     # Compiling takes longer than a demo's pictures; codes that are there already keep their engine.
     engine = "auto" if read_plan(storage.join(config.run, "codes")) else "cpu-eager"

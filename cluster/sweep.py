@@ -19,8 +19,7 @@ from typing import Any
 
 import yaml
 
-from cluster.runtime import Need, placement
-from cluster.runtime import connection as session
+from cluster.runtime import Need, connection, placement
 from cluster.train import worker_resources
 from hashnet.data import Manifest
 from hashnet.errors import ClusterError, ConfigError, Diverged, HashnetError
@@ -125,7 +124,7 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
 
 
 def _run_trials(config: SweepConfig, left: list[Trial]) -> None:
-    session.connect()
+    connection.connect()
     from ray import tune
     from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner
 

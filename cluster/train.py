@@ -12,14 +12,11 @@ import logging
 import time
 from typing import Any
 
-from cluster.runtime import Need, ours, placement
-from cluster.runtime import connection as session
-from cluster.runtime import telemetry as metrics
+from cluster.runtime import Need, connection, ours, placement, telemetry
 from hashnet import errors
 from hashnet.errors import HashnetError, StorageError
-from hashnet.io import Progress, counted, storage
+from hashnet.io import Progress, counted, events, storage
 from hashnet.io import config as configs
-from hashnet.io import events as logs
 from hashnet.training import CHECKPOINTS, TrainConfig, prepare, result_of
 
 logger = logging.getLogger(__name__)
@@ -33,7 +30,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     prepared = prepare(config)
     if prepared.finished is not None:
         return {**prepared.finished, "already_finished": True}
-    session.connect()
+    connection.connect()
     resources = worker_resources(prepared.config)
     fewest = config.min_workers or config.num_workers
     need = Need("worker", config.num_workers, resources, fewest, config.placement, fix="lower num_workers")
@@ -171,7 +168,7 @@ class _Report:
     def __init__(self, config: TrainConfig, rank: int) -> None:
         self.config, self.rank = config, rank
         self.last_report = time.monotonic()
-        self.run = metrics.run_name(config.run)
+        self.run = telemetry.run_name(config.run)
         self.progress: Progress | None = None
 
     def step(self, row: dict[str, Any]) -> None:  # worker 0 only
@@ -187,16 +184,16 @@ class _Report:
             L=f"{row['L']:.4f}",
             rows_per_s=f"{row['rows_per_s']:.0f}",
         )
-        metrics.count("train_steps", every, run=self.run)
-        metrics.gauge("train_J", row["J"], run=self.run)
-        metrics.gauge("train_L", row["L"], run=self.run)
-        metrics.gauge("train_beta", row["beta"], run=self.run)
-        metrics.gauge("train_learning_rate", row["lr"] * self.config.head_lr_scale, run=self.run)
-        metrics.gauge("train_quantisation", row["quantisation"], run=self.run)
-        metrics.gauge("train_distinct_codes", row["distinct"], run=self.run)
-        metrics.gauge("train_bit_balance", row["balance"], run=self.run)
-        metrics.gauge("train_bit_entropy", row["entropy"], run=self.run)
-        metrics.gauge("images_per_second", row["rows_per_s"], run=self.run, stage="train")
+        telemetry.count("train_steps", every, run=self.run)
+        telemetry.gauge("train_J", row["J"], run=self.run)
+        telemetry.gauge("train_L", row["L"], run=self.run)
+        telemetry.gauge("train_beta", row["beta"], run=self.run)
+        telemetry.gauge("train_learning_rate", row["lr"] * self.config.head_lr_scale, run=self.run)
+        telemetry.gauge("train_quantisation", row["quantisation"], run=self.run)
+        telemetry.gauge("train_distinct_codes", row["distinct"], run=self.run)
+        telemetry.gauge("train_bit_balance", row["balance"], run=self.run)
+        telemetry.gauge("train_bit_entropy", row["entropy"], run=self.run)
+        telemetry.gauge("images_per_second", row["rows_per_s"], run=self.run, stage="train")
 
     def stage(self, record: dict[str, Any]) -> None:  # every worker
         import ray.train
@@ -207,7 +204,7 @@ class _Report:
             logger.info("%s", stage_line(record))
             told = ("beta", "epochs", "J", "L", "map")
             about = {name: record[name] for name in told if record.get(name) is not None}
-            logs.event("stage done", run=self.run, stage="train", number=record["stage"], **about)
+            events.event("stage done", run=self.run, stage="train", number=record["stage"], **about)
         # A report is a barrier that takes seconds: all workers make it, or none does.
         if from_first(float(time.monotonic() - self.last_report > REPORT_EVERY_S)) > 0.5:
             self.last_report = time.monotonic()

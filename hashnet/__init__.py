@@ -28,8 +28,7 @@ _MODULES = ("baselines", "codes", "errors", "labels")
 __all__ = sorted([*_HOME, *_MODULES, "__version__"])
 
 if TYPE_CHECKING:
-    from hashnet import codes, errors, labels
-    from hashnet.baselines import baselines
+    from hashnet import baselines, codes, errors, labels
     from hashnet.client import AsyncClient, Client
     from hashnet.data import Manifest
     from hashnet.encoding import Encoder

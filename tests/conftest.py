@@ -64,10 +64,10 @@ def ray_local():
     """A Ray with two free CPUs on loopback; modules share it and its warm workers."""
     import ray
 
-    from cluster.runtime import connection as session
+    from cluster.runtime import connection
 
     def connect() -> None:
-        session.connect(num_cpus=2, object_store_memory=500_000_000)
+        connection.connect(num_cpus=2, object_store_memory=500_000_000)
 
     connect()
     deadline = time.monotonic() + 10  # what the module before left behind goes, or Ray does

@@ -16,7 +16,7 @@ import numpy as np
 from cluster.compare.cells import Part, Record
 from cluster.compare.data import comparison_manifest, zero_shot_manifest
 from cluster.encode import ENGINES
-from cluster.runtime import connection as session
+from cluster.runtime import connection
 from hashnet.codes import check_n_bits
 from hashnet.data import Manifest
 from hashnet.errors import ClusterError, ConfigError, DataError
@@ -114,7 +114,7 @@ def compare(config: CompareConfig) -> dict[str, Any]:
         refuse_unlabelled(_labels(manifest, "train")[held], "held-out training", "tune")
     if not begun:
         configs.save(config, saved_at)
-    session.connect()
+    connection.connect()
     source = str(manifest.source.get("name"))
     dataset = config.paper or (source if source in DEPTH else None)
     k = config.k or DEPTH.get(dataset or "", 5000)

@@ -18,9 +18,7 @@ import pyarrow.compute as pc
 from cluster.encode import setup as setup
 from cluster.encode import stages as stages
 from cluster.encode import summary as summary
-from cluster.runtime import connection as session
-from cluster.runtime import raise_ours
-from cluster.runtime import telemetry as metrics
+from cluster.runtime import connection, raise_ours, telemetry
 from hashnet.data import Manifest
 from hashnet.encoding import Gatherer, Source, Work, feature_works, mending_works, picture_works, reasons_of
 from hashnet.errors import ConfigError, LineageMismatch, ModelError, StoreError
@@ -128,7 +126,7 @@ class _Job:
 
     def __init__(self, config: EncodeConfig, info: BundleInfo, manifest: Manifest) -> None:
         self.config, self.info, self.manifest = config, info, manifest
-        self.uri, self.run = config.out_uri, metrics.run_name(config.run)
+        self.uri, self.run = config.out_uri, telemetry.run_name(config.run)
         self.found = plans.read_plan(self.uri)
         self.plan = plans.check_plan(self.uri, self._wanted())
         self.records = commit.read_records(self.uri)
@@ -173,7 +171,7 @@ class _Job:
         if self.info.modality == "features":
             works = feature_works(self.todo, self.manifest)
         else:
-            works = picture_works(self.todo, stage.chunk_rows, int(session.resources().get("CPU", 1)))
+            works = picture_works(self.todo, stage.chunk_rows, int(connection.resources().get("CPU", 1)))
         self._run(stage, works, self.todo)
 
     def retry(self) -> None:
@@ -196,7 +194,7 @@ class _Job:
 
     def _start(self, rows: int, mends: bool) -> stages.Stage:
         """Connects, settles the engine on a worker's machine, and says what goes where."""
-        session.connect()
+        connection.connect()
         config = self.config
         gpus = setup.gpus_wanted(self.plan.lineage["engine"], config.gpus_per_actor)
         n_actors = setup.place(config.num_actors, gpus, rows)
@@ -246,12 +244,12 @@ class _Job:
 
     def _count(self, n: int, reasons: dict[str, int], rate: float) -> None:
         about = {"run": self.run, "stage": "encode"}
-        metrics.count("images", n - sum(reasons.values()), status="ok", **about)
+        telemetry.count("images", n - sum(reasons.values()), status="ok", **about)
         for reason, count in reasons.items():
-            metrics.count("images", count, status=reason, **about)
-        metrics.gauge("images_per_second", rate, **about)
-        metrics.gauge("shards_total", self.plan.n_shards, **about)
-        metrics.gauge("shards_done", len(self.records), **about)
+            telemetry.count("images", count, status=reason, **about)
+        telemetry.gauge("images_per_second", rate, **about)
+        telemetry.gauge("shards_total", self.plan.n_shards, **about)
+        telemetry.gauge("shards_done", len(self.records), **about)
 
     def _pictures(
         self, stage: stages.Stage, works: Iterator[Work], shards: list[ShardRange]
@@ -263,7 +261,7 @@ class _Job:
             n = gatherer.add(table.drop_columns(["worker"]))
             if len(gatherer.records) > before:
                 seconds = time.perf_counter() - started
-                metrics.observe("commit_seconds", seconds, run=self.run, stage="encode")
+                telemetry.observe("commit_seconds", seconds, run=self.run, stage="encode")
             for record in gatherer.records[before:]:
                 self.records[record.name] = record
                 stages.tell_commit(self.run, record)

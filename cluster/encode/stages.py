@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from cluster.runtime import placement
-from cluster.runtime import telemetry as metrics
+from cluster.runtime import placement, telemetry
 from hashnet.data import Preprocess
 from hashnet.encoding import Source, Work, commit_table, encode_features, encode_rows, picture_rows
 from hashnet.errors import HashnetError, LineageMismatch
-from hashnet.io import events as logs
+from hashnet.io import events
 from hashnet.store import Plan, ShardRecord
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ class PictureEncoder(EncoderActor):
 
     def __call__(self, table: pa.Table) -> pa.Table:
         self.check()
-        with metrics.timed("forward_seconds", run=self.stage.run, stage="encode"):
+        with telemetry.timed("forward_seconds", run=self.stage.run, stage="encode"):
             encoded = encode_rows(self.encoder, self.stage.plan.output, table)
         return encoded.append_column("worker", pa.array([self.name] * len(table), pa.string()))
 
@@ -125,7 +124,7 @@ class FeatureEncoder(EncoderActor):
         records: list[ShardRecord] = []
         for work in works:
             for shard, rows in encode_features(stage.source, work, self.encoder, stage.plan.output):
-                with metrics.timed("commit_seconds", run=stage.run, stage="encode"):
+                with telemetry.timed("commit_seconds", run=stage.run, stage="encode"):
                     record = commit_table(stage.uri, stage.plan, shard, rows, stage.mends)
                 if record is not None:
                     records.append(record)
@@ -137,7 +136,7 @@ class FeatureEncoder(EncoderActor):
 
 def tell_commit(run: str, record: ShardRecord) -> None:
     """The event of a shard, from whoever committed it."""
-    logs.event(
+    events.event(
         "shard committed", run=run, stage="encode", shard=record.name, rows=record.rows, bad=record.bad_rows
     )
 
@@ -147,7 +146,7 @@ def tell_bad(run: str, decoded: pa.Table) -> None:
     reasons = bad_reasons(decoded)
     if reasons:
         shard = decoded["shard"][0].as_py()  # a decode task's rows are of one
-        logs.event("bad rows", run=run, stage="encode", shard=shard, reasons=reasons)
+        events.event("bad rows", run=run, stage="encode", shard=shard, reasons=reasons)
 
 
 def bad_reasons(table: pa.Table) -> dict[str, int]:
@@ -165,7 +164,7 @@ def run_pictures(stage: Stage, works: Iterator[Work]) -> Iterator[pa.Table]:
         for text in table["work"].to_pylist():
             tables = picture_rows(source, Work.from_json(text), preprocess, rows)
             while True:
-                with metrics.timed("decode_seconds", run=run, stage="encode"):
+                with telemetry.timed("decode_seconds", run=run, stage="encode"):
                     decoded = next(tables, None)
                 if decoded is None:
                     break

@@ -20,11 +20,9 @@ import pyarrow as pa
 
 from cluster.encode import EncodeConfig, encode_database
 from cluster.evaluate.tasks import query_ranges, run_ranges, shard_groups
-from cluster.runtime import connection as session
-from cluster.runtime import telemetry as metrics
+from cluster.runtime import connection, telemetry
 from hashnet.errors import DataError, LineageMismatch
-from hashnet.io import REQUIRED, Progress, key, storage
-from hashnet.io import events as logs
+from hashnet.io import REQUIRED, Progress, events, key, storage
 from hashnet.metrics import (
     EvalReport,
     LabelSets,
@@ -190,17 +188,17 @@ def _measure_all(
     todo = [span for span in ranges if names[span] not in done]
     if todo:
         groups = shard_groups(store, config.rows_per_task)
-        session.connect()
+        connection.connect()
         with Progress(len(ranges), "query ranges", "evaluate", done=len(ranges) - len(todo)) as progress:
             for span, blocks in run_ranges(
                 config.seed, config.device, store, queries.codes(), labels, k, todo, groups
             ):
                 storage.write_bytes(storage.join(folder, names[span]), to_bytes(blocks))
                 progress.update(1, queries=span[1])
-                about = {"stage": "evaluate", "run": metrics.run_name(config.run)}
-                logs.event("queries measured", first=span[0], stop=span[1], **about)
-                metrics.gauge("shards_done", progress.done, **about)
-                metrics.gauge("shards_total", len(ranges), **about)
+                about = {"stage": "evaluate", "run": telemetry.run_name(config.run)}
+                events.event("queries measured", first=span[0], stop=span[1], **about)
+                telemetry.gauge("shards_done", progress.done, **about)
+                telemetry.gauge("shards_total", len(ranges), **about)
     kept = [from_bytes(storage.read_bytes(storage.join(folder, names[span]))) for span in ranges]
     return join([block for blocks in kept for block in blocks])
 
@@ -218,7 +216,7 @@ def _draw(config: EvaluateConfig, report: EvalReport) -> str:
 
     from hashnet.reports import write_run_report
 
-    session.connect()
+    connection.connect()
     draw = ray.remote(write_run_report).options(num_cpus=1, max_retries=3)
     sources = {
         "run": config.run,

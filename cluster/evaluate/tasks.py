@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cluster.runtime import Need, placement
-from cluster.runtime import connection as session
+from cluster.runtime import Need, connection, placement
 from hashnet.errors import LineageMismatch
 from hashnet.io import binary_matrix
 from hashnet.metrics import (
@@ -70,7 +69,7 @@ def run_ranges(
     """(range, its blocks of measures) as they are done, a few ranges being under way at a time."""
     import ray
 
-    gpu = device == "cuda" or (device == "auto" and session.resources().get("GPU", 0) >= 1)
+    gpu = device == "cuda" or (device == "auto" and connection.resources().get("GPU", 0) >= 1)
     size = {"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}
     counters = min(len(ranges) * len(groups), placement.capacity(size)) or 1
     placement.ensure("evaluate", [Need("counter", counters, size, at_least=1, fix="use device=cpu")])
@@ -85,7 +84,7 @@ def run_ranges(
             parts = [fold.remote(k, *parts[i : i + FAN_IN]) for i in range(0, len(parts), FAN_IN)]
         return finish.remote(k, *parts)
 
-    at_once = max(2, int(2 * session.resources().get("CPU", 1)) // len(groups))
+    at_once = max(2, int(2 * connection.resources().get("CPU", 1)) // len(groups))
     waiting = list(ranges)
     running: dict[Any, tuple[int, int]] = {}
     while waiting or running:

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from cluster.runtime import connection as session
+from cluster.runtime import connection
 from cluster.runtime.errors import LESS_MEMORY, ours
 from hashnet.errors import ConfigError, HashnetError
 from hashnet.io import config, storage
@@ -38,7 +38,7 @@ def run_job(cls: type[C], function: Callable[[C], dict[str, Any]], argv: list[st
     try:
         settings = read_settings(cls, sys.argv[1:] if argv is None else argv)
         result = function(settings)
-        nodes = session.what_happened()
+        nodes = connection.what_happened()
         if nodes is not None:
             result = {**result, "cluster": nodes}
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@
     ]
     placement.ensure("encode", needs)      # prints the plan; returns it, waits, or raises ClusterError
 
-A stage calls ``ensure`` once, after ``session.connect`` and before it starts anything. What the
+A stage calls ``ensure`` once, after ``connection.connect`` and before it starts anything. What the
 cluster can never satisfy fails within seconds, with what the cluster has. What an autoscaler can
 still add is waited for, with a line that says so, as many seconds as HASHNET_WAIT_S says (900).
 ``capacity`` counts how many workers of a size fit, for a pool sized by the cluster.
@@ -25,8 +25,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster.runtime import connection as session
-from cluster.runtime import nodes
+from cluster.runtime import connection, nodes
 from cluster.runtime.nodes import amount, describe
 from cluster.runtime.planning import Need, Plan, plan
 from hashnet.errors import ClusterError, ConfigError
@@ -41,7 +40,7 @@ LINE_EVERY_S = 15.0
 
 def capacity(resources: Mapping[str, float], include_addable: bool = False) -> int:
     """How many workers of that size the cluster's nodes hold at once when they hold nothing else."""
-    session.connect()
+    connection.connect()
     now = nodes.alive()
     more = nodes.addable(now) if include_addable else []
     amounts = [(node.resources, 1) for node in now] + [(kind.resources, kind.spare) for kind in more]
@@ -60,7 +59,7 @@ def ensure(stage: str, needs: Sequence[Need]) -> Plan:
     fits is free at the moment is said, and not waited for.
     """
     wait_s = _longest_wait()
-    session.connect()
+    connection.connect()
     joining = bool(os.environ.get("RAY_ADDRESS"))  # no node joins a Ray started here
     now = nodes.alive()
     result = plan(stage, needs, now, nodes.addable(now))
@@ -98,7 +97,7 @@ def _taken(result: Plan) -> str:
     for need in result.needs:
         for name, n in need.resources.items():
             least[name] = least.get(name, 0) + n * need.minimum
-    free, whole = ray.available_resources(), session.resources()
+    free, whole = ray.available_resources(), connection.resources()
     short = [name for name, n in least.items() if round(free.get(name, 0), 4) < round(n, 4)]
     return ", ".join(
         f"{amount(name, whole.get(name, 0) - free.get(name, 0))} of {amount(name, whole.get(name, 0))} "
@@ -172,7 +171,7 @@ def on_cpu_nodes() -> dict[str, Any]:
     Give them to ``.options(**…)`` or to Ray Data's ``map_batches(**…)``. Pools are node labels
     (``hashnet.io/pool=cpu``); without such a node there is nothing to prefer.
     """
-    session.connect()
+    connection.connect()
     if not any(node.labels.get(nodes.POOL) == "cpu" for node in nodes.alive()):
         return {}
     return {"label_selector": {nodes.POOL: "cpu"}, "fallback_strategy": [{"label_selector": {}}]}

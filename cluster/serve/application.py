@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.runtime import Need, run_name
-from cluster.runtime import connection as session
+from cluster.runtime import Need, connection, run_name
 from hashnet.server import Ground, ServeConfig, Tokens, digest, is_loopback, read_tokens
 
 # What Ray books for a process; threads are set apart from it.
@@ -41,7 +40,7 @@ def size(kind: str, config: ServeConfig) -> dict[str, float]:
     """What Ray books for one index or encoder process."""
     booked = {"CPU": float(config.threads or WORK_CPUS)}
     device = config.index_device if kind == "index" else config.encoder_device
-    if device == "cuda" or (device == "auto" and session.resources().get("GPU", 0) > 0):
+    if device == "cuda" or (device == "auto" and connection.resources().get("GPU", 0) > 0):
         booked["GPU"] = 0.5
     return booked
 

@@ -22,7 +22,7 @@ import ray
 from ray import serve
 from ray.serve._private import replica
 
-from cluster.runtime import telemetry as metrics
+from cluster.runtime import telemetry
 from hashnet.client import Queries
 from hashnet.server import IndexAnswer, IndexAsk, Limits, Meter, Tokens, Writer, behind
 
@@ -95,10 +95,12 @@ class IndexReplica:
         started = time.perf_counter()
         answers = self.holder.answer(asks)
         kind = self.holder.index.kind
-        metrics.observe("search_seconds", time.perf_counter() - started, run=self.run, kind=kind)
+        telemetry.observe("search_seconds", time.perf_counter() - started, run=self.run, kind=kind)
         good = sum(len(ask) for ask, answer in zip(asks, answers, strict=True) if answer.error is None)
-        metrics.count("search_queries", good, run=self.run, kind=kind, status="ok")
-        metrics.count("search_queries", sum(map(len, asks)) - good, run=self.run, kind=kind, status="refused")
+        telemetry.count("search_queries", good, run=self.run, kind=kind, status="ok")
+        telemetry.count(
+            "search_queries", sum(map(len, asks)) - good, run=self.run, kind=kind, status="refused"
+        )
         return answers
 
     async def look(self, ids: np.ndarray, with_labels: bool = False) -> Any:
@@ -143,8 +145,8 @@ class IndexReplica:
             await asyncio.sleep(self.follow_s)
 
     def _report(self) -> None:
-        metrics.gauge("index_version", self.holder.version, run=self.run)
-        metrics.gauge("index_size", len(self.holder.index), run=self.run)
+        telemetry.gauge("index_version", self.holder.version, run=self.run)
+        telemetry.gauge("index_size", len(self.holder.index), run=self.run)
 
 
 @serve.deployment

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cluster.runtime import connection as session
-from cluster.runtime import placement
+from cluster.runtime import connection, placement
 from cluster.serve import proxy
 from cluster.serve.application import build, hashed_tokens, needs
 from hashnet.errors import ClusterError, ConfigError
@@ -52,7 +51,7 @@ class Server:
         for name, value in (QUIET | {proxy.CALLBACK: proxy.PATH}).items():
             os.environ.setdefault(name, value)
         with _tokens_kept_back():
-            session.connect()
+            connection.connect()
         placement.ensure("serve", needs(self.config, self.ground))
         from ray import serve
 

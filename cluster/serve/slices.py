@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster.runtime import Need, placement, raise_ours
-from cluster.runtime import connection as session
+from cluster.runtime import Need, connection, placement, raise_ours
 from hashnet.errors import ClusterError, IndexMismatch, LineageMismatch, SearchError, UnknownId
 from hashnet.index import (
     BinaryIndex,
@@ -119,7 +118,7 @@ class ShardedIndex:
                 f"got {n_slices}"
             )
         parse_options(kind, options, source.n_bits, len(source))  # a mistake in them is said here
-        session.connect()
+        connection.connect()
         import ray
 
         self.n_bits, self.kind, self.timeout_s = source.n_bits, kind, timeout_s

@@ -19,8 +19,7 @@ from hashnet.codes import as_words
 from hashnet.index import exact
 from hashnet.index.faiss_flat import split_hits
 from hashnet.index.merge import widen
-from hashnet.kernels import default_threads, run_all
-from hashnet.kernels import inverted_lists as list_kernel
+from hashnet.kernels import default_threads, inverted_lists, run_all
 
 if TYPE_CHECKING:
     from hashnet.index.segment import Segment
@@ -64,7 +63,7 @@ def scan_by_kernel(
     distances = np.full((n_queries, width), -1, dtype=np.int32)
 
     def scan(part: slice) -> np.ndarray:
-        return list_kernel.scan_lists(
+        return inverted_lists.scan_lists(
             *rows.inverted,
             rows.n_bits // 8,
             probes[part],

@@ -25,8 +25,7 @@ import numpy as np
 
 from hashnet.codes import check_codes
 from hashnet.errors import StaleIndex, Unsupported
-from hashnet.index import exact, files, gpu, tuning
-from hashnet.index import loading as opening
+from hashnet.index import exact, files, gpu, loading, tuning
 from hashnet.index.build import Part, build_state, lineage_of, read_parts
 from hashnet.index.filters import parse_where
 from hashnet.index.merge import merge, merge_hits
@@ -156,7 +155,7 @@ class BinaryIndex:
         it loading is faster, and FAISS may end the process over a file that is damaged.
         """
         folder = _folder(path)
-        state = opening.read_state(folder, mmap=mmap, verify=verify)
+        state = loading.read_state(folder, mmap=mmap, verify=verify)
         return cls(state, engine=engine, device=device, path=folder)
 
     def save(self, path: str | Path) -> int:
@@ -273,7 +272,7 @@ class BinaryIndex:
         with self._writing:
             if self._path is None or files.disk_seal(self._path) == self._state.seal:
                 return False
-            self._take(opening.read_state(self._path, known=self._state.segments))
+            self._take(loading.read_state(self._path, known=self._state.segments))
             return True
 
     def newest(self) -> BinaryIndex:
@@ -285,7 +284,7 @@ class BinaryIndex:
         with self._writing:
             if self._path is None or files.disk_seal(self._path) == self._state.seal:
                 return self
-            state = opening.read_state(self._path, known=self._state.segments)
+            state = loading.read_state(self._path, known=self._state.segments)
             newest = BinaryIndex(state, engine=self.engine, path=self._path)
             newest.device, newest._gpu = self.device, self._gpu
             newest._take(state)

@@ -20,8 +20,7 @@ import numpy as np
 
 from hashnet.codes import as_words
 from hashnet.index.merge import merge, merge_hits, widen
-from hashnet.kernels import default_threads, run_all
-from hashnet.kernels import hamming as kernel
+from hashnet.kernels import default_threads, hamming, run_all
 
 SMALL = 500_000  # comparisons below which waking another thread costs more than it saves
 MIN_SLICE = 65_536  # rows of the database worth a thread of their own
@@ -49,7 +48,7 @@ def top_k(
     def scan(low: int, high: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         positions = np.full((last - first, width), -1, dtype=np.int64)
         distances = np.full((last - first, width), -1, dtype=np.int32)
-        kernel.scan_top_k(
+        hamming.scan_top_k(
             flat,
             codes.shape[1],
             low,
@@ -91,7 +90,7 @@ def within(
     by_query, ranges = _cut(n, n_queries, threads)
 
     def scan(low: int, high: int, first: int, last: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        counts, positions, distances = kernel.scan_radius(
+        counts, positions, distances = hamming.scan_radius(
             flat,
             codes.shape[1],
             low,
@@ -153,4 +152,4 @@ def _cut(n: int, n_queries: int, threads: int | None) -> tuple[bool, list[tuple[
 def scratch(n_bits: int) -> np.ndarray:
     """Room for the distances of one block; n_bits + 1 must fit as "beyond everything"."""
     dtype = np.uint8 if n_bits < 255 else np.uint16
-    return np.empty(kernel.BLOCK + kernel.LANES, dtype=dtype)
+    return np.empty(hamming.BLOCK + hamming.LANES, dtype=dtype)

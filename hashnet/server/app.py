@@ -21,7 +21,7 @@ import hashnet
 from hashnet.client import wire
 from hashnet.errors import RequestRejected
 from hashnet.results import SearchResult
-from hashnet.server import requests as reading
+from hashnet.server import requests
 from hashnet.server import schemas as s
 from hashnet.server import search_page as page
 from hashnet.server.backend import Backend, Call, Found
@@ -101,12 +101,12 @@ class Routes:
 
     async def healthz(self) -> Response:
         """The process answers."""
-        return reading.json_response({"status": "ok"})
+        return requests.json_response({"status": "ok"})
 
     async def readyz(self) -> Response:
         """Index (and model, where there is one) are loaded and answer."""
         await self.backend.ready()
-        return reading.json_response({"status": "ready"})
+        return requests.json_response({"status": "ready"})
 
     async def info(self) -> Response:
         """What is served: code length, size, kind, version, lineage, classes and limits."""
@@ -114,7 +114,7 @@ class Routes:
         limits = {name: value for name, value in vars(self.limits).items() if name != "max_inflight"}
         limits["max_radius"] = min(self.limits.max_radius, about["n_bits"])
         more = {"limits": limits, "writable": bool(self.tokens.write), "hashnet": hashnet.__version__}
-        return reading.json_response(about | more)
+        return requests.json_response(about | more)
 
     async def search(
         self,
@@ -138,10 +138,10 @@ class Routes:
             "min_version": min_version,
         }
         given = {name: value for name, value in given.items() if value is not None}
-        queries, options = await reading.search_request(request, given, self.limits)
+        queries, options = await requests.search_request(request, given, self.limits)
         about = self.backend.about()
         wants_arrow = wire.ARROW in request.headers.get("accept", "")
-        options = reading.check_search(queries, options, about, self.limits)
+        options = requests.check_search(queries, options, about, self.limits)
         request.scope["hashnet"] |= {"queries": len(queries), "kind": queries.kind}
         call = Call(**options, want_codes=not wants_arrow)
         if not wants_arrow:
@@ -152,17 +152,17 @@ class Routes:
             return Response(wire.write_hits(found.hits, found.version), media_type=wire.ARROW)
         results = await self._results(found, call.want_items)
         took_ms = round((time.perf_counter() - started) * 1000, 2)
-        return reading.json_response({"version": found.version, "took_ms": took_ms, "results": results})
+        return requests.json_response({"version": found.version, "took_ms": took_ms, "results": results})
 
     async def encode(self, request: Request) -> Response:
         """The packed codes of pictures or features."""
-        queries = await reading.encode_request(request, self.limits)
-        reading.check_queries(queries, self.backend.about(), self.limits)
+        queries = await requests.encode_request(request, self.limits)
+        requests.check_queries(queries, self.backend.about(), self.limits)
         request.scope["hashnet"] |= {"queries": len(queries), "kind": queries.kind}
         codes = await self.backend.encode(queries)
         if wire.ARROW in request.headers.get("accept", ""):
             return Response(wire.write_codes(codes), media_type=wire.ARROW)
-        return reading.json_response(
+        return requests.json_response(
             {"n_bits": codes.shape[1] * 8, "codes": [row.tobytes().hex() for row in codes]}
         )
 
@@ -171,12 +171,12 @@ class Routes:
     ) -> Response:
         """Some indexed items, to begin with."""
         version, items = await self.backend.sample(n, seed)
-        return reading.json_response({"version": version, "items": items})
+        return requests.json_response({"version": version, "items": items})
 
     async def item(self, id: ItemId) -> Response:
         """One indexed item: uri, labels, code."""
         _, items = await self.backend.items(np.array([id], dtype=np.int64))
-        return reading.json_response(items[0])
+        return requests.json_response(items[0])
 
     async def thumbnail(self, id: ItemId, request: Request) -> Response:
         """A small picture of an indexed item."""
@@ -188,18 +188,18 @@ class Routes:
 
     async def add(self, request: Request) -> Response:
         """Adds items under new ids. Needs the write token; every answer from the new version on has them."""
-        queries, ids, labels = await reading.add_request(request, self.limits)
-        reading.check_queries(queries, self.backend.about(), self.limits)
+        queries, ids, labels = await requests.add_request(request, self.limits)
+        requests.check_queries(queries, self.backend.about(), self.limits)
         request.scope["hashnet"] |= {"queries": len(queries), "kind": queries.kind}
         version, size = await self.backend.add(queries, ids, labels)
-        return reading.json_response({"version": version, "size": size})
+        return requests.json_response({"version": version, "size": size})
 
     async def remove(self, request: Request) -> Response:
         """Removes items by id. Needs the write token."""
-        ids = await reading.remove_request(request, self.limits)
+        ids = await requests.remove_request(request, self.limits)
         request.scope["hashnet"] |= {"queries": len(ids), "kind": "ids"}
         version, size = await self.backend.remove(ids)
-        return reading.json_response({"version": version, "size": size})
+        return requests.json_response({"version": version, "size": size})
 
     async def metrics(self) -> Response:
         """Counters in the Prometheus text format, of all HTTP processes together."""
@@ -250,7 +250,7 @@ def _say(request: Request, error: Exception) -> Response:
     about = request.scope.get("hashnet", {"request_id": ""})
     about["code"] = error.code
     body = error_body(error, about["request_id"])
-    return reading.json_response(body, error.status or 400, error_headers(error))
+    return requests.json_response(body, error.status or 400, error_headers(error))
 
 
 def _say_failed(request: Request, error: Exception) -> Response:

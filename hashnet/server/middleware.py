@@ -17,7 +17,7 @@ import uuid
 from typing import Any
 
 from hashnet.errors import RequestRejected
-from hashnet.io import events as logs
+from hashnet.io import events
 from hashnet.server.settings import Limits, Tokens, is_loopback
 from hashnet.server.telemetry import Meter
 
@@ -106,7 +106,7 @@ class Guard:
             route = getattr(scope.get("route"), "path", "unmatched")
             self.meter.request(scope["method"], route, status, seconds, about.get("queries", 0))
             if counts:
-                logs.event("request", **_line(scope["method"], route, status, seconds, sent, about))
+                events.event("request", **_line(scope["method"], route, status, seconds, sent, about))
 
     async def _answer(self, scope: dict, headers: dict, receive: Any, send: Any, counts: bool) -> None:
         self._check_host(headers.get("host", ""))

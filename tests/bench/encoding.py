@@ -68,7 +68,7 @@ def pipeline(folder: Path, engine: str) -> dict[str, float]:
     import cluster.encode_stages as stages
 
     from cluster.encode.job import EncodeConfig, encode_database
-    from cluster.runtime import connection as session
+    from cluster.runtime import connection
 
     seen: list[tuple[float, int]] = []
 
@@ -84,7 +84,7 @@ def pipeline(folder: Path, engine: str) -> dict[str, float]:
 
     stages.run_pictures = watched(stages.run_pictures, len)  # type: ignore[assignment]
     stages.run_features = watched(stages.run_features, lambda item: item[1])  # type: ignore[assignment]
-    session.connect(object_store_memory=500_000_000)
+    connection.connect(object_store_memory=500_000_000)
     busy = CpuClock()
     started = time.perf_counter()
     encode_database(EncodeConfig(run=str(folder), engine=engine, out=str(folder / f"codes-{os.getpid()}")))

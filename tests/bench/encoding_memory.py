@@ -60,7 +60,7 @@ def make_pictures(folder: Path, n_images: int) -> None:
 def peak_memory(folder: Path) -> dict[str, float]:
     """Peak of the summed PSS of this process and everything below it while the job runs."""
     from cluster.encode.job import EncodeConfig, encode_database
-    from cluster.runtime import connection as session
+    from cluster.runtime import connection
 
     peak, stop = 0, threading.Event()
 
@@ -76,7 +76,7 @@ def peak_memory(folder: Path) -> dict[str, float]:
                     continue
             peak = max(peak, total)
 
-    session.connect(object_store_memory=1_000_000_000)
+    connection.connect(object_store_memory=1_000_000_000)
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     started = time.perf_counter()

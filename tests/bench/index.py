@@ -33,7 +33,7 @@ from hashnet import BinaryIndex
 from hashnet.codes import as_words
 from hashnet.index import exact
 from hashnet.index.build import read_parts
-from hashnet.kernels import hamming as kernel
+from hashnet.kernels import hamming
 from hashnet.kernels.jit import compiled
 from hashnet.kernels.threads import default_threads, run_all
 from hashnet.store.code_store import CodeStore, write_store
@@ -77,13 +77,13 @@ def row(case: str, **values: Any) -> None:
 @compiled
 def _bare(codes, row_bytes, n, queries, out):  # type: ignore[no-untyped-def]
     total = 0
-    words = kernel.transposed_words(row_bytes, len(queries))
-    for start in range(0, n, kernel.BLOCK):
-        count = min(kernel.BLOCK, n - start)
+    words = hamming.transposed_words(row_bytes, len(queries))
+    for start in range(0, n, hamming.BLOCK):
+        count = min(hamming.BLOCK, n - start)
         if words.size:
-            kernel.fill_words(codes, start * row_bytes, len(codes), row_bytes, count, words)
+            hamming.fill_words(codes, start * row_bytes, len(codes), row_bytes, count, words)
         for j in range(len(queries)):
-            kernel.block_distances(codes, start * row_bytes, row_bytes, count, words, queries[j], out)
+            hamming.block_distances(codes, start * row_bytes, row_bytes, count, words, queries[j], out)
             total += out[0]
     return total
 
@@ -94,7 +94,7 @@ def bare(codes: np.ndarray, queries: np.ndarray) -> None:
     dtype = np.uint8 if codes.shape[1] < 32 else np.uint16
 
     def scan(part: np.ndarray, few: np.ndarray) -> None:
-        _bare(part.reshape(-1), codes.shape[1], len(part), few, np.empty(kernel.BLOCK, dtype))
+        _bare(part.reshape(-1), codes.shape[1], len(part), few, np.empty(hamming.BLOCK, dtype))
 
     if len(queries) >= threads:
         run_all([partial(scan, codes, words[i::threads].copy()) for i in range(threads)])

@@ -18,9 +18,7 @@ from ray.serve.schema import ServeDeploySchema
 import hashnet
 from cluster.encode import setup as encode_setup
 from cluster.encode.job import EncodeConfig
-from cluster.runtime import connection as session
-from cluster.runtime import nodes, placement
-from cluster.runtime import telemetry as metrics
+from cluster.runtime import connection, nodes, placement, telemetry
 from cluster.runtime.job import read_settings
 from cluster.runtime.planning import plan
 from hashnet.io import config as configs
@@ -82,7 +80,7 @@ def test_the_plan_in_the_guide_is_what_a_new_cluster_prints(launcher, repo, monk
     now = [nodes.Node("10.0.0.4", {}, is_head=True), nodes.Node("10.0.0.17", kinds["cpu"]["resources"])]
     more = nodes._spare(nodes._from_bootstrap(prepare_config(launcher)), now)
     asked = []
-    monkeypatch.setattr(session, "connect", lambda: None)
+    monkeypatch.setattr(connection, "connect", lambda: None)
     monkeypatch.setattr(nodes, "alive", lambda: now)
     monkeypatch.setattr(nodes, "addable", lambda now: more)
     monkeypatch.setattr(placement, "ensure", lambda stage, needs: asked.append(plan(stage, needs, now, more)))
@@ -320,7 +318,7 @@ def test_the_dashboard_shows_every_metric_and_no_other(repo):
     board = json.loads((repo / "cluster/deploy/grafana/hashnet.json").read_text())
     expressions = [t["expr"] for panel in board["panels"] for t in panel.get("targets", [])]
     shown = set(re.findall(r"ray_(hashnet_\w+?)(?:_bucket)?(?=[{\s)\[])", " ".join(expressions) + " "))
-    ours = {about.full_name(name) for name, about in metrics.METRICS.items()}
+    ours = {about.full_name(name) for name, about in telemetry.METRICS.items()}
     assert shown == ours
     places = [tuple(panel["gridPos"].values()) for panel in board["panels"]]
     assert len(set(places)) == len(places)

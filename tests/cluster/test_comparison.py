@@ -222,7 +222,7 @@ def test_rows_that_ask_without_a_label_are_found_before_ray_starts(
     def too_late(*_):
         raise AssertionError("work has begun")
 
-    monkeypatch.setattr("cluster.compare.job.session.connect", too_late)
+    monkeypatch.setattr("cluster.compare.job.connection.connect", too_late)
     run, no_query, no_train = tmp_path / "run", partly_labelled("query"), partly_labelled("train")
     with pytest.raises(TrainingError, match="5 of 10 query rows have no label"):
         compare(settings(run, no_query))
@@ -231,7 +231,7 @@ def test_rows_that_ask_without_a_label_are_found_before_ray_starts(
     assert not (run / "config.yaml").exists()
     with pytest.raises(AssertionError, match="work has begun"):  # shallow trials leave such rows out
         compare(settings(run, no_train, tune=True, methods=["itq"]))
-    monkeypatch.setattr("cluster.compare.job.session.connect", lambda: None)
+    monkeypatch.setattr("cluster.compare.job.connection.connect", lambda: None)
     with pytest.raises(TrainingError, match="5 of 10 zero-shot query rows have no label"):
         compare(settings(tmp_path / "other", manifest, zero_shot_manifest=no_query))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.encode.job import EncodeConfig, encode_database
-from cluster.runtime import telemetry as metrics
+from cluster.runtime import telemetry
 from tests.support.small_run import make_run
 
 pytestmark = pytest.mark.slow
@@ -13,7 +13,7 @@ def test_the_driver_counts_images_rates_shards_and_commits(ray_local, tmp_path, 
     told = {}
     for way in ("count", "gauge", "observe"):
         monkeypatch.setattr(
-            metrics, way, lambda name, value, **tags: told.setdefault(name, []).append((value, tags))
+            telemetry, way, lambda name, value, **tags: told.setdefault(name, []).append((value, tags))
         )
     run = make_run(tmp_path / "demo")
     encode_database(EncodeConfig(run=run, out=f"{run}/again", engine="cpu-eager", rows_per_shard=150))

@@ -11,31 +11,30 @@ import ray
 from cluster.encode import stages as encode_stages
 from cluster.evaluate import job as evaluation
 from cluster.evaluate.job import EvaluateConfig
-from cluster.runtime import connection as session
-from cluster.runtime import nodes
+from cluster.runtime import connection, nodes
 from cluster.runtime.node_monitor import Watch
 from cluster.runtime.nodes import Node
 from hashnet.encoding.tasks import Work
-from hashnet.io import events as logs
+from hashnet.io import events
 from hashnet.store.commit import ShardRecord
 from hashnet.store.plan import Part, ShardRange
 
 
 @pytest.fixture
 def told(monkeypatch):
-    events = []
-    monkeypatch.setattr(logs, "event", lambda message, **fields: events.append({"event": message, **fields}))
-    return events
+    heard = []
+    monkeypatch.setattr(events, "event", lambda message, **fields: heard.append({"event": message, **fields}))
+    return heard
 
 
 def test_events_before_ray_is_there_do_not_keep_later_ones_from_its_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    logs.event("too early", run="demo")
+    events.event("too early", run="demo")
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     node = SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path))
     monkeypatch.setattr("ray._private.worker._global_node", node)
     for shard in ("codes-00000", "codes-00001"):
-        logs.event("shard committed", run="demo", shard=shard)
+        events.event("shard committed", run="demo", shard=shard)
     written = (tmp_path / f"hashnet-{os.getpid()}.jsonl").read_text().splitlines()
     assert [json.loads(line)["shard"] for line in written] == ["codes-00000", "codes-00001"]
 
@@ -66,7 +65,7 @@ def test_decoding_tells_of_bad_rows_and_of_nothing_else(told):
 
 def test_evaluation_tells_of_each_range_of_queries(told, monkeypatch, tmp_path):
     spans = [(0, 64), (64, 100)]
-    monkeypatch.setattr(session, "connect", lambda: None)
+    monkeypatch.setattr(connection, "connect", lambda: None)
     monkeypatch.setattr(evaluation, "query_ranges", lambda n, k: spans)
     monkeypatch.setattr(evaluation, "shard_groups", lambda store, rows: [])
     monkeypatch.setattr(evaluation, "run_ranges", lambda *_: iter([(span, []) for span in spans]))

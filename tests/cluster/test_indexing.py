@@ -14,8 +14,7 @@ import ray
 
 from cluster import build_index as indexing
 from cluster.build_index import IndexConfig, build_index
-from cluster.runtime import connection as session
-from cluster.runtime import placement
+from cluster.runtime import connection, placement
 from cluster.serve.slices import ShardedIndex, _cut
 from hashnet import BinaryIndex, errors
 from hashnet.store.code_store import write_store
@@ -63,7 +62,7 @@ def test_a_group_that_ends_every_worker_is_given_up(run, tmp_path, monkeypatch):
 
     monkeypatch.setattr(ray, "remote", remote)
     monkeypatch.setattr(ray, "get", lambda part: part)
-    monkeypatch.setattr(session, "connect", lambda: None)
+    monkeypatch.setattr(connection, "connect", lambda: None)
     monkeypatch.setattr(placement, "ensure", lambda stage, needs: None)
     made = build_index(IndexConfig(run=str(run[0]), out=str(tmp_path / "index"), num_workers=2))
     assert made["rows"] == 3000
@@ -228,7 +227,7 @@ def test_slices_hold_rows():
 
 
 def test_a_store_with_too_few_rows_is_told_without_ray(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "connect", None)  # not reached
+    monkeypatch.setattr(connection, "connect", None)  # not reached
     empty = write_store(str(tmp_path / "empty"), np.zeros((0, 2), np.uint8))
     with pytest.raises(errors.SearchError, match="empty has 0 rows; encode some first"):
         ShardedIndex(empty, 1)

@@ -12,8 +12,7 @@ from cluster.compare.cells import needs_of
 from cluster.encode import setup as encode_setup
 from cluster.encode.stages import ACTOR_CPUS
 from cluster.evaluate import tasks as counting
-from cluster.runtime import connection as session
-from cluster.runtime import nodes, placement, planning
+from cluster.runtime import connection, nodes, placement, planning
 from cluster.runtime.nodes import Node, NodeType
 from cluster.runtime.planning import Need, plan
 from cluster.train import worker_resources
@@ -134,12 +133,12 @@ def invented(monkeypatch):
     """Lets placement see these nodes, kinds to be added and free resources; Ray is not asked."""
 
     def set_up(now, more=(), free=None):
-        monkeypatch.setattr(session, "connect", lambda: None)
+        monkeypatch.setattr(connection, "connect", lambda: None)
         monkeypatch.setattr(nodes, "alive", lambda: now)
         monkeypatch.setattr(nodes, "addable", lambda _: list(more))
         names = {name for node in now for name in node.resources}
         whole = {name: sum(node.resources.get(name, 0) for node in now) for name in names}
-        monkeypatch.setattr(session, "resources", lambda: whole)
+        monkeypatch.setattr(connection, "resources", lambda: whole)
         monkeypatch.setattr(ray, "available_resources", lambda: whole if free is None else free)
         monkeypatch.setattr(ray, "is_initialized", lambda: False)  # another test's may run in this process
 

@@ -9,11 +9,10 @@ import torch
 from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 
 from cluster import train as training
-from cluster.runtime import telemetry as metrics
+from cluster.runtime import telemetry
 from hashnet.errors import Diverged, StorageError
 from hashnet.io import config as configs
-from hashnet.io import events as logs
-from hashnet.io import storage
+from hashnet.io import events, storage
 from hashnet.training.config import TrainConfig
 
 STEP = {"step": 10, "total_steps": 100, "epoch": 1, "beta": 2.0, "lr": 0.5, "J": 0.3, "L": 0.4,
@@ -24,7 +23,7 @@ def test_a_step_is_told_to_prometheus(monkeypatch):
     told = {}
     for way in ("count", "gauge"):
         monkeypatch.setattr(
-            metrics, way, lambda name, value, way=way, **tags: told.update({name: (way, value, tags)})
+            telemetry, way, lambda name, value, way=way, **tags: told.update({name: (way, value, tags)})
         )
     training._Report(TrainConfig("/runs/demo", log_every=5, head_lr_scale=10), rank=0).step(STEP)
     run = {"run": "demo"}
@@ -40,12 +39,12 @@ def test_a_step_is_told_to_prometheus(monkeypatch):
         "train_bit_entropy": ("gauge", 0.9, run),
         "images_per_second": ("gauge", 900.0, {**run, "stage": "train"}),
     }
-    assert all(metrics.METRICS[name].kind.startswith(way) for name, (way, _, _) in told.items())
+    assert all(telemetry.METRICS[name].kind.startswith(way) for name, (way, _, _) in told.items())
 
 
 def test_a_stage_is_an_event_of_the_first_worker(monkeypatch):
     told = []
-    monkeypatch.setattr(logs, "event", lambda message, **fields: told.append((message, fields)))
+    monkeypatch.setattr(events, "event", lambda message, **fields: told.append((message, fields)))
     record = {"stage": 3, "beta": 8.0, "epochs": 2, "J": 0.1, "L": 0.2, "quantisation": 0.3, "map": None}
     for rank in (0, 1):
         training._Report(TrainConfig("/runs/demo"), rank).stage(record)

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import uvicorn
 
-from cluster.runtime import telemetry as metrics
+from cluster.runtime import telemetry
 from cluster.runtime.job import read_settings
 from hashnet import CodeStore, Manifest
 from hashnet.cli import entry as cli
@@ -178,7 +178,7 @@ def test_the_guide_lists_every_metric_with_its_tags():
     rows = re.findall(r"^\| `ray_(\w+)` \| (\w+) \| ([\w, ]+) \| (.*) \|$", read("docs/operate.md"), re.M)
     ours = [
         (about.full_name(name), about.kind, ", ".join(("run", *about.tags)), about.meaning)
-        for name, about in metrics.METRICS.items()
+        for name, about in telemetry.METRICS.items()
     ]
     assert [(*row[:3], row[3].replace("\\|", "|")) for row in rows] == ours
 

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from cluster.runtime import connection as session
-from cluster.runtime import telemetry as metrics
+from cluster.runtime import connection, telemetry
 from cluster.runtime.nodes import Node
 from cluster.runtime.planning import plan
 from cluster.serve import application, proxy, replicas, service
@@ -74,9 +73,9 @@ class FakeServe:
 
     def __init__(self, patch: pytest.MonkeyPatch, listens: tuple[str, int] | None = None) -> None:
         self.listens, self.calls = listens, list[str]()
-        patch.setattr("cluster.serve.run.session.connect", lambda: None)
+        patch.setattr("cluster.serve.run.connection.connect", lambda: None)
         patch.setattr("cluster.serve.run.placement.ensure", lambda stage, needs: None)
-        patch.setattr("cluster.serve.application.session.resources", lambda: {"CPU": 2.0})
+        patch.setattr("cluster.serve.application.connection.resources", lambda: {"CPU": 2.0})
         patch.setattr("ray.is_initialized", lambda: True)
         patch.setattr("ray.serve.context._get_global_client", lambda **_: self.client())
         patch.setattr("ray.serve.start", self.start)
@@ -136,14 +135,14 @@ def test_a_replica_reports_what_it_searches_and_serves(own_run: str, monkeypatch
 
     def tell(kind: str) -> Any:
         def tell_one(name: str, value: float, **tags: Any) -> None:
-            assert metrics.METRICS[name].kind == kind
-            assert set(tags) == {"run", *metrics.METRICS[name].tags}
+            assert telemetry.METRICS[name].kind == kind
+            assert set(tags) == {"run", *telemetry.METRICS[name].tags}
             told.append((name, value, tags))
 
         return tell_one
 
     for function, kind in (("count", "counter"), ("gauge", "gauge"), ("observe", "histogram")):
-        monkeypatch.setattr(metrics, function, tell(kind))
+        monkeypatch.setattr(telemetry, function, tell(kind))
     monkeypatch.setattr(replicas, "use_threads", lambda threads: 1)  # it would set this process's environment
     of_index: Any = replicas.IndexReplica
     replica = of_index.func_or_class(f"{own_run}/index", "auto", "cpu", None, 1.0, 1, "demo")
@@ -177,7 +176,7 @@ def test_a_ray_that_starts_for_the_server_does_not_inherit_the_tokens(
 
     monkeypatch.setenv("HASHNET_TOKEN", READ)
     monkeypatch.setenv("HASHNET_WRITE_TOKEN", WRITE)
-    monkeypatch.setattr(session, "connect", connect)
+    monkeypatch.setattr(connection, "connect", connect)
     with pytest.raises(ClusterError, match="no Ray today"), Server(ServeConfig(run=run)):
         pass
     assert (os.environ["HASHNET_TOKEN"], os.environ["HASHNET_WRITE_TOKEN"]) == (READ, WRITE)

@@ -45,12 +45,12 @@ def server(ray_served: Any, config: ServeConfig) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def ray_served(own_ray: Any) -> Iterator[Any]:
     """A Ray whose Serve proxies speak as our server does: the setting is read when Ray starts."""
-    from cluster.runtime import connection as session
+    from cluster.runtime import connection
     from cluster.serve import proxy
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(proxy.CALLBACK, proxy.PATH)
-        session.connect(num_cpus=2, object_store_memory=300_000_000)
+        connection.connect(num_cpus=2, object_store_memory=300_000_000)
         yield own_ray
 
 

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from hashnet import BinaryIndex, errors
-from hashnet.index import files
-from hashnet.index import loading as opening
+from hashnet.index import files, loading
 from hashnet.io import storage
 
 KINDS = ("flat", "ivf", "multihash", "hnsw")
@@ -147,7 +146,7 @@ def test_rows_are_read_once_while_somebody_else_removes_items(made, monkeypatch)
     folder, codes, ids = made()
     writer = BinaryIndex.load(folder)
     writer.remove(ids[:1])
-    removals, open_rows = iter(range(1, 100, 2)), opening._open_rows
+    removals, open_rows = iter(range(1, 100, 2)), loading._open_rows
 
     def open_slowly(*arguments):
         first = next(removals)
@@ -155,7 +154,7 @@ def test_rows_are_read_once_while_somebody_else_removes_items(made, monkeypatch)
             writer.remove(ids[number : number + 1])
         return open_rows(*arguments)
 
-    monkeypatch.setattr(opening, "_open_rows", open_slowly)
+    monkeypatch.setattr(loading, "_open_rows", open_slowly)
     assert BinaryIndex.load(folder).search(codes, 9) == writer.search(codes, 9)
     assert next(removals) == 3
 
