@@ -105,7 +105,7 @@ def compare(config: CompareConfig) -> dict[str, Any]:
     saved_at = storage.join(config.run, CONFIG)
     begun = storage.exists(saved_at)
     if begun:
-        before = configs.load(CompareConfig, saved_at, [f"run={config.run}"])
+        before = configs.load(CompareConfig, saved_at, [f"run={config.run}"], saved=True)
         refuse_other_config(config, before, MAY_CHANGE)
     manifest = comparison_manifest(config)
     refuse_unlabelled(_labels(manifest, "query"), "query")

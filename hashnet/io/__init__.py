@@ -2,13 +2,14 @@
 
 from hashnet.io import config, events, storage
 from hashnet.io.arrow import as_array, binary_column, binary_matrix
-from hashnet.io.config import REQUIRED, check_whole, key
+from hashnet.io.config import REQUIRED, Renamed, check_whole, key
 from hashnet.io.lazy import lazy_names
 from hashnet.io.progress import Progress, counted, duration, speed
 
 __all__ = [
     "REQUIRED",
     "Progress",
+    "Renamed",
     "as_array",
     "binary_column",
     "binary_matrix",

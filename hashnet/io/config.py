@@ -22,7 +22,7 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from hashnet.errors import ConfigError, HashnetError
@@ -87,15 +87,35 @@ def with_absolute_paths(settings: C) -> C:
     return dataclasses.replace(settings, **changed) if changed else settings  # type: ignore[type-var]
 
 
-def load(cls: type[C], config_file: str | None = None, overrides: Iterable[str] = ()) -> C:
+@dataclasses.dataclass(frozen=True)
+class Renamed:
+    """Where an old key went: entries of a configuration's ``RENAMED``, by old name.
+
+    ``values`` maps old values to new ones; what it does not list keeps its value. A user who gives the
+    old key is told the new one, while a file that an older version saved is read.
+    """
+
+    key: str
+    values: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+
+    def value_of(self, old: Any) -> Any:
+        return self.values.get(old, old)
+
+
+def load(
+    cls: type[C], config_file: str | None = None, overrides: Iterable[str] = (), *, saved: bool = False
+) -> C:
     """An instance of ``cls`` from a YAML file and ``key=value`` words; later ones win.
 
-    Raises ConfigError with every mistake found.
+    Raises ConfigError with every mistake found. ``saved`` says that the file was written by ``save``,
+    perhaps by an older version: its renamed keys are translated.
     """
     mistakes: list[str] = []
     values: dict[str, Any] = {}
     if config_file is not None:
         values.update(_read_yaml(config_file, mistakes))
+        if saved:
+            values = _translated(cls, values)
     for word in overrides:
         name, equals, text = word.partition("=")
         if not equals:
@@ -170,6 +190,9 @@ def _fill(cls: type[C], values: dict[str, Any], mistakes: list[str]) -> C:
     arguments: dict[str, Any] = {}
     for name, value in values.items():
         if name not in fields:
+            if moved := _renamed(cls).get(name):
+                mistakes.append(_now_called(name, value, moved))
+                continue
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else "--help lists the keys"
             mistakes.append(f"unknown key {name!r}; {hint}")
@@ -185,6 +208,25 @@ def _fill(cls: type[C], values: dict[str, Any], mistakes: list[str]) -> C:
     if mistakes:
         raise ConfigError(mistakes)
     return cls(**arguments)
+
+
+def _renamed(cls: type) -> Mapping[str, Renamed]:
+    return getattr(cls, "RENAMED", {})
+
+
+def _translated(cls: type, values: dict[str, Any]) -> dict[str, Any]:
+    """``values`` of a saved configuration under today's keys; a key given under both names keeps the new."""
+    moved = _renamed(cls)
+    new = {moved[name].key: moved[name].value_of(value) for name, value in values.items() if name in moved}
+    return new | {name: value for name, value in values.items() if name not in moved}
+
+
+def _now_called(name: str, value: Any, moved: Renamed) -> str:
+    """A sentence for somebody who gave an old key: what to write instead."""
+    words = {_as_text(old): new for old, new in moved.values.items()}
+    given = str(value) if isinstance(value, str) else _as_text(value)
+    instead = _as_text(words[given]) if given in words else given
+    return f"{name} is now called {moved.key}: write {moved.key}={instead}"
 
 
 def _default(field: dataclasses.Field) -> Any:

@@ -78,7 +78,7 @@ def _has_learnt(run: str) -> bool:
 
 def read_config(run: str) -> TrainConfig:
     """The configuration a run was trained with."""
-    return configs.load(TrainConfig, storage.join(run, CONFIG), [f"run={run}"])
+    return configs.load(TrainConfig, storage.join(run, CONFIG), [f"run={run}"], saved=True)
 
 
 def refuse_other_config(

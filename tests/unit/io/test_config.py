@@ -1,6 +1,7 @@
 """Configurations: files, overrides, every mistake at once."""
 
 from dataclasses import FrozenInstanceError, dataclass
+from typing import ClassVar
 
 import pytest
 import yaml
@@ -140,3 +141,24 @@ def test_help_lists_every_key_with_type_default_and_meaning():
     ]:
         (found,) = [row for row in text.splitlines() if row.split()[0] == line[0]]
         assert all(part in found for part in line)
+
+
+@dataclass(frozen=True)
+class Renaming:
+    RENAMED: ClassVar = {"gpu": config.Renamed("device", {True: "cuda", False: "cpu", None: "auto"})}
+    device: str = key("auto", "where it runs", choices=("auto", "cpu", "cuda"))
+
+
+@pytest.mark.parametrize(
+    ("given", "instead"), [("gpu=true", "device=cuda"), ("gpu=none", "device=auto"), ("gpu=2", "device=2")]
+)
+def test_an_old_key_is_refused_and_the_new_one_named(given, instead):
+    with pytest.raises(ConfigError, match=f"gpu is now called device: write {instead}"):
+        config.load(Renaming, None, [given])
+
+
+def test_a_file_that_an_older_version_saved_is_read(tmp_path):
+    (tmp_path / "config.yaml").write_text("gpu: false\n")
+    assert config.load(Renaming, str(tmp_path / "config.yaml"), saved=True).device == "cpu"
+    with pytest.raises(ConfigError, match="write device=cpu"):
+        config.load(Renaming, str(tmp_path / "config.yaml"))
