@@ -47,8 +47,8 @@ def worker_resources(config: TrainConfig) -> dict[str, float]:
 
     The CPUs are those of the nodes there are; of nodes to be added, where the workers do not fit without.
     """
-    gpu = config.gpu
-    if gpu is None:
+    gpu = config.device == "cuda"
+    if config.device == "auto":
         gpu = placement.capacity({"GPU": 1}, include_addable=True) >= config.num_workers
     extra: dict[str, float] = {"GPU": 1} if gpu else {}
     if config.cpus_per_worker:

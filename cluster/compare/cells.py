@@ -64,8 +64,8 @@ class Part:
         return [done[task.cell] for task in tasks if task.cell in done]
 
     def _run(self, tasks: list[Task], before: dict[Cell, Record]) -> dict[Cell, Record]:
-        cpus, gpu = self.config.cpus_per_cell, self.config.gpu
-        if gpu is None:
+        cpus, gpu = self.config.cpus_per_cell, self.config.device == "cuda"
+        if self.config.device == "auto":
             gpu = placement.capacity({"CPU": cpus, "GPU": 1}, include_addable=True) > 0
         placement.ensure("compare", needs_of([task.cell for task in tasks], cpus, gpu))
         found: dict[Cell, Record] = {}
@@ -129,7 +129,7 @@ def needs_of(cells: Sequence[Cell], cpus: int, gpu: bool) -> list[Need]:
     """
     n_gpu = sum(cell.deep for cell in cells) if gpu else 0
     with_gpu = Need(
-        "deep cell", n_gpu, {"CPU": cpus, "GPU": 1}, at_least=1, fix="give gpu=false, lower cpus_per_cell"
+        "deep cell", n_gpu, {"CPU": cpus, "GPU": 1}, at_least=1, fix="give device=cpu, lower cpus_per_cell"
     )
     without = Need(
         "cell", len(cells) - n_gpu, {"CPU": cpus}, at_least=0 if n_gpu else 1, fix="lower cpus_per_cell"

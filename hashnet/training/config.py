@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from hashnet.codes import check_n_bits
 from hashnet.errors import ConfigError, ModelError
-from hashnet.io import REQUIRED, key
+from hashnet.io import REQUIRED, Renamed, key
 from hashnet.labels import PAIR_WEIGHTS
 from hashnet.training.schedule import ANNEALING, SCHEDULES, Stage, plain, smooth, staged
 from hashnet.training.settings import FitSettings
@@ -33,11 +33,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "pretrained": {"lr": 0.003, "dropout": 0.5, "head_epochs": 60, "first_epochs": 8, "stage_epochs": 1},
     "scratch": {"lr": 0.01, "dropout": 0.0, "first_epochs": 60, "stage_epochs": 2},
 }
+DEVICES = ("auto", "cpu", "cuda")
 MIN_STEPS = {"features": (1000, 70), "small": (600, 40), "pretrained": (60, 8), "scratch": (2000, 70)}
 
 # Keys that say how the work is done, not what comes out: a run may go on with others.
 HOW = (
-    "run", "manifest", "num_workers", "min_workers", "cpus_per_worker", "gpu", "placement", "collective",
+    "run", "manifest", "num_workers", "min_workers", "cpus_per_worker", "device", "placement", "collective",
     "max_failures", "threads", "base_uri", "checkpoint_every", "log_every", "download",
 )  # fmt: skip
 # So do these, about what is measured afterwards and put up with: bad pictures are left out in any case.
@@ -55,6 +56,12 @@ def _known_backbone(name: str) -> None:
 
 @dataclass(frozen=True)
 class TrainConfig:
+    RENAMED: ClassVar = {
+        "gpu": Renamed("device", {True: "cuda", False: "cpu", None: "auto"}),
+        "batchnorm": Renamed("batchnorm", {"auto": None}),  # older versions saved "auto" and 0
+        "cpus_per_worker": Renamed("cpus_per_worker", {0: None}),
+    }
+
     run: str = key(REQUIRED, "run folder: a path on storage every node sees, or a URI", path=True)
     manifest: str | None = key(
         None, "the data: a manifest made by `hashnet dataset`; the run keeps a copy", path=True
@@ -88,8 +95,8 @@ class TrainConfig:
     flip: bool | None = key(None, "mirror training pictures; none: what the backbone prefers")
     standardise: bool = key(True, "keep the training features' mean and deviation in the model")
     freeze_backbone: bool = key(False, "train the hash layer alone, on centre crops")
-    batchnorm: str = key(
-        "auto", "running statistics; auto: frozen unless weights=random", choices=("auto", "frozen", "train")
+    batchnorm: str | None = key(
+        None, "running statistics; none: frozen unless weights=random", choices=("frozen", "train")
     )
 
     variant: str = key("hashnet", "sets class_weights, continuous and schedule", choices=tuple(VARIANTS))
@@ -139,8 +146,10 @@ class TrainConfig:
 
     num_workers: int = key(1, "data-parallel workers", low=1)
     min_workers: int | None = key(None, "elastic: go on with as few as this", low=1)
-    cpus_per_worker: int = key(0, "0: the cluster's, shared out (at most 8)", low=0)
-    gpu: bool | None = key(None, "a GPU for each worker; none: where the cluster has enough of them")
+    cpus_per_worker: int | None = key(None, "none: an equal share of the free CPUs, at most 8", low=1)
+    device: str = key(
+        "auto", "of each worker; auto: a GPU where the cluster has enough of them", choices=DEVICES
+    )
     placement: str = key(
         "pack", "workers on few nodes, on many, or one a node", choices=("pack", "spread", "strict_spread")
     )
@@ -248,7 +257,7 @@ class TrainConfig:
 
     def fit_settings(self) -> FitSettings:
         """What the training loop needs of a resolved configuration."""
-        train_batchnorm = self.batchnorm == "train" or (self.batchnorm == "auto" and self.weights == "random")
+        train_batchnorm = self.batchnorm == "train" or (self.batchnorm is None and self.weights == "random")
         return FitSettings(
             lr=float(self.lr or 0),
             head_lr_scale=self.head_lr_scale,

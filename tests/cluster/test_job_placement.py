@@ -18,7 +18,7 @@ def cluster(new_cluster):
 def test_training_spread_over_gpus_and_two_encoders_a_gpu(cluster, submit, tmp_path):
     run = f"run={tmp_path}/run"
     short = ("stages=1", "first_epochs=1", "measure_rows=0", "n_bits=16", "cpus_per_worker=1")
-    gpus = ("num_workers=2", "gpu=true", "collective=gloo", "placement=strict_spread")
+    gpus = ("num_workers=2", "device=cuda", "collective=gloo", "placement=strict_spread")
     job = submit(cluster, "train.py", run, "dataset=digits", *short, *gpus)
     assert job.result()["steps"] > 0
     assert "worker  2 × {CPU 1, GPU 1}  →  gpu-1 ×1, gpu-2 ×1" in "".join(job.lines)
@@ -30,7 +30,7 @@ def test_training_spread_over_gpus_and_two_encoders_a_gpu(cluster, submit, tmp_p
 
 
 def test_more_workers_than_gpus_fail_in_seconds(cluster, submit, tmp_path):
-    job = submit(cluster, "train.py", f"run={tmp_path}/run", "dataset=digits", "num_workers=3", "gpu=true")
+    job = submit(cluster, "train.py", f"run={tmp_path}/run", "dataset=digits", "num_workers=3", "device=cuda")
     code, log = job.end(120)
     assert code != 0
     assert "train needs 3 × worker of" in log

@@ -246,7 +246,7 @@ CELLS = [Cell("main", method, 16, 0) for method in ("lsh", "hashnet", "dhn")]
 def test_deep_cells_that_want_a_gpu_are_refused_where_there_is_none(invented):
     invented([CPUS])
     with pytest.raises(
-        ClusterError, match=r"compare needs 1 × deep cell of \{CPU 2, GPU 1\}.*give gpu=false"
+        ClusterError, match=r"compare needs 1 × deep cell of \{CPU 2, GPU 1\}.*give device=cpu"
     ):
         placement.ensure("compare", needs_of(CELLS, cpus=2, gpu=True))
     made = placement.ensure("compare", needs_of(CELLS, cpus=2, gpu=False))

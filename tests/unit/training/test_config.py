@@ -107,3 +107,11 @@ def test_backbone_and_data_must_fit():
         _config("backbone=alexnet").resolved("features", 10)
     with pytest.raises(ConfigError, match="takes vectors"):
         _config("backbone=features").resolved("image", 10)
+
+
+def test_a_configuration_saved_by_an_older_version_is_read(tmp_path):
+    (tmp_path / "config.yaml").write_text("run: r\ngpu: true\nbatchnorm: auto\ncpus_per_worker: 0\n")
+    config = configs.load(TrainConfig, str(tmp_path / "config.yaml"), saved=True)
+    assert (config.device, config.batchnorm, config.cpus_per_worker) == ("cuda", None, None)
+    with pytest.raises(ConfigError, match="gpu is now called device: write device=cpu"):
+        _config("gpu=false")
