@@ -14,6 +14,7 @@ from hashnet.metrics.relevance import LabelSets, from_lists, refuse_unlabelled
 from hashnet.metrics.report import EvalReport, RadiusCurve, RankCurve
 from hashnet.metrics.shard import Partial, merge
 from hashnet.metrics.ties import tie_hash
+from hashnet.metrics.validation import validation_k, validation_map
 
 __all__ = [
     "DEFINITIONS",
@@ -38,4 +39,6 @@ __all__ = [
     "summarise",
     "tie_hash",
     "to_bytes",
+    "validation_k",
+    "validation_map",
 ]
