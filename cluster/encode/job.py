@@ -20,11 +20,11 @@ from cluster.encode import stages as stages
 from cluster.encode import summary as summary
 from cluster.runtime import connection, raise_ours, telemetry
 from hashnet.data import Manifest
-from hashnet.encoding import Gatherer, Source, Work, feature_works, mending_works, picture_works, reasons_of
+from hashnet.encoding import Gatherer, Source, Work, feature_works, picture_works, reasons_of, repair_works
 from hashnet.errors import ConfigError, LineageMismatch, ModelError, StoreError
 from hashnet.io import REQUIRED, Progress, key, storage
 from hashnet.models import BundleInfo, bundle_info, load_bundle
-from hashnet.store import ROWS_PER_SHARD, Part, Plan, ShardRange, commit
+from hashnet.store import ROWS_PER_SHARD, PlannedPart, ShardRange, StorePlan, commit
 from hashnet.store import plan as plans
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class EncodeConfig:
         low=0,
         high=1,
     )
-    only_failed: bool = key(False, "retry the quarantine; what is mended becomes an extra shard")
+    only_failed: bool = key(False, "retry the quarantine; rows that can be encoded now become an extra shard")
     dry_run: bool = key(False, "print the plan and stop")
     engine: str = key("auto", "how the model runs", choices=ENGINES)
     num_actors: int | None = key(None, "encoder actors (default: one a GPU, else one a CPU)", low=1)
@@ -134,7 +134,7 @@ class _Job:
         self.rows_now = 0
         self.workers: set[str] = set()
 
-    def _wanted(self) -> Plan:
+    def _wanted(self) -> StorePlan:
         """The plan as asked for; what was left open is taken from what the folder was begun with."""
         config, info, found = self.config, self.info, self.found
         engine = config.engine
@@ -146,12 +146,13 @@ class _Job:
             rows = ROWS_PER_SHARD
             if config.output == "features":
                 rows = min(rows, max(FEATURE_SHARD_BYTES // (4 * width), 256))
-        return Plan(
+        return StorePlan(
             output=config.output,
             width=width,
             rows_per_shard=rows,
             parts=tuple(
-                Part(part.name, part.sha256, part.splits.get(config.split, 0)) for part in self.manifest.parts
+                PlannedPart(part.name, part.sha256, part.splits.get(config.split, 0))
+                for part in self.manifest.parts
             ),
             split=config.split,
             n_classes=self.manifest.n_classes,
@@ -165,7 +166,7 @@ class _Job:
 
     def encode(self) -> None:
         """Encodes the shards that have no record yet."""
-        stage = self._start(sum(map(len, self.todo)), mends=False)
+        stage = self._start(sum(map(len, self.todo)), repair=False)
         setup.verify_parts(self.manifest, {shard.part.name for shard in self.todo})
         plans.begin(self.uri, self.plan)
         if self.info.modality == "features":
@@ -175,7 +176,7 @@ class _Job:
         self._run(stage, works, self.todo)
 
     def retry(self) -> None:
-        """Encodes what is in quarantine once more; mended rows become extra shards."""
+        """Encodes what is in quarantine once more; rows that can be encoded now become extra shards."""
         if self.todo:
             raise StoreError(
                 f"{len(self.todo)} of {self.plan.n_shards} shards of {self.uri} are not encoded yet; "
@@ -185,14 +186,14 @@ class _Job:
         if not row_ids:
             log.info("the quarantine of %s is empty", self.uri)
             return
-        stage = self._start(len(row_ids), mends=True)
-        mended = [record.name for record in self.records.values() if record.mends]
-        first = 1 + max((int(name.rpartition("-")[2]) for name in mended), default=-1)
+        stage = self._start(len(row_ids), repair=True)
+        repaired = [record.name for record in self.records.values() if record.repair]
+        first = 1 + max((int(name.rpartition("-")[2]) for name in repaired), default=-1)
         step = None if self.info.modality == "features" else stage.chunk_rows
-        works = mending_works(self.plan, row_ids, first, step)
+        works = repair_works(self.plan, row_ids, first, step)
         self._run(stage, iter(works), list(dict.fromkeys(work.shards[0] for work in works)))
 
-    def _start(self, rows: int, mends: bool) -> stages.Stage:
+    def _start(self, rows: int, repair: bool) -> stages.Stage:
         """Connects, settles the engine on a worker's machine, and says what goes where."""
         connection.connect()
         config = self.config
@@ -218,7 +219,7 @@ class _Job:
             uri=self.uri,
             model_uri=config.model_uri,
             run=self.run,
-            mends=mends,
+            repair=repair,
             preprocess=self.info.preprocess,
             chunk_rows=config.chunk_rows or stages.chunk_rows(self.info.preprocess, batch_rows),
             n_actors=n_actors,
@@ -227,7 +228,7 @@ class _Job:
 
     def _run(self, stage: stages.Stage, works: Iterator[Work], shards: list[ShardRange]) -> None:
         rows = sum(len(shard) for shard in shards)
-        done = 0 if stage.mends else self.plan.n_rows - rows
+        done = 0 if stage.repair else self.plan.n_rows - rows
         device = self.plan.lineage["engine"]
         pipeline = self._features if self.info.modality == "features" else self._pictures
         unit = "rows" if self.info.modality == "features" else "images"
@@ -254,7 +255,7 @@ class _Job:
     def _pictures(
         self, stage: stages.Stage, works: Iterator[Work], shards: list[ShardRange]
     ) -> Iterator[tuple[int, dict[str, int]]]:
-        gatherer = Gatherer(self.uri, self.plan, shards, stage.mends)
+        gatherer = Gatherer(self.uri, self.plan, shards, stage.repair)
         for table in stages.run_pictures(stage, works):
             self.workers.update(pc.unique(table["worker"]).to_pylist())
             before, started = len(gatherer.records), time.perf_counter()

@@ -27,7 +27,7 @@ from hashnet.data import Preprocess
 from hashnet.encoding import Source, Work, commit_table, encode_features, encode_rows, picture_rows
 from hashnet.errors import HashnetError, LineageMismatch
 from hashnet.io import events
-from hashnet.store import Plan, ShardRecord
+from hashnet.store import ShardRecord, StorePlan
 
 if TYPE_CHECKING:
     from hashnet.encoding import Encoder
@@ -45,11 +45,11 @@ class Stage:
     """What every worker of one run needs to know; small, and sent to all of them."""
 
     source: Source
-    plan: Plan
+    plan: StorePlan
     uri: str
     model_uri: str
     run: str
-    mends: bool
+    repair: bool
     preprocess: Preprocess | None
     chunk_rows: int
     n_actors: int
@@ -125,7 +125,7 @@ class FeatureEncoder(EncoderActor):
         for work in works:
             for shard, rows in encode_features(stage.source, work, self.encoder, stage.plan.output):
                 with telemetry.timed("commit_seconds", run=stage.run, stage="encode"):
-                    record = commit_table(stage.uri, stage.plan, shard, rows, stage.mends)
+                    record = commit_table(stage.uri, stage.plan, shard, rows, stage.repair)
                 if record is not None:
                     records.append(record)
                     tell_commit(stage.run, record)

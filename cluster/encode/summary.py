@@ -11,12 +11,14 @@ from hashnet.data import too_many_bad
 from hashnet.errors import TooManyBad
 from hashnet.io import counted, duration, speed, storage
 from hashnet.models import BundleInfo
-from hashnet.store import Plan, ShardRecord, commit
+from hashnet.store import ShardRecord, StorePlan, commit
 
 log = logging.getLogger(__name__)
 
 
-def describe(uri: str, plan: Plan, records: Mapping[str, ShardRecord], info: BundleInfo) -> dict[str, Any]:
+def describe(
+    uri: str, plan: StorePlan, records: Mapping[str, ShardRecord], info: BundleInfo
+) -> dict[str, Any]:
     """The plan: rows, shards done and to do, model, estimated size."""
     done = [records[shard.name] for shard in plan.ranges() if shard.name in records]
     done_rows = sum(record.stop - record.start for record in done)
@@ -48,7 +50,7 @@ def describe(uri: str, plan: Plan, records: Mapping[str, ShardRecord], info: Bun
 
 
 def finish(
-    uri: str, plan: Plan, max_bad_fraction: float, rows_now: int, seconds: float, workers: set[str]
+    uri: str, plan: StorePlan, max_bad_fraction: float, rows_now: int, seconds: float, workers: set[str]
 ) -> dict[str, Any]:
     """Writes the list and _SUCCESS, unless they are there, and returns the summary.
 
@@ -64,7 +66,7 @@ def finish(
         raise TooManyBad(
             f"{bad:,} of {total:,} rows ({bad / total:.2%}) are bad, max_bad_fraction allows "
             f"{max_bad_fraction:.2%}: {listed}. The shards are kept, and "
-            f"{storage.join(uri, commit.QUARANTINE)} names the rows: mend them and run with "
+            f"{storage.join(uri, commit.QUARANTINE)} names the rows: repair them and run with "
             "only_failed=true, or raise max_bad_fraction"
         )
     about = _complete(uri, shards) or commit.finish(uri, plan)
@@ -93,9 +95,9 @@ def finish(
 
 
 def bad_reasons(uri: str, shards: list[ShardRecord]) -> dict[str, int]:
-    """Bad rows by reason, most frequent first; mended rows do not count."""
+    """Bad rows by reason, most frequent first; rows encoded since do not count."""
     counts: dict[str, int] = {}
-    if any(record.mends for record in shards):
+    if any(record.repair for record in shards):
         left = commit.read_quarantine(uri, {record.name: record for record in shards})
         for reason in left["reason"].to_pylist():
             counts[reason] = counts.get(reason, 0) + 1
@@ -114,7 +116,7 @@ def _complete(uri: str, shards: list[ShardRecord]) -> dict[str, Any] | None:
     return about if about["sha256"] == commit.content_sha256(shards) else None
 
 
-def _drop_stale_list(uri: str, plan: Plan, shards: list[ShardRecord]) -> None:
+def _drop_stale_list(uri: str, plan: StorePlan, shards: list[ShardRecord]) -> None:
     """Removes _SUCCESS where the list names a shard that is another one by now; not that of a longer plan."""
     if storage.exists(storage.join(uri, commit.SUCCESS)) and not commit.was_extended(uri, plan):
         there = {(record.name, record.sha256) for record in shards}
@@ -123,7 +125,7 @@ def _drop_stale_list(uri: str, plan: Plan, shards: list[ShardRecord]) -> None:
             storage.delete(storage.join(uri, commit.SUCCESS))
 
 
-def _code_summary(plan: Plan, statistics: Mapping[str, Any]) -> dict[str, Any]:
+def _code_summary(plan: StorePlan, statistics: Mapping[str, Any]) -> dict[str, Any]:
     balance = statistics["bit_balance"]
     return {
         "n_bits": plan.width,

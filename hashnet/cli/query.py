@@ -195,11 +195,11 @@ class _Run:
 
     def _open_catalog(self) -> None:
         from hashnet.data import Manifest
-        from hashnet.store import Catalog, CodeStore
+        from hashnet.store import CodeStore, ItemLookup
 
         codes, manifest = storage.join(self.run, "codes"), storage.join(self.run, "manifest.parquet")
         if storage.exists(storage.join(codes, "_SUCCESS")):
-            self._catalog = Catalog(CodeStore.open(codes))
+            self._catalog = ItemLookup(CodeStore.open(codes))
         if storage.exists(storage.join(manifest, "_manifest.json")):
             names = Manifest.open(manifest, check=False).class_names
             self.class_names = list(names) if names is not None else self.class_names

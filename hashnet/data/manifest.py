@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from hashnet import labels as label_sets
 from hashnet.data import splits as split_flags
-from hashnet.data.parts import Part, read_groups, schema_of
+from hashnet.data.parts import ManifestPart, read_groups, schema_of
 from hashnet.errors import FormatError, ManifestError, StorageError
 from hashnet.io import storage
 
@@ -46,7 +46,7 @@ class Manifest:
     class_names: tuple[str, ...] | None
     n_features: int | None
     inline: bool  # pictures are inside, in the column ``image``
-    parts: tuple[Part, ...]
+    parts: tuple[ManifestPart, ...]
     source: dict[str, Any] = field(default_factory=dict)
     check: bool = True
     _checked: set[str] = field(default_factory=set, compare=False, repr=False)
@@ -73,7 +73,7 @@ class Manifest:
                 class_names=tuple(about["class_names"]) if about["class_names"] is not None else None,
                 n_features=about["n_features"],
                 inline=about["inline"],
-                parts=tuple(Part.from_dict(part) for part in about["parts"]),
+                parts=tuple(ManifestPart.from_dict(part) for part in about["parts"]),
                 source=about.get("source", {}),
                 check=check,
             )
@@ -158,7 +158,7 @@ class Manifest:
 
     def copy_to(self, uri: str) -> Manifest:
         """A copy under ``uri``. One that is already there may be the same or a beginning of this one."""
-        have: tuple[Part, ...] = ()
+        have: tuple[ManifestPart, ...] = ()
         if storage.exists(storage.join(uri, FILE)):
             have = Manifest.open(uri).parts
             if have != self.parts[: len(have)]:
@@ -207,7 +207,7 @@ class Manifest:
         table = self.schema.empty_table()
         return table if columns is None else table.select(columns)
 
-    def _verify(self, part: Part) -> None:
+    def _verify(self, part: ManifestPart) -> None:
         if not self.check or part.sha256 in self._checked:
             return
         uri = storage.join(self.uri, part.name)
@@ -225,7 +225,7 @@ class Manifest:
         self._checked.add(part.sha256)
 
 
-def write_about(uri: str, manifest: Any, parts: tuple[Part, ...], source: dict[str, Any]) -> None:
+def write_about(uri: str, manifest: Any, parts: tuple[ManifestPart, ...], source: dict[str, Any]) -> None:
     """Writes ``_manifest.json``: the moment from which the parts count."""
     storage.write_json(
         storage.join(uri, FILE),

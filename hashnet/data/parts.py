@@ -23,7 +23,7 @@ PART_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Group:
+class RowGroup:
     """One row group: its rows, and how many of them are in each split."""
 
     rows: int
@@ -31,7 +31,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Part:
+class ManifestPart:
     """One frozen file. Its rows have the ids first_row_id, first_row_id + 1, …"""
 
     name: str
@@ -40,11 +40,11 @@ class Part:
     rows: int
     first_row_id: int
     splits: dict[str, int]
-    groups: tuple[Group, ...]
+    groups: tuple[RowGroup, ...]
 
     @classmethod
-    def from_dict(cls, about: dict[str, Any]) -> Part:
-        return cls(**{**about, "groups": tuple(Group(**group) for group in about["groups"])})
+    def from_dict(cls, about: dict[str, Any]) -> ManifestPart:
+        return cls(**{**about, "groups": tuple(RowGroup(**group) for group in about["groups"])})
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "groups": [asdict(group) for group in self.groups]}
@@ -76,7 +76,7 @@ class PartsWriter:
         self, folder: str, schema: pa.Schema, first_part: int = 0, first_row_id: int = 0, mark: str = ""
     ) -> None:
         self.folder, self.schema, self._mark = folder, schema, mark
-        self.parts: list[Part] = []
+        self.parts: list[ManifestPart] = []
         self._number, self._next_row_id = first_part, first_row_id
         self._waiting: list[pa.Table] = []  # rows that do not fill a row group yet
         self._open: ExitStack | None = None
@@ -100,7 +100,7 @@ class PartsWriter:
         self._waiting.append(table)
         self._flush(everything=False)
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[ManifestPart]:
         """Closes the last part and returns all of them."""
         self._flush(everything=True)
         if self._open is not None:
@@ -134,14 +134,14 @@ class PartsWriter:
             self._open_part(table["row_id"][0].as_py())
         self._writer.write_table(table, row_group_size=len(table))
         counts = splits.counts(splits.from_lists(table["splits"]))
-        self._groups.append(Group(len(table), counts))
+        self._groups.append(RowGroup(len(table), counts))
         self._bytes += table.nbytes
         if self._bytes >= PART_BYTES or sum(group.rows for group in self._groups) >= PART_ROWS:
             self._close_part()
 
     def _open_part(self, first_row_id: int) -> None:
         self._name = f"part-{self._number:05d}{self._mark}.parquet"
-        self._first, self._groups, self._bytes = first_row_id, list[Group](), 0
+        self._first, self._groups, self._bytes = first_row_id, list[RowGroup](), 0
         self._open = ExitStack()
         sink = self._open.enter_context(storage.open_output(storage.join(self.folder, self._name)))
         self._writer = self._open.enter_context(
@@ -162,7 +162,7 @@ class PartsWriter:
         uri = storage.join(self.folder, self._name)
         totals = {name: sum(group.splits.get(name, 0) for group in self._groups) for name in splits.SPLITS}
         self.parts.append(
-            Part(
+            ManifestPart(
                 name=self._name,
                 sha256=storage.sha256_of(uri),
                 bytes=storage.size_of(uri),
@@ -176,7 +176,7 @@ class PartsWriter:
 
 
 def read_groups(
-    uri: str, part: Part, split: str | None, columns: list[str] | None, skip: int, stop: int | None
+    uri: str, part: ManifestPart, split: str | None, columns: list[str] | None, skip: int, stop: int | None
 ) -> Iterator[pa.Table]:
     """The part's rows of a split, a row group at a time; positions skip ≤ p < stop within it."""
     flag = None if split is None else splits.flag_of(split)

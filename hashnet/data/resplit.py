@@ -7,7 +7,7 @@ import pyarrow as pa
 from hashnet.data import splits
 from hashnet.data.manifest import Manifest
 from hashnet.data.protocols import Protocol, split
-from hashnet.data.rows import Rows
+from hashnet.data.rows import SourceRows
 from hashnet.data.writer import write_manifest
 from hashnet.errors import DataError
 
@@ -30,7 +30,7 @@ def zero_shot_copy(manifest: Manifest, out: str, share: float, seed: int = 0) ->
     def payload(start: int, stop: int) -> pa.Table:
         return manifest.read(columns=columns, start=start, stop=stop)
 
-    rows = Rows(
+    rows = SourceRows(
         n=n,
         payload=payload,
         modality=manifest.modality,

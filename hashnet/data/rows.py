@@ -13,7 +13,7 @@ from hashnet.errors import DataError
 
 
 @dataclass(frozen=True)
-class Rows:
+class SourceRows:
     """n rows in their final order.
 
     ``payload(start, stop)`` is the table of those rows with ``uri``, and ``image`` or ``feature``:
@@ -38,9 +38,9 @@ class Rows:
     undo: Callable[[], None] | None = None  # removes what the payload wrote beside the manifest
 
 
-def from_uris(uris: pa.Array, **about: Any) -> Rows:
+def from_uris(uris: pa.Array, **about: Any) -> SourceRows:
     """Rows of pictures given by their uris alone."""
-    return Rows(n=len(uris), payload=lambda start, stop: pa.table({"uri": uris[start:stop]}), **about)
+    return SourceRows(n=len(uris), payload=lambda start, stop: pa.table({"uri": uris[start:stop]}), **about)
 
 
 class Duplicate(NamedTuple):

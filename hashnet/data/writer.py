@@ -14,14 +14,14 @@ import pyarrow as pa
 from hashnet.data.class_lists import renumber
 from hashnet.data.manifest import FILE, Manifest, write_about
 from hashnet.data.parts import PartsWriter, check_labels, schema_of
-from hashnet.data.rows import Rows
+from hashnet.data.rows import SourceRows
 from hashnet.errors import DataError, ManifestError, StorageError
 from hashnet.io import Progress, storage
 
 
 def write_manifest(
     uri: str,
-    rows: Rows,
+    rows: SourceRows,
     flags: np.ndarray,
     *,
     source: dict[str, Any] | None = None,
@@ -41,7 +41,7 @@ def write_manifest(
 
 def append_rows(
     manifest: Manifest,
-    rows: Rows,
+    rows: SourceRows,
     flags: np.ndarray,
     *,
     source: dict[str, Any] | None = None,
@@ -65,7 +65,7 @@ def append_rows(
 
 
 def _write(
-    writer: PartsWriter, rows: Rows, labels: pa.Array | None, flags: np.ndarray, show_progress: bool
+    writer: PartsWriter, rows: SourceRows, labels: pa.Array | None, flags: np.ndarray, show_progress: bool
 ) -> None:
     with Progress(rows.n, "rows", "manifest") if show_progress else nullcontext() as progress:
         for start in range(0, rows.n, rows.block_rows):
@@ -77,7 +77,7 @@ def _write(
 
 
 @contextmanager
-def _all_or_nothing(writer: PartsWriter, rows: Rows) -> Iterator[None]:
+def _all_or_nothing(writer: PartsWriter, rows: SourceRows) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -87,7 +87,7 @@ def _all_or_nothing(writer: PartsWriter, rows: Rows) -> Iterator[None]:
         raise
 
 
-def _fitting_labels(manifest: Manifest, rows: Rows) -> pa.Array | None:
+def _fitting_labels(manifest: Manifest, rows: SourceRows) -> pa.Array | None:
     """The new rows' labels in the manifest's numbering, or ManifestError when the two do not fit."""
     if rows.modality != manifest.modality:
         raise ManifestError(f"{manifest.uri} holds {manifest.modality}, the new rows are {rows.modality}")

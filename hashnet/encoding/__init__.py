@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         picture_rows,
         reasons_of,
     )
-    from hashnet.encoding.tasks import Source, Work, feature_works, mending_works, picture_works
+    from hashnet.encoding.tasks import Source, Work, feature_works, picture_works, repair_works
 
 __all__, __getattr__ = lazy_names(
     __name__,
@@ -30,6 +30,6 @@ __all__, __getattr__ = lazy_names(
             "picture_rows",
             "reasons_of",
         ],
-        "tasks": ["Source", "Work", "feature_works", "mending_works", "picture_works"],
+        "tasks": ["Source", "Work", "feature_works", "repair_works", "picture_works"],
     },
 )

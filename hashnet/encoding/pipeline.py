@@ -20,7 +20,7 @@ from hashnet.codes import pack_signs
 from hashnet.data import Preprocess, feature_rows, fetch_images
 from hashnet.encoding.tasks import Source, Work, pieces
 from hashnet.io import binary_column, binary_matrix
-from hashnet.store import Plan, ShardRange, ShardRecord, commit_shard
+from hashnet.store import ShardRange, ShardRecord, StorePlan, commit_shard
 
 if TYPE_CHECKING:
     from hashnet.encoding.encoder import Encoder  # torch comes with it, and those who only decode do without
@@ -94,13 +94,13 @@ def encode_features(
 
 
 def commit_table(
-    uri: str, plan: Plan, shard: ShardRange, table: pa.Table, mends: bool = False
+    uri: str, plan: StorePlan, shard: ShardRange, table: pa.Table, repair: bool = False
 ) -> ShardRecord | None:
-    """Commits the rows of one shard, good and bad; a mending shard without a good row is not written."""
+    """Commits the rows of one shard, good and bad; a repair shard without a good row is not written."""
     good = table["reason"].is_null()
     rows, bad = table.filter(good), table.filter(pc.invert(good))
-    if mends:
-        return commit_shard(uri, plan, shard, rows, None, mends=True) if len(rows) else None
+    if repair:
+        return commit_shard(uri, plan, shard, rows, None, repair=True) if len(rows) else None
     return commit_shard(uri, plan, shard, rows, bad)
 
 
@@ -111,8 +111,8 @@ class Gatherer:
     counts once.
     """
 
-    def __init__(self, uri: str, plan: Plan, shards: list[ShardRange], mends: bool = False) -> None:
-        self.uri, self.plan, self.mends = uri, plan, mends
+    def __init__(self, uri: str, plan: StorePlan, shards: list[ShardRange], repair: bool = False) -> None:
+        self.uri, self.plan, self.repair = uri, plan, repair
         self.records: list[ShardRecord] = []
         self._shards = {shard.name: shard for shard in shards}
         self._waiting: dict[str, list[pa.Table]] = {}
@@ -145,7 +145,7 @@ class Gatherer:
         shard = self._shards.pop(name)
         del self._seen[name]
         table = pa.concat_tables(self._waiting.pop(name))
-        record = commit_table(self.uri, self.plan, shard, table.drop_columns(["shard"]), self.mends)
+        record = commit_table(self.uri, self.plan, shard, table.drop_columns(["shard"]), self.repair)
         if record is not None:
             self.records.append(record)
 

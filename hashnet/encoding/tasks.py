@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet.data import Manifest, read_groups
-from hashnet.store import Part, Plan, ShardRange, mending_range
+from hashnet.store import PlannedPart, ShardRange, StorePlan, repair_range
 
 WORK_ROWS = 2048  # pictures one decode task takes: seconds of decoding, a small loss when a node dies
 
@@ -37,7 +37,9 @@ class Work:
     @classmethod
     def from_json(cls, text: str) -> Work:
         about = json.loads(text)
-        shards = tuple(ShardRange(**shard | {"part": Part(**shard["part"])}) for shard in about["shards"])
+        shards = tuple(
+            ShardRange(**shard | {"part": PlannedPart(**shard["part"])}) for shard in about["shards"]
+        )
         return cls(shards, about["start"], about["stop"], tuple(about["row_ids"]))
 
 
@@ -118,12 +120,12 @@ def feature_works(shards: Sequence[ShardRange], manifest: Manifest) -> Iterator[
         yield Work(tuple(run), run[0].start, run[-1].stop)
 
 
-def mending_works(plan: Plan, row_ids: Sequence[int], first: int, step: int | None) -> list[Work]:
-    """Work over the rows of a quarantine: mending shards from number ``first`` on, ``step`` rows a piece."""
+def repair_works(plan: StorePlan, row_ids: Sequence[int], first: int, step: int | None) -> list[Work]:
+    """Work over the rows of a quarantine: repair shards from number ``first`` on, ``step`` rows a piece."""
     works = []
     for start in range(0, len(row_ids), plan.rows_per_shard):
         ids = row_ids[start : start + plan.rows_per_shard]
-        shard = mending_range(plan, first + start // plan.rows_per_shard, len(ids))
+        shard = repair_range(plan, first + start // plan.rows_per_shard, len(ids))
         for at in range(0, len(ids), step or len(ids)):
             piece = tuple(ids[at : at + (step or len(ids))])
             works.append(Work((shard,), at, at + len(piece), piece))

@@ -22,7 +22,7 @@ from hashnet.errors import BadImage, HashnetError, RequestRejected
 from hashnet.results import SearchResult
 from hashnet.server.calls import IndexAnswer, IndexAsk
 from hashnet.server.telemetry import Meter, prometheus
-from hashnet.store import Catalog
+from hashnet.store import ItemLookup
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Found:
 class Backend:
     """``fixed`` is what does not change while the server runs: modality, n_features, class names."""
 
-    def __init__(self, catalog: Catalog | None, fixed: dict[str, Any], timeout_s: float = 20.0) -> None:
+    def __init__(self, catalog: ItemLookup | None, fixed: dict[str, Any], timeout_s: float = 20.0) -> None:
         self.catalog, self.fixed, self.timeout_s = catalog, fixed, timeout_s
         self._pictures = ThreadPoolExecutor(PICTURES_AT_ONCE, thread_name_prefix="thumbnail")
         self._reopened = 0.0

@@ -10,7 +10,7 @@ from hashnet.errors import ConfigError, LineageMismatch
 from hashnet.io import storage
 from hashnet.server.index_holder import check_model
 from hashnet.server.settings import ServeConfig
-from hashnet.store import Catalog, CodeStore
+from hashnet.store import CodeStore, ItemLookup
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ def look_over(config: ServeConfig) -> Ground:
     return Ground(paths, sha256, fixed, about["rows"], about["index_kind"])
 
 
-def open_catalog(paths: dict[str, str | None]) -> Catalog | None:
+def open_catalog(paths: dict[str, str | None]) -> ItemLookup | None:
     """Items by id; None for an index without a code store. ``paths`` as in Ground."""
     codes, manifest = paths["codes"], paths["manifest"]
     if codes is None:
         return None
     # Parts are not read through to check them: pictures are looked up one by one.
     listed = Manifest.open(manifest, check=False) if manifest else None
-    return Catalog(CodeStore.open(codes), listed, paths["base_uri"])
+    return ItemLookup(CodeStore.open(codes), listed, paths["base_uri"])
 
 
 def _model(config: ServeConfig) -> str | None:

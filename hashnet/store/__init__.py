@@ -3,23 +3,23 @@
 from hashnet.store import commit, plan
 from hashnet.store.code_store import ROWS_PER_SHARD, CodeStore, FeatureStore, write_store
 from hashnet.store.commit import ShardRecord, commit_shard
-from hashnet.store.lookup import Catalog
-from hashnet.store.plan import BIT_ORDER, Part, Plan, ShardRange, mending_range, read_plan
+from hashnet.store.lookup import ItemLookup
+from hashnet.store.plan import BIT_ORDER, PlannedPart, ShardRange, StorePlan, read_plan, repair_range
 
 __all__ = [
     "BIT_ORDER",
     "ROWS_PER_SHARD",
-    "Catalog",
     "CodeStore",
     "FeatureStore",
-    "Part",
-    "Plan",
+    "ItemLookup",
+    "PlannedPart",
     "ShardRange",
     "ShardRecord",
+    "StorePlan",
     "commit",
     "commit_shard",
-    "mending_range",
     "plan",
     "read_plan",
+    "repair_range",
     "write_store",
 ]

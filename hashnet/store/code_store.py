@@ -31,7 +31,7 @@ from hashnet.io import as_array, binary_column, binary_matrix, storage
 from hashnet.store import commit
 from hashnet.store import plan as plans
 from hashnet.store.commit import ShardRecord
-from hashnet.store.plan import BIT_ORDER, Part, Plan
+from hashnet.store.plan import BIT_ORDER, PlannedPart, StorePlan
 
 ROWS_PER_SHARD = 8192
 
@@ -43,7 +43,7 @@ class ShardStore:
 
     def __init__(self, uri: str, about: dict[str, Any]) -> None:
         self.uri = str(uri)
-        self.plan = Plan.from_dict(about)
+        self.plan = StorePlan.from_dict(about)
         self.shards = [ShardRecord.from_dict(record) for record in about["shards"]]
         self.n_rows: int = about["rows"]
         self.n_bad: int = about["bad_rows"]
@@ -236,10 +236,10 @@ def write_store(
             raise StoreError(f"{uri} holds a store already; give another folder or overwrite=True")
         storage.delete(uri)
     order = np.argsort(ids, kind="stable")
-    part = Part("arrays", hashlib.sha256(ids[order].tobytes() + codes[order].tobytes()).hexdigest(), n)
+    part = PlannedPart("arrays", hashlib.sha256(ids[order].tobytes() + codes[order].tobytes()).hexdigest(), n)
     plan = plans.begin(
         uri,
-        Plan(
+        StorePlan(
             output="codes",
             width=codes.shape[1] * 8,
             rows_per_shard=rows_per_shard,
@@ -268,7 +268,7 @@ def _why_not(uri: str) -> str:
     plan = plans.read_plan(uri)
     if plan is None:
         return f"{uri} is not a store of codes or features (it has no {commit.SUCCESS})"
-    done = sum(not record.mends for record in commit.read_records(uri).values())
+    done = sum(not record.repair for record in commit.read_records(uri).values())
     return (
         f"{uri} is not complete: {done} of {plan.n_shards} shards are there and no {commit.SUCCESS}; "
         "run the same encode_db command again to finish it"

@@ -31,7 +31,7 @@ from hashnet.codes import bit_balance
 from hashnet.errors import StoreError
 from hashnet.io import binary_matrix, storage
 from hashnet.store.distinct_count import DistinctCounter
-from hashnet.store.plan import BIT_ORDER, FORMAT_VERSION, Plan, ShardRange, read_plan
+from hashnet.store.plan import BIT_ORDER, FORMAT_VERSION, ShardRange, StorePlan, read_plan
 
 RECORDS, QUARANTINE = "_records", "_quarantine"
 LIST, SUCCESS = "manifest.json", "_SUCCESS"
@@ -41,7 +41,10 @@ QUARANTINE_SCHEMA = pa.schema([("row_id", pa.int64()), ("uri", pa.string()), ("r
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What is known of one committed shard. ``mends`` marks a shard of retried quarantine rows."""
+    """What is known of one committed shard.
+
+    A repair shard holds rows that were in quarantine and could be encoded later, from any range.
+    """
 
     name: str
     rows: int
@@ -54,7 +57,7 @@ class ShardRecord:
     stop: int
     reasons: Mapping[str, int]
     quarantine_sha256: str | None = None
-    mends: bool = False
+    repair: bool = False
 
     @property
     def file(self) -> str:
@@ -62,11 +65,22 @@ class ShardRecord:
 
     @classmethod
     def from_dict(cls, about: Mapping[str, Any]) -> ShardRecord:
-        return cls(**{name: about[name] for name in cls.__dataclass_fields__})
+        return cls(**{name: about[_KEYS.get(name, name)] for name in cls.__dataclass_fields__})
+
+    def to_dict(self) -> dict[str, Any]:
+        return {_KEYS.get(name, name): value for name, value in asdict(self).items()}
+
+
+_KEYS = {"repair": "mends"}  # names on disk that differ from the attribute's
 
 
 def commit_shard(
-    uri: str, plan: Plan, shard: ShardRange, rows: pa.Table, bad: pa.Table | None = None, mends: bool = False
+    uri: str,
+    plan: StorePlan,
+    shard: ShardRange,
+    rows: pa.Table,
+    bad: pa.Table | None = None,
+    repair: bool = False,
 ) -> ShardRecord:
     """Writes shard, quarantine and record, in that order; returns the record.
 
@@ -75,7 +89,7 @@ def commit_shard(
     rows = rows.select(plan.schema.names).cast(plan.schema).sort_by("row_id").combine_chunks()
     bad = QUARANTINE_SCHEMA.empty_table() if bad is None else bad.select(QUARANTINE_SCHEMA.names)
     bad = bad.cast(QUARANTINE_SCHEMA).sort_by("row_id").combine_chunks()
-    if rows.num_rows + bad.num_rows != len(shard) and not mends:
+    if rows.num_rows + bad.num_rows != len(shard) and not repair:
         raise StoreError(
             f"{shard.name} must hold {len(shard)} rows, got {rows.num_rows} and {bad.num_rows} bad ones"
         )
@@ -101,14 +115,14 @@ def commit_shard(
         stop=shard.stop,
         reasons={count["values"]: count["counts"] for count in counts},
         quarantine_sha256=quarantine_sha256,
-        mends=mends,
+        repair=repair,
     )
-    about = {"kind": "shard record", "format_version": FORMAT_VERSION} | asdict(record)
+    about = {"kind": "shard record", "format_version": FORMAT_VERSION} | record.to_dict()
     storage.write_json(storage.join(uri, RECORDS, f"{shard.name}.json"), about)
     return record
 
 
-def shard_metadata(plan: Plan, part_sha256: str) -> dict[str, str]:
+def shard_metadata(plan: StorePlan, part_sha256: str) -> dict[str, str]:
     """Parquet key-value metadata of a shard: the lineage, one ``hashnet.*`` key a fact."""
     facts: dict[str, Any] = dict(plan.lineage) | {
         "kind": plan.output,
@@ -145,8 +159,8 @@ def parquet_bytes(table: pa.Table) -> bytes:
 def read_records(uri: str) -> dict[str, ShardRecord]:
     """Committed shards by name: those whose record and whose file of that size are both there.
 
-    A mending shard counts while all its rows are in quarantine: when a range is encoded anew after its
-    rows were mended, they are in its shard.
+    A repair shard counts while all its rows are in quarantine: when a range is encoded anew after its
+    rows were re-encoded, they are in its shard.
     """
     sizes = storage.list_sizes(uri)
     names = [name for name in storage.list_names(storage.join(uri, RECORDS)) if name.endswith(".json")]
@@ -159,48 +173,48 @@ def read_records(uri: str) -> dict[str, ShardRecord]:
     with ThreadPoolExecutor(READERS) as pool:
         records = list(pool.map(read, names))
     whole = {record.name: record for record in records if sizes.get(record.file) == record.bytes}
-    mended = any(record.mends for record in whole.values())
-    return _left_and_counting(uri, whole)[1] if mended else whole
+    repaired = any(record.repair for record in whole.values())
+    return _left_and_counting(uri, whole)[1] if repaired else whole
 
 
 def read_quarantine(uri: str, records: Mapping[str, ShardRecord]) -> pa.Table:
-    """Bad rows (row_id, uri, reason) in row_id order that no mending shard holds since."""
+    """Bad rows (row_id, uri, reason) in row_id order that no repair shard holds since."""
     return _left_and_counting(uri, records)[0].sort_by("row_id")
 
 
 def _left_and_counting(
     uri: str, records: Mapping[str, ShardRecord]
 ) -> tuple[pa.Table, dict[str, ShardRecord]]:
-    """What is left in quarantine, and the records without mending shards that hold anything else."""
-    counting = {name: record for name, record in records.items() if not record.mends}
+    """What is left in quarantine, and the records without repair shards that hold anything else."""
+    counting = {name: record for name, record in records.items() if not record.repair}
     tables = [QUARANTINE_SCHEMA.empty_table()]
     for record in counting.values():
         if record.bad_rows:
             with storage.open_input(storage.join(uri, QUARANTINE, record.file)) as source:
                 tables.append(pq.read_table(source, columns=QUARANTINE_SCHEMA.names))
     bad = pa.concat_tables(tables).cast(QUARANTINE_SCHEMA)
-    for record in sorted((record for record in records.values() if record.mends), key=lambda r: r.name):
+    for record in sorted((record for record in records.values() if record.repair), key=lambda r: r.name):
         with storage.open_input(storage.join(uri, record.file)) as source:
             rows = pq.read_table(source, columns=["row_id"])["row_id"].combine_chunks()
-        mended = pc.is_in(bad["row_id"], value_set=rows)
-        if pc.sum(mended).as_py() == len(rows):
-            bad, counting[record.name] = bad.filter(pc.invert(mended)), record
+        repaired = pc.is_in(bad["row_id"], value_set=rows)
+        if pc.sum(repaired).as_py() == len(rows):
+            bad, counting[record.name] = bad.filter(pc.invert(repaired)), record
     return bad, counting
 
 
-def finish(uri: str, plan: Plan) -> dict[str, Any]:
+def finish(uri: str, plan: StorePlan) -> dict[str, Any]:
     """Writes manifest.json and then _SUCCESS; returns what manifest.json holds.
 
     Refused with StoreError while a shard is missing, or when the store was extended beyond ``plan``.
     Mending shards come last in the list.
     """
     shards = listed(uri, plan)
-    mended = sum(record.rows for record in shards if record.mends)
+    repaired = sum(record.rows for record in shards if record.repair)
     about = plan.to_dict() | {
         "kind": plan.output,
         "rows": sum(record.rows for record in shards),
-        "bad_rows": sum(record.bad_rows for record in shards if not record.mends) - mended,
-        "shards": [asdict(record) for record in shards],
+        "bad_rows": sum(record.bad_rows for record in shards if not record.repair) - repaired,
+        "shards": [record.to_dict() for record in shards],
         "sha256": content_sha256(shards),
         "statistics": code_statistics(uri, plan, shards) if plan.output == "codes" else {},
     }
@@ -215,24 +229,24 @@ def finish(uri: str, plan: Plan) -> dict[str, Any]:
     return about
 
 
-def was_extended(uri: str, plan: Plan) -> bool:
+def was_extended(uri: str, plan: StorePlan) -> bool:
     """Whether the store has a longer plan by now: another job's, which writes the list."""
     now = read_plan(uri)
     return now is not None and len(now.parts) > len(plan.parts)
 
 
-def listed(uri: str, plan: Plan) -> list[ShardRecord]:
-    """The records of a complete store in the order of its list: the ranges, then what was mended."""
+def listed(uri: str, plan: StorePlan) -> list[ShardRecord]:
+    """The records of a complete store in the order of its list: the ranges, then repair shards."""
     records = read_records(uri)
     names = [shard.name for shard in plan.ranges()]
     missing = [name for name in names if name not in records]
     if missing:
         raise StoreError(f"{uri} lacks {len(missing)} of {len(names)} shards, the first is {missing[0]}")
-    names += sorted(record.name for record in records.values() if record.mends)
+    names += sorted(record.name for record in records.values() if record.repair)
     return [records[name] for name in names]
 
 
-def code_statistics(uri: str, plan: Plan, shards: list[ShardRecord]) -> dict[str, Any]:
+def code_statistics(uri: str, plan: StorePlan, shards: list[ShardRecord]) -> dict[str, Any]:
     """How many different codes there are, and the share of ones per bit; ``READERS`` shards in memory."""
     counter, ones, rows = DistinctCounter(), np.zeros(plan.width), 0
 

@@ -1,4 +1,4 @@
-"""Catalog: what is known of an item besides its place in the index: uri, labels, code, picture.
+"""ItemLookup: what is known of an item besides its place in the index: uri, labels, code, picture.
 
 Rows are found by id in the code shards and in the run's copy of the manifest; what was read stays in
 two bounded caches, so memory does not grow with the database. Pictures come from the manifest alone:
@@ -30,7 +30,7 @@ MAX_PIXELS = 50_000_000
 
 
 @dataclass(frozen=True)
-class Item:
+class StoredItem:
     """One indexed item. ``labels`` is None where the database has none; ``code`` is packed, hex."""
 
     id: int
@@ -39,7 +39,7 @@ class Item:
     code: str
 
 
-class Catalog:
+class ItemLookup:
     """Looks items of a run up by id. Safe to use from several threads.
 
     Relative paths of pictures are taken from ``base_uri``.
@@ -53,8 +53,8 @@ class Catalog:
 
     def _open(self, store: CodeStore, manifest: Manifest | None) -> None:
         self.store, self.manifest = store, manifest
-        self._in_order = [shard for shard in store.shards if shard.rows and not shard.mends]
-        self._mended = [shard for shard in store.shards if shard.rows and shard.mends]
+        self._in_order = [shard for shard in store.shards if shard.rows and not shard.repair]
+        self._repairs = [shard for shard in store.shards if shard.rows and shard.repair]
         # By a shard's sha256: a store written anew uses the names again.
         self._tables = _Cache(CACHE_BYTES)
         self._last: dict[str, int] = {}  # its last row id
@@ -72,11 +72,11 @@ class Catalog:
         self._open(store, again)
         return True
 
-    def items(self, ids: Iterable[int]) -> list[Item | None]:
+    def items(self, ids: Iterable[int]) -> list[StoredItem | None]:
         """The items, in the order asked; None where the code store has no such id."""
         return [self.item(int(id_)) for id_ in ids]
 
-    def item(self, id_: int) -> Item | None:
+    def item(self, id_: int) -> StoredItem | None:
         """One item, or None."""
         for shard in self._candidates(id_):
             table = self._table(shard)
@@ -85,7 +85,7 @@ class Catalog:
             if row < len(row_ids) and row_ids[row] == id_:
                 labels = table["labels"][row].as_py()
                 uri = table["uri"][row].as_py()
-                return Item(id_, _without_options(uri), labels, table["code"][row].as_py().hex())
+                return StoredItem(id_, _without_options(uri), labels, table["code"][row].as_py().hex())
         return None
 
     def sample(self, n: int, seed: int = 0) -> list[int]:
@@ -121,10 +121,10 @@ class Catalog:
         return small
 
     def _candidates(self, id_: int) -> list[ShardRecord]:
-        """The shards that may hold an id: ids ascend from shard to shard, mended ones lie beside."""
+        """The shards that may hold an id: ids ascend from shard to shard, repair shards are searched too."""
         in_order = self._in_order  # once: another thread may open the store again
         place = bisect_left(in_order, id_, key=self._last_id)
-        return in_order[place : place + 1] + self._mended
+        return in_order[place : place + 1] + self._repairs
 
     def _last_id(self, shard: ShardRecord) -> int:
         last = self._last.get(shard.sha256)

@@ -1,11 +1,11 @@
-"""Plan: what a store is made of, cut into frozen ranges; and what may be written into which folder.
+"""StorePlan: what a store is made of, cut into frozen ranges; and what may be written into which folder.
 
 The rows of one split are cut, manifest part by manifest part, into ranges of ``rows_per_shard``
 rows in row_id order. A range is one shard with a stable name. The first run freezes the plan in the
 output folder; a later one must be the same, or the same over more parts, or it is refused.
 
->>> parts = Part("part-00000", "ab", 5), Part("part-00001", "cd", 3)
->>> plan = Plan("codes", 64, rows_per_shard=4, parts=parts)
+>>> parts = PlannedPart("part-00000", "ab", 5), PlannedPart("part-00001", "cd", 3)
+>>> plan = StorePlan("codes", 64, rows_per_shard=4, parts=parts)
 >>> for shard in plan.ranges():
 ...     print(shard.name, shard.part.name, shard.start, shard.stop)
 codes-00000 part-00000 0 4
@@ -32,7 +32,7 @@ IDENTITY = ("model_sha256", "preprocess_version", "engine", "dtype", "batch_rows
 
 
 @dataclass(frozen=True)
-class Part:
+class PlannedPart:
     """A frozen manifest part: ``rows`` counts only the rows of the encoded split."""
 
     name: str
@@ -45,7 +45,7 @@ class ShardRange:
     """Rows [start, stop) of the split inside one manifest part: what shard ``name`` holds."""
 
     name: str
-    part: Part
+    part: PlannedPart
     start: int
     stop: int
 
@@ -54,13 +54,13 @@ class ShardRange:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StorePlan:
     """What a store is made of. ``width`` is n_bits of codes, or the length of a feature."""
 
     output: str  # "codes" or "features"
     width: int
     rows_per_shard: int
-    parts: tuple[Part, ...]
+    parts: tuple[PlannedPart, ...]
     split: str = "database"
     n_classes: int | None = None
     lineage: Mapping[str, Any] = field(default_factory=dict)
@@ -103,24 +103,24 @@ class Plan:
         return {"kind": "plan", "format_version": FORMAT_VERSION} | asdict(self)
 
     @classmethod
-    def from_dict(cls, about: Mapping[str, Any]) -> Plan:
+    def from_dict(cls, about: Mapping[str, Any]) -> StorePlan:
         values = {name: about[name] for name in cls.__dataclass_fields__}
-        return cls(**values | {"parts": tuple(Part(**part) for part in about["parts"])})
+        return cls(**values | {"parts": tuple(PlannedPart(**part) for part in about["parts"])})
 
 
-def read_plan(uri: str) -> Plan | None:
+def read_plan(uri: str) -> StorePlan | None:
     """The plan a folder was begun with, or None where nothing was begun."""
     where = storage.join(uri, PLAN)
     if not storage.exists(where):
         return None
     about = storage.check_format(storage.read_json(where), where, "plan", FORMAT_VERSION)
     try:
-        return Plan.from_dict(about)
+        return StorePlan.from_dict(about)
     except (KeyError, TypeError) as error:
         raise FormatError(f"{where} lacks {error}; it is damaged or not ours") from error
 
 
-def check_plan(uri: str, wanted: Plan) -> Plan:
+def check_plan(uri: str, wanted: StorePlan) -> StorePlan:
     """``wanted``, when it is what the folder holds or extends it; refused with both values else."""
     found = read_plan(uri)
     if found is None:
@@ -146,7 +146,7 @@ def check_plan(uri: str, wanted: Plan) -> Plan:
     return wanted
 
 
-def begin(uri: str, wanted: Plan) -> Plan:
+def begin(uri: str, wanted: StorePlan) -> StorePlan:
     """Checks ``wanted`` against the folder and freezes it there; returns it."""
     check_plan(uri, wanted)
     found = read_plan(uri)
@@ -156,7 +156,7 @@ def begin(uri: str, wanted: Plan) -> Plan:
     return wanted
 
 
-def mending_range(plan: Plan, number: int, rows: int) -> ShardRange:
-    """The range of the ``number``-th mending shard: its rows come from any range of the plan."""
-    part = Part("quarantine", plan.parts[-1].sha256, rows)
+def repair_range(plan: StorePlan, number: int, rows: int) -> ShardRange:
+    """The range of the ``number``-th repair shard: its rows come from any range of the plan."""
+    part = PlannedPart("quarantine", plan.parts[-1].sha256, rows)
     return ShardRange(f"{plan.output}-mended-{number:05d}", part, 0, rows)

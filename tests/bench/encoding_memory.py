@@ -26,7 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hashnet.data.rows import Rows
+from hashnet.data.rows import SourceRows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
 from hashnet.models.bundle import save_bundle
@@ -43,7 +43,7 @@ def make_features(folder: Path, rows: int) -> None:
         column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), N_FEATURES)
         return pa.table({"uri": pa.nulls(stop - start, pa.string()), "feature": column})
 
-    table = Rows(rows, payload, modality="features", n_features=N_FEATURES)
+    table = SourceRows(rows, payload, modality="features", n_features=N_FEATURES)
     write_manifest(str(folder / "manifest.parquet"), table, np.full(rows, 4, np.uint8))
     torch.manual_seed(0)
     save_bundle(str(folder / "model"), build_model("features", N_BITS, n_features=N_FEATURES))

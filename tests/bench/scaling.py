@@ -124,7 +124,7 @@ def stage_rates(folder: Path) -> dict[str, float]:
     from hashnet.encoding.encoder import Encoder
     from hashnet.encoding.pipeline import Gatherer
     from hashnet.io.arrow import binary_column
-    from hashnet.store.plan import Part, Plan
+    from hashnet.store.plan import PlannedPart, StorePlan
 
     os.sched_setaffinity(0, {0})
     torch.set_num_threads(1)
@@ -143,7 +143,7 @@ def stage_rates(folder: Path) -> dict[str, float]:
     say(case="forward, one core", images_per_s=round(per_second(lambda: len(encoder.encode(pixels))), 1))
 
     rows = 1 << 20
-    plan = Plan("codes", 64, 8192, (Part("part-00000", "ab", rows),), lineage={"engine": ENGINE})
+    plan = StorePlan("codes", 64, 8192, (PlannedPart("part-00000", "ab", rows),), lineage={"engine": ENGINE})
     shards = list(plan.ranges())
     codes = binary_column(np.random.default_rng(0).integers(0, 256, (8192, 8), dtype=np.uint8))
     gatherer = Gatherer(tempfile.mkdtemp(dir=folder), plan, shards)

@@ -16,10 +16,10 @@ from hashnet import CodeStore
 from hashnet.errors import StoreError, TooManyBad
 from hashnet.io.arrow import binary_column
 from hashnet.store import commit
-from hashnet.store.plan import Part, Plan, begin, mending_range
+from hashnet.store.plan import PlannedPart, StorePlan, begin, repair_range
 
 LINEAGE = {"engine": "cpu-eager", "dtype": "float32", "model_sha256": "ab" * 32}
-PLAN = Plan("codes", 8, rows_per_shard=4, parts=(Part("part-00000", "aa", 6),), lineage=LINEAGE)
+PLAN = StorePlan("codes", 8, rows_per_shard=4, parts=(PlannedPart("part-00000", "aa", 6),), lineage=LINEAGE)
 CODES = {0: 0b11110000, 1: 0b11110000, 3: 0b11110001, 4: 0b10110000, 5: 0b11110000}  # 2 and 5 are bad
 
 
@@ -70,13 +70,13 @@ def test_too_many_bad_rows_until_they_are_mended(folder):
         summary.finish(folder, PLAN, 0.3, 6, 1.0, set())
     with pytest.raises(StoreError, match="not complete: 2 of 2 shards are there"):
         CodeStore.open(folder)
-    commit.commit_shard(folder, PLAN, mending_range(PLAN, 0, 1), rows_of([5]), mends=True)
+    commit.commit_shard(folder, PLAN, repair_range(PLAN, 0, 1), rows_of([5]), repair=True)
     result = summary.finish(folder, PLAN, 0.3, 1, 1.0, set())
     assert (result["rows"], result["bad_rows"], result["bad_reasons"]) == (5, 1, {"missing": 1})
 
 
 def test_one_bad_row_among_few_does_not_fail_the_job(folder):
-    commit.commit_shard(folder, PLAN, mending_range(PLAN, 0, 1), rows_of([5]), mends=True)
+    commit.commit_shard(folder, PLAN, repair_range(PLAN, 0, 1), rows_of([5]), repair=True)
     with pytest.raises(TooManyBad, match=r"1 of 6 rows \(16.67%\) are bad"):
         summary.finish(folder, PLAN, 0.0, 6, 1.0, set())
     assert summary.finish(folder, PLAN, 0.01, 6, 1.0, set())["bad_rows"] == 1
@@ -87,7 +87,7 @@ def test_a_sound_store_stays_usable_when_a_stricter_or_larger_run_fails(folder):
     with pytest.raises(TooManyBad):
         summary.finish(folder, PLAN, 0.1, 0, 1.0, set())
     assert len(CodeStore.open(folder)) == 4
-    grown = replace(PLAN, parts=(*PLAN.parts, Part("part-00001", "bb", 1)))
+    grown = replace(PLAN, parts=(*PLAN.parts, PlannedPart("part-00001", "bb", 1)))
     begin(folder, grown)
     new = list(grown.ranges())[-1]
     refused = pa.table({"row_id": [6], "uri": ["x"], "reason": ["missing"]})

@@ -21,7 +21,7 @@ from cluster.encode import setup as encode_setup
 from cluster.encode.job import EncodeConfig, encode_database
 from cluster.runtime.errors import raise_ours
 from hashnet import CodeStore, Encoder, Manifest
-from hashnet.data.rows import Rows
+from hashnet.data.rows import SourceRows
 from hashnet.data.writer import append_rows, write_manifest
 from hashnet.errors import (
     ConfigError,
@@ -47,7 +47,7 @@ def jpeg(seed: int) -> bytes:
     return file.getvalue()
 
 
-def picture_rows(folder, seeds) -> Rows:
+def picture_rows(folder, seeds) -> SourceRows:
     """Files on disk, so that one can be broken and mended."""
     folder.mkdir(exist_ok=True)
     paths = []
@@ -57,7 +57,7 @@ def picture_rows(folder, seeds) -> Rows:
         paths.append(str(path))
     table = pa.table({"uri": paths})
     labels = pa.array([[seed % 3] for seed in seeds], pa.list_(pa.int32()))
-    return Rows(len(paths), lambda a, b: table[a:b], labels=labels, n_classes=3)
+    return SourceRows(len(paths), lambda a, b: table[a:b], labels=labels, n_classes=3)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def feature_run(tmp_path):
     values[70, 3] = np.nan
     column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 12)
     table = pa.table({"uri": pa.nulls(5000, pa.string()), "feature": column})
-    rows = Rows(5000, lambda a, b: table[a:b], modality="features", n_features=12)
+    rows = SourceRows(5000, lambda a, b: table[a:b], modality="features", n_features=12)
     write_manifest(str(tmp_path / "run" / "manifest.parquet"), rows, np.full(5000, DATABASE, np.uint8))
     torch.manual_seed(0)
     save_bundle(str(tmp_path / "run" / "model"), build_model("features", 32, n_features=12))
@@ -145,7 +145,7 @@ def test_pictures_resume_mend_and_append(ray_local, run, tmp_path):
     assert (result["rows"], result["bad_rows"], result["shards"]) == (575, 1, 7)
     assert result["bad_reasons"] == {"missing": 1}
     store = CodeStore.open(str(run / "codes"))
-    assert store.shards[-1].mends
+    assert store.shards[-1].repair
     assert store.quarantine()["row_id"].to_pylist() == [13]
     encoder = Encoder.load(str(run / "model"), engine="cpu-eager")
     for seed in (11, 12):

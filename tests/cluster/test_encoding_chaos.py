@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hashnet import CodeStore
-from hashnet.data.rows import Rows
+from hashnet.data.rows import SourceRows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
 from hashnet.models.bundle import save_bundle
@@ -50,7 +50,7 @@ def features(tmp_path_factory):
     values = np.random.default_rng(0).normal(size=(n, 64)).astype(np.float32)
     column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 64)
     table = pa.table({"uri": pa.nulls(n, pa.string()), "feature": column})
-    rows = Rows(n, lambda a, b: table[a:b], modality="features", n_features=64)
+    rows = SourceRows(n, lambda a, b: table[a:b], modality="features", n_features=64)
     write_manifest(str(run / "manifest.parquet"), rows, np.full(n, 4, np.uint8))
     torch.manual_seed(0)
     save_bundle(str(run / "model"), build_model("features", 64, n_features=64, hidden=512))

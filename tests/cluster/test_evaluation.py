@@ -18,7 +18,7 @@ from cluster.evaluate import tasks as counting
 from cluster.evaluate.job import EvaluateConfig, evaluate_run
 from hashnet import Encoder, EvalReport, Manifest
 from hashnet.data.fetch import feature_matrix
-from hashnet.data.rows import Rows
+from hashnet.data.rows import SourceRows
 from hashnet.data.writer import write_manifest
 from hashnet.errors import DataError, LineageMismatch, StoreError
 from hashnet.models.bundle import save_bundle
@@ -28,7 +28,7 @@ DATABASE, QUERY = 4, 2
 N, CLASSES = 2400, 6
 
 
-def feature_rows(n: int, labelled: bool = True) -> Rows:
+def feature_rows(n: int, labelled: bool = True) -> SourceRows:
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(CLASSES, 12)) * 2
     classes = rng.integers(0, CLASSES, n)
@@ -39,7 +39,7 @@ def feature_rows(n: int, labelled: bool = True) -> Rows:
         sorted({int(c), int(c + 1) % CLASSES} if i % 5 == 0 else {int(c)}) for i, c in enumerate(classes)
     ]
     labels = pa.array(lists, pa.list_(pa.int32())) if labelled else None
-    return Rows(
+    return SourceRows(
         n,
         lambda a, b: table[a:b],
         modality="features",

@@ -17,7 +17,7 @@ from cluster.runtime.nodes import Node
 from hashnet.encoding.tasks import Work
 from hashnet.io import events
 from hashnet.store.commit import ShardRecord
-from hashnet.store.plan import Part, ShardRange
+from hashnet.store.plan import PlannedPart, ShardRange
 
 
 @pytest.fixture
@@ -40,14 +40,14 @@ def test_events_before_ray_is_there_do_not_keep_later_ones_from_its_folder(tmp_p
 
 
 def test_an_encoder_of_features_tells_of_the_shards_it_commits(told, monkeypatch):
-    shard = ShardRange("codes-00017", Part("part-0", "00", 8), 0, 8)
+    shard = ShardRange("codes-00017", PlannedPart("part-0", "00", 8), 0, 8)
     record = ShardRecord("codes-00017", 7, 1, "0a", 100, "part-0", "00", 0, 8, {"not_finite": 1})
     monkeypatch.setattr(encode_stages, "encode_features", lambda *_: iter([(shard, None)]))
     monkeypatch.setattr(encode_stages, "commit_table", lambda *_: record)
     worker = object.__new__(encode_stages.FeatureEncoder)
     worker.refused, worker.encoder, worker.name = None, None, "node/1"
     worker.stage = SimpleNamespace(
-        source=None, plan=SimpleNamespace(output="codes"), run="demo", uri="", mends=False
+        source=None, plan=SimpleNamespace(output="codes"), run="demo", uri="", repair=False
     )
     worker(pa.table({"work": [Work((shard,), 0, 8).to_json()]}))
     about = {"run": "demo", "stage": "encode", "shard": "codes-00017"}

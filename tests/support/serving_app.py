@@ -21,7 +21,7 @@ from hashnet.server.settings import Limits, ServeConfig, Tokens
 from hashnet.server.startup import look_over, open_catalog
 from hashnet.server.telemetry import Meter
 from hashnet.server.writer import Writer, written_or_raise
-from hashnet.store.lookup import Catalog
+from hashnet.store.lookup import ItemLookup
 
 READ, WRITE = "r" * 24, "w" * 24
 BASE = "http://127.0.0.1:8000"
@@ -35,7 +35,7 @@ class LocalBackend(Backend):
         self,
         index: IndexHolder,
         encoder: EncoderHolder | None,
-        catalog: Catalog | None,
+        catalog: ItemLookup | None,
         fixed: dict[str, Any],
         timeout_s: float = 20.0,
     ) -> None:

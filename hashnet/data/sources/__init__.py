@@ -13,7 +13,7 @@ from typing import Any
 
 from hashnet.data.manifest import Manifest
 from hashnet.data.protocols import Protocol, split
-from hashnet.data.rows import Rows
+from hashnet.data.rows import SourceRows
 from hashnet.data.writer import append_rows, write_manifest
 from hashnet.errors import ConfigError, DataError
 from hashnet.io import config
@@ -68,7 +68,7 @@ def append_to(manifest: Manifest, name: str, *, show_progress: bool = False, **o
 
 def load_rows(
     name: str, out: str | None = None, defaults: bool = True, **options: Any
-) -> tuple[Rows, Protocol, dict[str, Any]]:
+) -> tuple[SourceRows, Protocol, dict[str, Any]]:
     """A source's rows, the protocol that was asked for with the source's defaults, and all options."""
     module = source_module(name)
     own = {field.name for field in fields(module.Options)}

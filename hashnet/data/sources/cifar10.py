@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from hashnet.data.class_lists import one_each
 from hashnet.data.references import byte_ranges
-from hashnet.data.rows import Rows, from_uris
+from hashnet.data.rows import SourceRows, from_uris
 from hashnet.errors import DataError
 from hashnet.io import REQUIRED, key, storage
 
@@ -29,7 +29,7 @@ class Options:
     path: str = key(REQUIRED, "the unpacked folder cifar-10-batches-bin")
 
 
-def load(options: Options) -> Rows:
+def load(options: Options) -> SourceRows:
     """Rows in the order of the files: the training batches, then the test batch."""
     files = [name for name in FILES if storage.exists(storage.join(options.path, name))]
     if not files:

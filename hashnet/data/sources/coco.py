@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from hashnet.data.class_lists import choose, read_names
 from hashnet.data.files import complete, parent
-from hashnet.data.rows import Rows, from_uris
+from hashnet.data.rows import SourceRows, from_uris
 from hashnet.errors import DataError, FormatError, StorageError
 from hashnet.io import REQUIRED, key, storage
 
@@ -29,7 +29,7 @@ class Options:
     classes: list[str] = key([], "take only these categories (names, or a text file with one a line)")
 
 
-def load(options: Options) -> Rows:
+def load(options: Options) -> SourceRows:
     """Rows by file and image id; the classes are in the order of the category ids."""
     files = _instances(options.path)
     read = [_read(uri) for uri in files]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet import labels as label_sets
-from hashnet.data.rows import Rows
+from hashnet.data.rows import SourceRows
 from hashnet.io import key
 
 DEFAULTS = {"n_query": 197, "n_train": 1000}  # 1,600 are left as database
@@ -22,7 +22,7 @@ class Options:
     )
 
 
-def load(options: Options) -> Rows:
+def load(options: Options) -> SourceRows:
     """Digits as PNG bytes kept inside the manifest, or as float32 features (64,) in 0..1."""
     from sklearn.datasets import load_digits
 
@@ -39,10 +39,10 @@ def load(options: Options) -> Rows:
         features = (digits.data / 16).astype(np.float32)  # (1797, 64); ink goes from 0 to 16
         column = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), 64)
         table = pa.table({"uri": uris, "feature": column})
-        return Rows(n, lambda a, b: table[a:b], modality="features", n_features=64, **about)
+        return SourceRows(n, lambda a, b: table[a:b], modality="features", n_features=64, **about)
     pictures = (digits.images * (255 / 16)).round().astype(np.uint8)  # (1797, 8, 8)
     table = pa.table({"uri": uris, "image": pa.array([_png(picture) for picture in pictures], pa.binary())})
-    return Rows(n, lambda a, b: table[a:b], inline=True, **about)
+    return SourceRows(n, lambda a, b: table[a:b], inline=True, **about)
 
 
 def _png(picture: np.ndarray) -> bytes:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from hashnet.data.class_lists import by_name, choose, read_names
 from hashnet.data.files import PICTURES, complete, find_below
-from hashnet.data.rows import Rows, from_uris
+from hashnet.data.rows import SourceRows, from_uris
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.errors import DataError
 from hashnet.io import REQUIRED, key, storage
@@ -32,7 +32,7 @@ class Options:
     classes: list[str] = key([], "take only these classes (names, or a text file with one a line)")
 
 
-def load(options: Options) -> Rows:
+def load(options: Options) -> SourceRows:
     """Rows in the order of their paths; the class is the name of the first folder (below the split's)."""
     names = pa.array(find_below(options.path, PICTURES), pa.large_string())
     if len(names) == 0:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from hashnet.data.class_lists import by_name, choose, read_names
 from hashnet.data.files import PICTURES, complete, find_below
-from hashnet.data.rows import Rows, from_uris
+from hashnet.data.rows import SourceRows, from_uris
 from hashnet.data.splits import DATABASE, QUERY
 from hashnet.errors import DataError, StorageError
 from hashnet.io import REQUIRED, key, storage
@@ -33,7 +33,7 @@ class Options:
     seed: int = key(0, "seed of the classes and of the training images", low=0)
 
 
-def load(options: Options) -> Rows:
+def load(options: Options) -> SourceRows:
     """Training images first, then validation images, both by class and name."""
     root = _root(options.path)
     train, val = storage.join(root, "train"), storage.join(root, "val")

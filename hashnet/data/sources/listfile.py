@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from hashnet.data.class_lists import read_names
 from hashnet.data.files import complete, parent
 from hashnet.data.lists import ListFile, read_list
-from hashnet.data.rows import Rows, find_duplicate
+from hashnet.data.rows import SourceRows, find_duplicate
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.errors import DataError
 from hashnet.io import key, storage
@@ -39,7 +39,7 @@ class Options:
     class_names: list[str] = key([], "names of the label columns, or a text file with one a line")
 
 
-def load(options: Options) -> Rows:
+def load(options: Options) -> SourceRows:
     """Rows of one list, or of the lists of three splits, joined by path."""
     files = _files(options)
     root = storage.absolute(options.root or parent(next(iter(files.values()))))
@@ -94,7 +94,7 @@ def _refuse_duplicates(found: ListFile) -> None:
         )
 
 
-def _join(options: Options, root: str, lists: dict[str, ListFile]) -> Rows:
+def _join(options: Options, root: str, lists: dict[str, ListFile]) -> SourceRows:
     """One row a path; its splits are the lists that name it."""
     _refuse_other_widths(lists)
     n_classes = max((found.n_classes or 0 for found in lists.values()), default=0) or None
@@ -181,7 +181,7 @@ def _rows(
     n_classes: int | None,
     flags: np.ndarray | None,
     notes: dict[str, Any],
-) -> Rows:
+) -> SourceRows:
     names = tuple(read_names(options.class_names)) or None
     if names is not None and len(names) != n_classes:
         raise DataError(f"class_names has {len(names)} names, the lists have {n_classes} classes")
@@ -189,7 +189,7 @@ def _rows(
     def payload(start: int, stop: int) -> pa.Table:
         return pa.table({"uri": complete(root, paths[start:stop].cast(pa.string()))})
 
-    return Rows(
+    return SourceRows(
         n=len(paths), payload=payload, labels=labels, n_classes=n_classes, class_names=names, names=paths,
         fixed=flags, about=notes,
     )  # fmt: skip

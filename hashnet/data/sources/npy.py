@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from hashnet import labels as label_sets
 from hashnet.data import features as vectors
 from hashnet.data.class_lists import one_each, read_names
-from hashnet.data.rows import Rows, refuse_duplicates
+from hashnet.data.rows import SourceRows, refuse_duplicates
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.errors import DataError, HashnetError, StorageError
 from hashnet.io import REQUIRED, key, storage
@@ -46,7 +46,7 @@ class _Block:
     ids: pa.Array | None
 
 
-def load(options: Options) -> Rows:
+def load(options: Options) -> SourceRows:
     """Rows in the order of the file; of an .npz with splits: database, further training rows, queries."""
     blocks, scale = _read(options)
     for block in blocks.values():
@@ -84,7 +84,7 @@ def load(options: Options) -> Rows:
         uris = names[start:stop] if names is not None else _numbered(options.path, start, stop)
         return pa.table({"uri": uris, "feature": vectors.to_column(matrix)})
 
-    return Rows(
+    return SourceRows(
         n=len(rows), payload=payload, modality="features", labels=labels, n_classes=n_classes,
         class_names=names_of, n_features=d, names=names, fixed=fixed, block_rows=4_096,
     )  # fmt: skip

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from hashnet import labels as label_sets
 from hashnet.data.files import complete
-from hashnet.data.rows import Rows, from_uris
+from hashnet.data.rows import SourceRows, from_uris
 from hashnet.errors import DataError, StorageError
 from hashnet.io import REQUIRED, key, storage
 
@@ -41,7 +41,7 @@ def DEFAULTS(options: Options) -> dict[str, Any]:  # noqa: N802 - a table that d
     return {"n_query": 5_000, "n_train": 10_000}
 
 
-def load(options: Options) -> Rows:
+def load(options: Options) -> SourceRows:
     """Rows in the order of the image list, without the unlabelled."""
     concepts = _lines(options.path, CONCEPTS)
     paths = pc.replace_substring(pa.array(_lines(options.path, IMAGES), pa.string()), "\\", "/")

@@ -18,7 +18,7 @@ from hashnet.data.class_lists import read_names
 from hashnet.data.files import complete, expand, parent
 from hashnet.data.label_columns import is_list, read_labels
 from hashnet.data.references import parquet_values
-from hashnet.data.rows import Rows, refuse_duplicates
+from hashnet.data.rows import SourceRows, refuse_duplicates
 from hashnet.errors import DataError
 from hashnet.io import REQUIRED, key, storage
 
@@ -40,7 +40,7 @@ class Options:
     inline: bool = key(False, "copy the pictures into the manifest: faster to read in random order")
 
 
-def load(options: Options) -> Rows:
+def load(options: Options) -> SourceRows:
     """Rows in the order of the files."""
     files = expand(options.path, ".parquet")
     schema, n = _schema_and_rows(files)
@@ -57,10 +57,10 @@ def load(options: Options) -> Rows:
         if d == 0:
             raise DataError(f"column {feature!r} of {options.path} holds no numbers; check the files")
         stream = _feature_tables(files, feature, d, ids)
-        return Rows(n, InOrder(stream), modality="features", n_features=d, block_rows=4_096, **about)
+        return SourceRows(n, InOrder(stream), modality="features", n_features=d, block_rows=4_096, **about)
     assert image is not None
     tables = _image_tables(files, image, schema.field(image).type, options.inline)
-    return Rows(n, InOrder(tables), inline=options.inline, block_rows=4_096, **about)
+    return SourceRows(n, InOrder(tables), inline=options.inline, block_rows=4_096, **about)
 
 
 class InOrder:
@@ -109,7 +109,7 @@ def _columns(files: list[str], schema: pa.Schema, names: list[str]) -> dict[str,
 
 
 def _joined(column: pa.ChunkedArray) -> pa.Array:
-    """One array; text as large_string, see ``Rows``."""
+    """One array; text as large_string, see ``SourceRows``."""
     return (column.cast(pa.large_string()) if pa.types.is_string(column.type) else column).combine_chunks()
 
 

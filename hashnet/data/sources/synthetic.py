@@ -13,7 +13,7 @@ import pyarrow as pa
 from hashnet.data import shards
 from hashnet.data.class_lists import class_sets
 from hashnet.data.files import beside
-from hashnet.data.rows import Rows
+from hashnet.data.rows import SourceRows
 from hashnet.data.sources.drawing import BLOCK, draw_block, encode_jpegs
 from hashnet.errors import DataError
 from hashnet.io import key, storage
@@ -45,7 +45,7 @@ class Options:
     seed: int = key(0, "seed of pictures and splits", low=0)
 
 
-def load(options: Options, out: str | None) -> Rows:
+def load(options: Options, out: str | None) -> SourceRows:
     """Rows whose pictures are drawn when they are written."""
     classes = _draw_classes(options)
     store = options.store
@@ -66,7 +66,7 @@ def load(options: Options, out: str | None) -> Rows:
 
     if folder and storage.list_names(folder):
         raise DataError(f"{folder} is not empty; remove it or choose another folder with images=")
-    return Rows(
+    return SourceRows(
         n=options.n_images,
         payload=payload,
         labels=lists,

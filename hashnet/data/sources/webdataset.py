@@ -17,7 +17,7 @@ import pyarrow as pa
 from hashnet.data.class_lists import read_names
 from hashnet.data.files import PICTURES, check_utf8, expand
 from hashnet.data.references import byte_ranges
-from hashnet.data.rows import Rows, from_uris, refuse_duplicates
+from hashnet.data.rows import SourceRows, from_uris, refuse_duplicates
 from hashnet.errors import DataError
 from hashnet.io import REQUIRED, key, storage
 from hashnet.labels import MAX_CLASSES
@@ -42,7 +42,7 @@ class _Sample:
     labels: list[int | str] | None = field(default=None)
 
 
-def load(options: Options) -> Rows:
+def load(options: Options) -> SourceRows:
     """Rows in the order of the tars; samples without a picture are left out."""
     uris, keys, found = [], [], list[list[int | str] | None]()
     for uri in expand(options.path, ".tar"):

@@ -16,7 +16,7 @@ from hashnet import AsyncClient, BinaryIndex, Encoder
 from hashnet.server.backend import PICTURES_AT_ONCE
 from hashnet.server.middleware import Guard, digest
 from hashnet.server.settings import Tokens
-from hashnet.store.lookup import Catalog
+from hashnet.store.lookup import ItemLookup
 from tests.support.serving_app import BASE, WRITE, LocalBackend, error_of, picture
 from tests.support.small_run import some_codes
 
@@ -116,7 +116,7 @@ def test_few_thumbnails_are_decoded_at_once(
 ) -> None:
     lock, running, most = threading.Lock(), 0, 0
 
-    def decode(self: Catalog, id_: int) -> tuple[bytes, str]:
+    def decode(self: ItemLookup, id_: int) -> tuple[bytes, str]:
         nonlocal running, most
         with lock:
             running += 1
@@ -126,7 +126,7 @@ def test_few_thumbnails_are_decoded_at_once(
             running -= 1
         return b"a picture", "image/png"
 
-    monkeypatch.setattr(Catalog, "thumbnail", decode)
+    monkeypatch.setattr(ItemLookup, "thumbnail", decode)
 
     async def main() -> list[httpx.Response]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app()), base_url=BASE) as http:

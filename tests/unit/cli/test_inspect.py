@@ -16,7 +16,7 @@ from hashnet.errors import FormatError
 from hashnet.io.arrow import binary_column
 from hashnet.store.code_store import write_store
 from hashnet.store.commit import commit_shard, finish
-from hashnet.store.plan import Part, Plan, begin
+from hashnet.store.plan import PlannedPart, StorePlan, begin
 
 
 def damage(path) -> None:
@@ -60,7 +60,7 @@ def test_codes(tmp_path):
 
 
 def test_the_quarantine_of_codes(tmp_path):
-    plan = Plan("codes", 8, rows_per_shard=2, parts=(Part("part-00000", "aa", 2),))
+    plan = StorePlan("codes", 8, rows_per_shard=2, parts=(PlannedPart("part-00000", "aa", 2),))
     (shard,) = begin(str(tmp_path), plan).ranges()
     rows = pa.table(
         {"row_id": [0], "uri": ["0.jpg"], "labels": [[0]], "code": binary_column(np.array([[7]], np.uint8))}

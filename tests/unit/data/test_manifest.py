@@ -14,7 +14,7 @@ import pytest
 from hashnet.data import parts
 from hashnet.data.fetch import feature_matrix
 from hashnet.data.manifest import Manifest
-from hashnet.data.rows import Rows, from_uris
+from hashnet.data.rows import SourceRows, from_uris
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.data.writer import append_rows, write_manifest
 from hashnet.errors import DataError, FormatError, ManifestError
@@ -42,7 +42,7 @@ def make(path, n: int = 100, **about) -> Manifest:
 
 
 def append(manifest: Manifest, payload: pa.Table, labels: pa.Array | None, flags: list[int]) -> Manifest:
-    rows = Rows(
+    rows = SourceRows(
         n=len(payload),
         payload=lambda start, stop: payload[start:stop],
         labels=labels,
@@ -142,7 +142,7 @@ def test_features_stream_in_and_come_back(tmp_path, monkeypatch):
         column = pa.FixedSizeListArray.from_arrays(pa.array(matrix[start:stop].ravel()), 16)
         return pa.table({"uri": pa.array([str(i) for i in range(start, stop)]), "feature": column})
 
-    rows = Rows(300, payload, modality="features", n_features=16, block_rows=70)
+    rows = SourceRows(300, payload, modality="features", n_features=16, block_rows=70)
     manifest = write_manifest(str(tmp_path / "m"), rows, flags_of(300))
     assert len(manifest.parts[0].groups) > 2
     np.testing.assert_array_equal(feature_matrix(manifest.read()), matrix)
@@ -225,7 +225,7 @@ def test_nothing_is_left_when_writing_fails(tmp_path, small_parts):
         return pa.table({"uri": [f"{i}" for i in range(start, stop)]})
 
     undone = []
-    rows = Rows(100, payload, block_rows=16, undo=lambda: undone.append(True))
+    rows = SourceRows(100, payload, block_rows=16, undo=lambda: undone.append(True))
     with pytest.raises(DataError, match="row 64"):
         write_manifest(str(tmp_path / "m"), rows, flags_of(100))
     assert os.listdir(tmp_path) == []
@@ -340,5 +340,5 @@ def test_a_killed_writer_leaves_no_manifest(tmp_path, small_parts):
         seen.append(storage.exists(str(tmp_path / "m")))
         return pa.table({"uri": [f"{i}" for i in range(start, stop)]})
 
-    write_manifest(str(tmp_path / "m"), Rows(100, payload, block_rows=16), flags_of(100))
+    write_manifest(str(tmp_path / "m"), SourceRows(100, payload, block_rows=16), flags_of(100))
     assert not any(seen)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from hashnet import CodeStore, Encoder, Manifest
 from hashnet.data.fetch import fetch_images
-from hashnet.data.rows import Rows
+from hashnet.data.rows import SourceRows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
 from hashnet.encoding.pipeline import (
@@ -25,11 +25,11 @@ from hashnet.encoding.pipeline import (
     encode_rows,
     picture_rows,
 )
-from hashnet.encoding.tasks import Source, Work, feature_works, mending_works, picture_works, pieces
+from hashnet.encoding.tasks import Source, Work, feature_works, picture_works, pieces, repair_works
 from hashnet.models.bundle import save_bundle
 from hashnet.models.hash_model import build_model
 from hashnet.store import commit
-from hashnet.store.plan import Part, Plan, begin
+from hashnet.store.plan import PlannedPart, StorePlan, begin
 
 DATABASE, QUERY = 4, 2
 
@@ -50,9 +50,9 @@ def png(seed: int) -> bytes:
     return file.getvalue()
 
 
-def plan_of(manifest: Manifest, encoder: Encoder, rows_per_shard: int) -> Plan:
-    parts = tuple(Part(p.name, p.sha256, p.splits.get("database", 0)) for p in manifest.parts)
-    return Plan("codes", encoder.n_bits, rows_per_shard, parts, n_classes=2, lineage=encoder.lineage)
+def plan_of(manifest: Manifest, encoder: Encoder, rows_per_shard: int) -> StorePlan:
+    parts = tuple(PlannedPart(p.name, p.sha256, p.splits.get("database", 0)) for p in manifest.parts)
+    return StorePlan("codes", encoder.n_bits, rows_per_shard, parts, n_classes=2, lineage=encoder.lineage)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def pictures(tmp_path_factory):
     data[7], data[20] = b"", b"not a picture"
     table = pa.table({"uri": [f"{i}.png" for i in range(60)], "image": pa.array(data, pa.binary())})
     labels = pa.array([[i % 2] for i in range(60)], pa.list_(pa.int32()))
-    rows = Rows(60, lambda a, b: table[a:b], labels=labels, n_classes=2, inline=True)
+    rows = SourceRows(60, lambda a, b: table[a:b], labels=labels, n_classes=2, inline=True)
     flags = np.where(np.arange(60) % 6 == 0, QUERY, DATABASE).astype(np.uint8)
     manifest = write_manifest(str(folder / "manifest.parquet"), rows, flags)
     torch.manual_seed(0)
@@ -81,7 +81,7 @@ def features(tmp_path_factory):
         pa.array(values.ravel()), 5, mask=pa.array(np.arange(100) == 60)
     )
     table = pa.table({"uri": pa.nulls(100, pa.string()), "feature": column})
-    rows = Rows(100, lambda a, b: table[a:b], modality="features", n_features=5)
+    rows = SourceRows(100, lambda a, b: table[a:b], modality="features", n_features=5)
     manifest = write_manifest(str(folder / "manifest.parquet"), rows, np.full(100, DATABASE, np.uint8))
     torch.manual_seed(0)
     save_bundle(str(folder / "model"), build_model("features", 16, n_features=5))
@@ -190,7 +190,7 @@ def test_feature_work_covers_each_shard_once_and_keeps_neighbours_together(featu
 
 
 def test_picture_work_is_whole_chunks_and_covers_each_row_once():
-    plan = Plan("codes", 16, 1000, (Part("a", "a", 2500), Part("b", "b", 10)))
+    plan = StorePlan("codes", 16, 1000, (PlannedPart("a", "a", 2500), PlannedPart("b", "b", 10)))
     works = list(picture_works(list(plan.ranges()), chunk_rows=64, n_cpus=2))
     rows = [(work.shards[0].part.name, row) for work in works for row in range(work.start, work.stop)]
     assert rows == [("a", row) for row in range(2500)] + [("b", row) for row in range(10)]
@@ -201,7 +201,7 @@ def test_picture_work_is_whole_chunks_and_covers_each_row_once():
 def test_mended_rows_are_read_by_their_ids(pictures):
     manifest, encoder, _ = pictures
     plan = plan_of(manifest, encoder, 4)
-    works = mending_works(plan, [1, 7, 20, 33, 59], first=2, step=3)
+    works = repair_works(plan, [1, 7, 20, 33, 59], first=2, step=3)
     assert [(work.shards[0].name, work.row_ids) for work in works] == [
         ("codes-mended-00002", (1, 7, 20)),
         ("codes-mended-00002", (33,)),
@@ -250,7 +250,7 @@ def test_every_kind_of_bad_input_is_named_and_the_rest_goes_on(pictures, tmp_pat
     (tmp_path / "folder").mkdir()
     names = [*files, "many_bytes", "vanished", "folder"]
     table = pa.table({"uri": names})
-    rows = Rows(len(names), lambda a, b: table[a:b])
+    rows = SourceRows(len(names), lambda a, b: table[a:b])
     manifest = write_manifest(str(tmp_path / "m"), rows, np.full(len(names), DATABASE, np.uint8))
     plan = plan_of(manifest, encoder, 100)
     (work,) = picture_works(list(plan.ranges()), 100, n_cpus=1)

@@ -51,7 +51,7 @@ def run(tmp_path_factory):
     """A run folder: manifest with pictures inside, codes, codes-query, a model with a history."""
     import torch
 
-    from hashnet.data.rows import Rows
+    from hashnet.data.rows import SourceRows
     from hashnet.data.writer import write_manifest
     from hashnet.models.bundle import save_bundle
     from hashnet.models.hash_model import build_model
@@ -65,7 +65,9 @@ def run(tmp_path_factory):
     table = pa.table({"image": pa.array([picture(c, i) for i, c in enumerate(classes)], pa.binary())})
     labels = pa.array([[int(c)] for c in classes], pa.list_(pa.int32()))
     flags = np.where(np.arange(n) % 8 == 0, QUERY, DATABASE).astype(np.uint8)
-    rows = Rows(n, lambda a, b: table[a:b], labels=labels, n_classes=4, class_names=CLASSES, inline=True)
+    rows = SourceRows(
+        n, lambda a, b: table[a:b], labels=labels, n_classes=4, class_names=CLASSES, inline=True
+    )
     write_manifest(str(folder / "manifest.parquet"), rows, flags)
     codes = near_codes(classes, 16, rng)
     for name, flag in (("codes", DATABASE), ("codes-query", QUERY)):

@@ -21,9 +21,9 @@ from hashnet.io import storage
 from hashnet.io.arrow import binary_column, binary_matrix
 from hashnet.store import commit
 from hashnet.store.commit import commit_shard, finish, read_quarantine, read_records
-from hashnet.store.plan import Part, Plan, begin, mending_range
+from hashnet.store.plan import PlannedPart, StorePlan, begin, repair_range
 
-PLAN = Plan("codes", 16, rows_per_shard=4, parts=(Part("part-00000", "aa", 6),), n_classes=3)
+PLAN = StorePlan("codes", 16, rows_per_shard=4, parts=(PlannedPart("part-00000", "aa", 6),), n_classes=3)
 
 
 def rows_of(ids) -> pa.Table:
@@ -168,7 +168,7 @@ def test_leftovers_of_a_killed_run_are_removed_at_the_end(tmp_path):
 def test_a_run_of_a_shorter_plan_leaves_a_store_that_was_extended_alone(tmp_path):
     folder = str(tmp_path)
     run(folder)
-    longer = replace(PLAN, parts=(*PLAN.parts, Part("part-00001", "bb", 2)))
+    longer = replace(PLAN, parts=(*PLAN.parts, PlannedPart("part-00001", "bb", 2)))
     begin(folder, longer)
     commit_shard(folder, longer, [*longer.ranges()][-1], rows_of([6]), bad_of([7]))
     finish(folder, longer)
@@ -183,7 +183,7 @@ def test_bad_rows_of_a_shard_that_is_not_listed_yet_are_kept(tmp_path):
     """Another run extends the store just after this one has looked at the plan."""
     folder = str(tmp_path)
     begin(folder, PLAN)
-    longer = replace(PLAN, parts=(*PLAN.parts, Part("part-00001", "bb", 2)))
+    longer = replace(PLAN, parts=(*PLAN.parts, PlannedPart("part-00001", "bb", 2)))
     commit_shard(folder, longer, [*longer.ranges()][-1], rows_of([6]), bad_of([7]))
     run(folder)
     assert (tmp_path / "_quarantine" / "codes-00002.parquet").exists()
@@ -200,7 +200,7 @@ def test_mended_rows_become_an_extra_shard(tmp_path):
     run(folder)
     before = files_of(tmp_path)
     assert read_quarantine(folder, read_records(folder))["row_id"].to_pylist() == [2]
-    commit_shard(folder, PLAN, mending_range(PLAN, 0, 1), rows_of([2]), mends=True)
+    commit_shard(folder, PLAN, repair_range(PLAN, 0, 1), rows_of([2]), repair=True)
     assert CodeStore.open(folder).ids().tolist() == [0, 1, 3, 4, 5]  # the list does not name it yet
     finish(folder, PLAN)
     store = CodeStore.open(folder)
@@ -219,7 +219,7 @@ def test_a_row_mended_before_its_shard_was_lost_is_there_once(tmp_path):
     first, second = PLAN.ranges()
     commit_shard(folder, PLAN, first, rows_of([0, 1, 3]), bad_of([2]))
     commit_shard(folder, PLAN, second, rows_of([5]), bad_of([4]))
-    commit_shard(folder, PLAN, mending_range(PLAN, 0, 2), rows_of([2, 4]), mends=True)
+    commit_shard(folder, PLAN, repair_range(PLAN, 0, 2), rows_of([2, 4]), repair=True)
     finish(folder, PLAN)
     assert CodeStore.open(folder).ids().tolist() == [0, 1, 3, 5, 2, 4]
     (tmp_path / "codes-00000.parquet").unlink()
@@ -231,7 +231,7 @@ def test_a_row_mended_before_its_shard_was_lost_is_there_once(tmp_path):
     assert (len(store), store.n_bad) == (5, 1)
     assert store.quarantine()["row_id"].to_pylist() == [4]
     assert [path.name for path in (tmp_path / "_quarantine").iterdir()] == ["codes-00001.parquet"]
-    commit_shard(folder, PLAN, mending_range(PLAN, 0, 1), rows_of([4]), mends=True)
+    commit_shard(folder, PLAN, repair_range(PLAN, 0, 1), rows_of([4]), repair=True)
     finish(folder, PLAN)
     assert CodeStore.open(folder).ids().tolist() == [0, 1, 2, 3, 5, 4]
 
@@ -265,7 +265,7 @@ def test_shards_are_read_side_by_side_at_the_end(tmp_path, monkeypatch):
 @pytest.mark.parametrize("readers", [1, 3])
 def test_statistics_of_many_shards_are_those_of_all_codes(tmp_path, monkeypatch, readers):
     monkeypatch.setattr(commit, "READERS", readers)
-    plan = Plan("codes", 16, rows_per_shard=2, parts=(Part("part-00000", "aa", 14),), n_classes=3)
+    plan = StorePlan("codes", 16, rows_per_shard=2, parts=(PlannedPart("part-00000", "aa", 14),), n_classes=3)
     begin(str(tmp_path), plan)
     for shard in plan.ranges():
         commit_shard(str(tmp_path), plan, shard, rows_of([i % 5 for i in range(shard.start, shard.stop)]))
@@ -279,7 +279,7 @@ def test_statistics_of_many_shards_are_those_of_all_codes(tmp_path, monkeypatch,
 def test_features_go_by_the_same_protocol(tmp_path):
     from hashnet.store.code_store import FeatureStore
 
-    plan = Plan("features", 3, rows_per_shard=2, parts=(Part("p", "aa", 3),))
+    plan = StorePlan("features", 3, rows_per_shard=2, parts=(PlannedPart("p", "aa", 3),))
     begin(str(tmp_path), plan)
     values = np.arange(9, dtype=np.float32).reshape(3, 3)
     for shard in plan.ranges():

@@ -23,10 +23,10 @@ from hashnet.errors import StoreError
 from hashnet.io import storage
 from hashnet.io.arrow import binary_column
 from hashnet.store import commit
-from hashnet.store.plan import Part, Plan, begin, mending_range, read_plan
+from hashnet.store.plan import PlannedPart, StorePlan, begin, read_plan, repair_range
 
-SHORT = Plan("codes", 16, rows_per_shard=4, parts=(Part("part-00000", "aa", 6),))
-LONG = replace(SHORT, parts=(*SHORT.parts, Part("part-00001", "bb", 2)))
+SHORT = StorePlan("codes", 16, rows_per_shard=4, parts=(PlannedPart("part-00000", "aa", 6),))
+LONG = replace(SHORT, parts=(*SHORT.parts, PlannedPart("part-00001", "bb", 2)))
 ROWS = {"codes-00000": [0, 1, 3], "codes-00001": [4, 5], "codes-00002": [6, 7]}  # row 2 is bad at first
 LISTS = [[0, 1, 3, 4, 5], [0, 1, 3, 4, 5, 6, 7], [0, 1, 3, 4, 5, 6, 7, 2]]  # what a reader may see, in turn
 
@@ -54,7 +54,7 @@ def story(folder: str) -> None:
                 commit.commit_shard(folder, plan, shard, rows_of(ROWS[shard.name]), ours)
         commit.finish(folder, plan)
     if commit.read_quarantine(folder, commit.read_records(folder)).num_rows:
-        commit.commit_shard(folder, LONG, mending_range(LONG, 0, 1), rows_of([2]), mends=True)
+        commit.commit_shard(folder, LONG, repair_range(LONG, 0, 1), rows_of([2]), repair=True)
         commit.finish(folder, LONG)
 
 

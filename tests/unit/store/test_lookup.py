@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from hashnet.data.manifest import Manifest
-from hashnet.data.rows import Rows
+from hashnet.data.rows import SourceRows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
 from hashnet.errors import BadImage, StoreError
 from hashnet.store import lookup as catalogs
 from hashnet.store.code_store import CodeStore, write_store
-from hashnet.store.lookup import Catalog, shrink
+from hashnet.store.lookup import ItemLookup, shrink
 
 RNG = np.random.default_rng(0)
 CODES = RNG.integers(0, 256, (1000, 4), dtype=np.uint8)
@@ -27,14 +27,14 @@ IDS = np.sort(RNG.choice(100_000, 1000, replace=False))
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> ItemLookup:
     uri = str(tmp_path_factory.mktemp("catalog") / "codes")
     uris = [f"pictures/{id_}.jpg" for id_ in IDS]
     uris[3] = "s3://bucket/a.jpg?secret_key=abc"
-    return Catalog(write_store(uri, CODES, ids=IDS, labels=IDS % 7, uris=uris, rows_per_shard=64))
+    return ItemLookup(write_store(uri, CODES, ids=IDS, labels=IDS % 7, uris=uris, rows_per_shard=64))
 
 
-def test_every_item_is_found_and_nothing_else(catalog: Catalog) -> None:
+def test_every_item_is_found_and_nothing_else(catalog: ItemLookup) -> None:
     by_id = {int(id_): code.tobytes().hex() for id_, code in zip(IDS, CODES, strict=True)}
     for id_ in [*IDS[::37].tolist(), int(IDS[0]), int(IDS[-1])]:
         item = catalog.item(id_)
@@ -51,12 +51,12 @@ def test_every_item_is_found_and_nothing_else(catalog: Catalog) -> None:
     ]
 
 
-def test_mended_shards_are_looked_through(catalog: Catalog) -> None:
+def test_mended_shards_are_looked_through(catalog: ItemLookup) -> None:
     """A shard of retried rows holds ids out of order: as if the shards 2 and 9 were such."""
     store = CodeStore.open(catalog.store.uri)
     for i in (2, 9):
-        store.shards[i] = dataclasses.replace(store.shards[i], mends=True)
-    mended = Catalog(store)
+        store.shards[i] = dataclasses.replace(store.shards[i], repair=True)
+    mended = ItemLookup(store)
     assert [item and item.id for item in mended.items(IDS[::7])] == IDS[::7].tolist()
     assert mended.item(-1) is None
 
@@ -66,7 +66,7 @@ def test_a_store_that_grows_while_it_is_looked_through(
 ) -> None:
     """Another thread opens it again between the reading of a shard and the keeping of what was read."""
     uri = str(tmp_path / "codes")
-    catalog = Catalog(write_store(uri, CODES[:10], ids=np.arange(10)))
+    catalog = ItemLookup(write_store(uri, CODES[:10], ids=np.arange(10)))
     read, grown = pq.ParquetFile, False
 
     def read_and_grow(source: Any, **options: Any) -> Any:
@@ -89,7 +89,7 @@ def test_a_store_that_grows_while_it_is_looked_through(
 @pytest.mark.parametrize("cut_off", [True, False])
 def test_a_damaged_shard_is_said_to_be(tmp_path: Path, cut_off: bool) -> None:
     """Its end holds the last id; the rows lie before it."""
-    catalog = Catalog(write_store(str(tmp_path), CODES, ids=IDS))
+    catalog = ItemLookup(write_store(str(tmp_path), CODES, ids=IDS))
     (path,) = (Path(path) for path in catalog.store.paths())
     data = path.read_bytes()
     half = len(data) // 2
@@ -98,21 +98,21 @@ def test_a_damaged_shard_is_said_to_be(tmp_path: Path, cut_off: bool) -> None:
         catalog.item(int(IDS[0]))
 
 
-def test_options_of_a_uri_are_not_told(catalog: Catalog) -> None:
+def test_options_of_a_uri_are_not_told(catalog: ItemLookup) -> None:
     item = catalog.item(int(IDS[3]))
     assert item is not None
     assert item.uri == "s3://bucket/a.jpg"
 
 
-def test_memory_is_bounded(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded(catalog: ItemLookup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogs, "CACHE_BYTES", 10_000)
-    small = Catalog(catalog.store)
+    small = ItemLookup(catalog.store)
     for id_ in IDS[::5]:
         assert small.item(int(id_)) is not None
     assert 0 < small._tables.bytes <= 10_000
 
 
-def test_a_sample_is_of_indexed_ids_and_repeatable(catalog: Catalog) -> None:
+def test_a_sample_is_of_indexed_ids_and_repeatable(catalog: ItemLookup) -> None:
     some = catalog.sample(24, seed=1)
     assert len(set(some)) == 24
     assert set(some) <= set(IDS.tolist())
@@ -124,14 +124,14 @@ def test_a_sample_is_of_indexed_ids_and_repeatable(catalog: Catalog) -> None:
 def test_thumbnails_of_pictures_kept_inside(tmp_path: Path) -> None:
     manifest = make_manifest("digits", str(tmp_path / "manifest.parquet"))
     store = write_store(str(tmp_path / "codes"), CODES, ids=np.arange(1000))
-    catalog = Catalog(store, Manifest.open(manifest.uri, check=False))
+    catalog = ItemLookup(store, Manifest.open(manifest.uri, check=False))
     picture = catalog.thumbnail(5)
     assert picture is not None
     data, kind = picture
     assert (kind, data[:4]) == ("image/png", b"\x89PNG")  # 8 x 8 pixels stay as they are
     assert catalog.thumbnail(5) is picture  # kept
     assert catalog.thumbnail(10_000_000) is None
-    assert Catalog(store).thumbnail(5) is None
+    assert ItemLookup(store).thumbnail(5) is None
 
 
 def test_a_picture_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_picture_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
     manifest = make_manifest(
         "imagefolder", str(tmp_path / "m.parquet"), path=str(folder), n_query=4, n_train=10
     )
-    catalog = Catalog(write_store(str(tmp_path / "codes"), CODES[:40], ids=np.arange(40)), manifest)
+    catalog = ItemLookup(write_store(str(tmp_path / "codes"), CODES[:40], ids=np.arange(40)), manifest)
     found = catalog.thumbnail(0)
     assert found is not None
     assert found[1] == "image/jpeg"
@@ -161,12 +161,12 @@ def test_relative_pictures_are_found_from_base_uri(tmp_path: Path) -> None:
 
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     table = pa.table({"uri": ["a.png"]})
-    rows = Rows(1, lambda start, stop: table[start:stop], modality="image")
+    rows = SourceRows(1, lambda start, stop: table[start:stop], modality="image")
     manifest = write_manifest(str(tmp_path / "m.parquet"), rows, np.array([4], dtype=np.uint8))
     store = write_store(str(tmp_path / "codes"), CODES[:1], ids=np.arange(1))
-    assert Catalog(store, manifest, str(tmp_path)).thumbnail(0) is not None
+    assert ItemLookup(store, manifest, str(tmp_path)).thumbnail(0) is not None
     with pytest.raises(BadImage, match="missing"):
-        Catalog(store, manifest).thumbnail(0)
+        ItemLookup(store, manifest).thumbnail(0)
 
 
 def test_shrinking_is_bounded() -> None:

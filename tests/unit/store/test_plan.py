@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hashnet.errors import FormatError, LineageMismatch, ManifestError
-from hashnet.store.plan import Part, Plan, begin, check_plan, read_plan
+from hashnet.store.plan import PlannedPart, StorePlan, begin, check_plan, read_plan
 
 LINEAGE = {
     "model_sha256": "m1",
@@ -21,14 +21,16 @@ LINEAGE = {
 }
 
 
-def make(parts=(("a", 5), ("b", 3)), **changes) -> Plan:
-    listed = tuple(Part(f"part-{sha}", sha, rows) for sha, rows in parts)
-    return replace(Plan("codes", 64, rows_per_shard=4, parts=listed, lineage=dict(LINEAGE)), **changes)
+def make(parts=(("a", 5), ("b", 3)), **changes) -> StorePlan:
+    listed = tuple(PlannedPart(f"part-{sha}", sha, rows) for sha, rows in parts)
+    return replace(StorePlan("codes", 64, rows_per_shard=4, parts=listed, lineage=dict(LINEAGE)), **changes)
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(1, 9))
 def test_ranges_cover_every_row_once_and_never_cross_a_part(rows, per_shard):
-    plan = Plan("codes", 64, per_shard, tuple(Part(f"p{i}", str(i), n) for i, n in enumerate(rows)))
+    plan = StorePlan(
+        "codes", 64, per_shard, tuple(PlannedPart(f"p{i}", str(i), n) for i, n in enumerate(rows))
+    )
     ranges = list(plan.ranges())
     covered = [(shard.part.name, row) for shard in ranges for row in range(shard.start, shard.stop)]
     assert covered == [(f"p{i}", row) for i, n in enumerate(rows) for row in range(n)]

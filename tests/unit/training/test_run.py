@@ -16,7 +16,7 @@ from hashnet.codes import hamming_distances
 from hashnet.data.images import Preprocess
 from hashnet.data.manifest import Manifest
 from hashnet.data.pairs import PairTable
-from hashnet.data.rows import Rows
+from hashnet.data.rows import SourceRows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
 from hashnet.encoding.encoder import Encoder
@@ -387,7 +387,7 @@ def _vectors(tmp_path, name="m", *, train=40, query=4, database=40, unlabelled=(
     flags = np.repeat(np.array([TRAIN, QUERY, DATABASE], dtype=np.uint8), [train, query, database])
     column = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), 4)
     table = pa.table({"uri": pa.nulls(n, pa.string()), "feature": column})
-    rows = Rows(n, lambda a, b: table[a:b], "features", to_lists(labels), 2, n_features=4)
+    rows = SourceRows(n, lambda a, b: table[a:b], "features", to_lists(labels), 2, n_features=4)
     return write_manifest(str(tmp_path / name), rows, flags).uri
 
 
@@ -403,7 +403,7 @@ def test_pictures_that_cannot_be_read_after_training_only_count(tmp_path):
             Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(tmp_path / f"{i}.png")
     table = pa.table({"uri": [str(tmp_path / f"{i}.png") for i in range(90)]})
     labels = to_lists(np.eye(2, dtype=np.uint8)[np.arange(90) % 2])
-    rows = Rows(90, lambda a, b: table[a:b], labels=labels, n_classes=2)
+    rows = SourceRows(90, lambda a, b: table[a:b], labels=labels, n_classes=2)
     flags = np.full(90, DATABASE, dtype=np.uint8)
     flags[:20], flags[80:] = TRAIN, QUERY
     made = write_manifest(str(tmp_path / "m"), rows, flags)
