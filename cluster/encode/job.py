@@ -20,7 +20,16 @@ from cluster.encode import stages as stages
 from cluster.encode import summary as summary
 from cluster.runtime import connection, raise_ours, telemetry
 from hashnet.data import Manifest
-from hashnet.encoding import Gatherer, Source, Work, feature_works, picture_works, reasons_of, repair_works
+from hashnet.encoding import (
+    EncodeTask,
+    RowReader,
+    ShardCollector,
+    code_lineage,
+    feature_tasks,
+    picture_tasks,
+    reasons_of,
+    repair_tasks,
+)
 from hashnet.errors import ConfigError, LineageMismatch, ModelError, StoreError
 from hashnet.io import REQUIRED, Progress, key, storage
 from hashnet.models import BundleInfo, bundle_info, load_bundle
@@ -156,7 +165,7 @@ class _Job:
             ),
             split=config.split,
             n_classes=self.manifest.n_classes,
-            lineage=setup.lineage(info, engine),
+            lineage=code_lineage(info, engine),
         )
 
     def _feature_width(self) -> int:
@@ -170,9 +179,9 @@ class _Job:
         setup.verify_parts(self.manifest, {shard.part.name for shard in self.todo})
         plans.begin(self.uri, self.plan)
         if self.info.modality == "features":
-            works = feature_works(self.todo, self.manifest)
+            works = feature_tasks(self.todo, self.manifest)
         else:
-            works = picture_works(self.todo, stage.chunk_rows, int(connection.resources().get("CPU", 1)))
+            works = picture_tasks(self.todo, stage.chunk_rows, int(connection.resources().get("CPU", 1)))
         self._run(stage, works, self.todo)
 
     def retry(self) -> None:
@@ -190,7 +199,7 @@ class _Job:
         repaired = [record.name for record in self.records.values() if record.repair]
         first = 1 + max((int(name.rpartition("-")[2]) for name in repaired), default=-1)
         step = None if self.info.modality == "features" else stage.chunk_rows
-        works = repair_works(self.plan, row_ids, first, step)
+        works = repair_tasks(self.plan, row_ids, first, step)
         self._run(stage, iter(works), list(dict.fromkeys(work.shards[0] for work in works)))
 
     def _start(self, rows: int, repair: bool) -> stages.Stage:
@@ -211,10 +220,10 @@ class _Job:
         if gpus and engine != "cuda" and config.gpus_per_actor is None:  # GPUs that torch cannot use
             gpus = 0
             n_actors = setup.place(config.num_actors, gpus, rows)
-        self.plan = plans.check_plan(self.uri, replace(self.plan, lineage=setup.lineage(self.info, engine)))
+        self.plan = plans.check_plan(self.uri, replace(self.plan, lineage=code_lineage(self.info, engine)))
         batch_rows = self.plan.lineage["batch_rows"]
         return stages.Stage(
-            source=Source(self.manifest, config.split, config.base_uri),
+            source=RowReader(self.manifest, config.split, config.base_uri),
             plan=self.plan,
             uri=self.uri,
             model_uri=config.model_uri,
@@ -226,7 +235,7 @@ class _Job:
             gpus=gpus,
         )
 
-    def _run(self, stage: stages.Stage, works: Iterator[Work], shards: list[ShardRange]) -> None:
+    def _run(self, stage: stages.Stage, works: Iterator[EncodeTask], shards: list[ShardRange]) -> None:
         rows = sum(len(shard) for shard in shards)
         done = 0 if stage.repair else self.plan.n_rows - rows
         device = self.plan.lineage["engine"]
@@ -253,25 +262,25 @@ class _Job:
         telemetry.gauge("shards_done", len(self.records), **about)
 
     def _pictures(
-        self, stage: stages.Stage, works: Iterator[Work], shards: list[ShardRange]
+        self, stage: stages.Stage, works: Iterator[EncodeTask], shards: list[ShardRange]
     ) -> Iterator[tuple[int, dict[str, int]]]:
-        gatherer = Gatherer(self.uri, self.plan, shards, stage.repair)
+        collector = ShardCollector(self.uri, self.plan, shards, stage.repair)
         for table in stages.run_pictures(stage, works):
             self.workers.update(pc.unique(table["worker"]).to_pylist())
-            before, started = len(gatherer.records), time.perf_counter()
-            n = gatherer.add(table.drop_columns(["worker"]))
-            if len(gatherer.records) > before:
+            before, started = len(collector.records), time.perf_counter()
+            n = collector.add(table.drop_columns(["worker"]))
+            if len(collector.records) > before:
                 seconds = time.perf_counter() - started
                 telemetry.observe("commit_seconds", seconds, run=self.run, stage="encode")
-            for record in gatherer.records[before:]:
+            for record in collector.records[before:]:
                 self.records[record.name] = record
                 stages.tell_commit(self.run, record)
             yield n, stages.bad_reasons(table)
-        if gatherer.unfinished:
-            raise StoreError(f"rows of {len(gatherer.unfinished)} shards did not arrive; run again")
+        if collector.unfinished:
+            raise StoreError(f"rows of {len(collector.unfinished)} shards did not arrive; run again")
 
     def _features(
-        self, stage: stages.Stage, works: Iterator[Work], shards: list[ShardRange]
+        self, stage: stages.Stage, works: Iterator[EncodeTask], shards: list[ShardRange]
     ) -> Iterator[tuple[int, dict[str, int]]]:
         for records, n, worker in stages.run_features(stage, works):
             self.workers.add(worker)

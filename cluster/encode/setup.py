@@ -10,25 +10,12 @@ from typing import Any
 from cluster.encode.stages import ACTOR_CPUS, DECODE_CPUS, on_one_thread
 from cluster.runtime import Need, describe, placement, raise_ours
 from hashnet.data import Manifest
-from hashnet.models import BundleInfo, load_bundle
-from hashnet.store import BIT_ORDER
+from hashnet.models import load_bundle
 
 log = logging.getLogger(__name__)
 
 ROWS_PER_NEW_ACTOR = 65_536  # about a minute of a GPU, in which its node comes up
 MOST_NEW_ACTORS = 256  # on pools without a maximum; num_actors asks for more
-
-
-def lineage(info: BundleInfo, engine: str) -> dict[str, Any]:
-    """What the plan of a run says about how its codes are made."""
-    from hashnet.encoding import facts, versions
-
-    return {
-        "model_sha256": info.sha256,
-        "preprocess_version": info.preprocess_version,
-        "bit_order": BIT_ORDER,
-        "versions": versions(),
-    } | facts(engine, info.modality)
 
 
 def gpus_wanted(engine: str, asked: float | None) -> float:
@@ -73,9 +60,9 @@ def engine_here(engine: str, model_uri: str, modality: str) -> tuple[str, str]:
 
     A compiler may be there and a header not; what it compiled, the actors of this machine find in its cache.
     """
-    from hashnet.encoding import Engine, choose
+    from hashnet.encoding import Engine, choose_engine
 
-    name, why = choose(engine, modality)
+    name, why = choose_engine(engine, modality)
     if engine != "auto" or name != "cpu-compiled":
         return name, why
     on_one_thread()

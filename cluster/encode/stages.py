@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from cluster.runtime import placement, telemetry
 from hashnet.data import Preprocess
-from hashnet.encoding import Source, Work, commit_table, encode_features, encode_rows, picture_rows
+from hashnet.encoding import EncodeTask, RowReader, commit_table, encode_features, encode_rows, picture_rows
 from hashnet.errors import HashnetError, LineageMismatch
 from hashnet.io import events
 from hashnet.store import ShardRecord, StorePlan
@@ -44,7 +44,7 @@ ACTOR_CPUS, DECODE_CPUS = 0.001, 0.95
 class Stage:
     """What every worker of one run needs to know; small, and sent to all of them."""
 
-    source: Source
+    source: RowReader
     plan: StorePlan
     uri: str
     model_uri: str
@@ -120,7 +120,7 @@ class FeatureEncoder(EncoderActor):
     def __call__(self, table: pa.Table) -> pa.Table:
         self.check()
         stage = self.stage
-        works = [Work.from_json(text) for text in table["work"].to_pylist()]
+        works = [EncodeTask.from_json(text) for text in table["work"].to_pylist()]
         records: list[ShardRecord] = []
         for work in works:
             for shard, rows in encode_features(stage.source, work, self.encoder, stage.plan.output):
@@ -155,14 +155,14 @@ def bad_reasons(table: pa.Table) -> dict[str, int]:
     return {count["values"]: count["counts"] for count in counts}
 
 
-def run_pictures(stage: Stage, works: Iterator[Work]) -> Iterator[pa.Table]:
+def run_pictures(stage: Stage, works: Iterator[EncodeTask]) -> Iterator[pa.Table]:
     """Encoded rows of pictures in any order, as they come."""
     assert stage.preprocess is not None
     source, preprocess, rows, run = stage.source, stage.preprocess, stage.chunk_rows, stage.run
 
     def decode(table: pa.Table) -> Iterator[pa.Table]:
         for text in table["work"].to_pylist():
-            tables = picture_rows(source, Work.from_json(text), preprocess, rows)
+            tables = picture_rows(source, EncodeTask.from_json(text), preprocess, rows)
             while True:
                 with telemetry.timed("decode_seconds", run=run, stage="encode"):
                     decoded = next(tables, None)
@@ -193,7 +193,7 @@ def run_pictures(stage: Stage, works: Iterator[Work]) -> Iterator[pa.Table]:
             yield from data.iter_batches(batch_size=None, batch_format="pyarrow")
 
 
-def run_features(stage: Stage, works: Iterator[Work]) -> Iterator[tuple[list[ShardRecord], int, str]]:
+def run_features(stage: Stage, works: Iterator[EncodeTask]) -> Iterator[tuple[list[ShardRecord], int, str]]:
     """(records, rows, worker) of each unit of work over feature rows, as it is committed."""
     for wave in _waves(works):
         with _settings():
@@ -212,12 +212,12 @@ def run_features(stage: Stage, works: Iterator[Work]) -> Iterator[tuple[list[Sha
                     yield records, row["rows"], row["worker"]
 
 
-def _waves(works: Iterator[Work]) -> Iterator[list[Work]]:
+def _waves(works: Iterator[EncodeTask]) -> Iterator[list[EncodeTask]]:
     while wave := list(islice(works, WAVE)):
         yield wave
 
 
-def _items(works: list[Work]) -> Any:
+def _items(works: list[EncodeTask]) -> Any:
     import ray.data
 
     for handler in logging.getLogger("ray.data").handlers:

@@ -1,35 +1,35 @@
-"""Encoding: pictures or feature rows → logits → codes, by engines that fit the machine."""
+"""Encoding: pictures or feature rows → logits → codes, on the engine that suits the machine."""
 
 from typing import TYPE_CHECKING
 
 from hashnet.io import lazy_names
 
 if TYPE_CHECKING:
-    from hashnet.encoding.encoder import Encoder, versions
-    from hashnet.encoding.engines import Engine, choose, facts
+    from hashnet.encoding.encoder import Encoder, code_lineage
+    from hashnet.encoding.engines import Engine, choose_engine
     from hashnet.encoding.pipeline import (
-        Gatherer,
+        ShardCollector,
         commit_table,
         encode_features,
         encode_rows,
         picture_rows,
         reasons_of,
     )
-    from hashnet.encoding.tasks import Source, Work, feature_works, picture_works, repair_works
+    from hashnet.encoding.tasks import EncodeTask, RowReader, feature_tasks, picture_tasks, repair_tasks
 
 __all__, __getattr__ = lazy_names(
     __name__,
     {
-        "encoder": ["Encoder", "versions"],
-        "engines": ["Engine", "choose", "facts"],
+        "encoder": ["Encoder", "code_lineage"],
+        "engines": ["Engine", "choose_engine"],
         "pipeline": [
-            "Gatherer",
+            "ShardCollector",
             "commit_table",
             "encode_features",
             "encode_rows",
             "picture_rows",
             "reasons_of",
         ],
-        "tasks": ["Source", "Work", "feature_works", "repair_works", "picture_works"],
+        "tasks": ["EncodeTask", "RowReader", "feature_tasks", "picture_tasks", "repair_tasks"],
     },
 )

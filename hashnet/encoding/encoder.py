@@ -1,4 +1,4 @@
-"""Encoder: pictures or feature rows → packed codes. It reads a model bundle and writes nothing.
+"""Encoder: packed codes of pictures or feature rows. It reads a model bundle and writes nothing.
 
     encoder = Encoder.load("runs/demo/model")
     codes = encoder.encode(["cat.jpg", open("dog.jpg", "rb").read()])     # uint8 (2, n_bits // 8)
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
@@ -19,7 +20,7 @@ from PIL.Image import Image
 
 from hashnet import __version__
 from hashnet.codes import pack_signs
-from hashnet.encoding.engines import Engine
+from hashnet.encoding.engines import Engine, EngineSpec
 from hashnet.errors import BadImage, DataError, ModelError
 from hashnet.io import as_array, storage
 from hashnet.models import BundleInfo, HashModel, load_bundle
@@ -27,7 +28,7 @@ from hashnet.store import BIT_ORDER
 
 
 class Encoder:
-    """A model ready to encode on this machine's device; ``engine`` says how it runs."""
+    """A model ready to encode on this machine; ``engine`` is how it runs (see ``encoding.engines``)."""
 
     def __init__(
         self, model: HashModel, info: BundleInfo, engine: str = "auto", batch_rows: int | None = None
@@ -45,8 +46,9 @@ class Encoder:
     def load(cls, model_uri: str, engine: str = "auto", batch_rows: int | None = None) -> Encoder:
         """The encoder of a model bundle.
 
-        ``batch_rows`` is the fixed shape inference runs in: a server of single queries may want it
-        small. Codes made in two shapes differ only where a logit is within rounding of zero.
+        ``engine`` is a device (auto, cpu, cuda) or an engine's name, as in the lineage of codes.
+        ``batch_rows`` is the number of rows of the fixed batch: small for a server of single queries. Codes
+        made with two batch sizes differ only where a logit is within rounding of zero.
         """
         return cls(*load_bundle(str(model_uri)), engine=engine, batch_rows=batch_rows)
 
@@ -57,25 +59,17 @@ class Encoder:
 
     @property
     def dtype(self) -> str:
-        return self._engine.dtype
+        return self._engine.spec.dtype
 
     @property
     def batch_rows(self) -> int:
-        """Rows of the fixed internal batch: the best size to feed, or a multiple of it."""
-        return self._engine.batch_rows
+        """Rows of the fixed internal batch: the best number of rows to pass, or a multiple of it."""
+        return self._engine.spec.batch_rows
 
     @property
     def lineage(self) -> dict[str, Any]:
         """What decides a code's bits, and the versions it was made with."""
-        return {
-            "model_sha256": self.model_sha256,
-            "preprocess_version": self.info.preprocess_version,
-            "engine": self.engine,
-            "dtype": self.dtype,
-            "batch_rows": self.batch_rows,
-            "bit_order": BIT_ORDER,
-            "versions": versions(),
-        }
+        return code_lineage(self.info, self.engine, self.batch_rows)
 
     def encode(self, batch: Any) -> np.ndarray:
         """Packed codes, uint8 (n, n_bits // 8), of pictures or feature rows (see ``prepare``)."""
@@ -92,11 +86,11 @@ class Encoder:
     def prepare(self, batch: Any) -> np.ndarray:
         """What the model takes: uint8 (n, 3, crop, crop) or float32 (n, d).
 
-        Pictures come as one or a list of paths, bytes, PIL pictures or uint8 (3, crop, crop) arrays, or
-        as one uint8 (n, 3, crop, crop) array; features as an array (n, d), or (d,) for one row. Arrays
-        may be torch tensors. A picture that cannot be used raises BadImage with its position. A PIL
-        picture comes at full size, while a large JPEG is decoded smaller from its bytes: give paths or
-        bytes where a code must equal the database's to the last bit.
+        Pictures are one or a list of paths, bytes, PIL pictures or uint8 (3, crop, crop) arrays, or one
+        uint8 (n, 3, crop, crop) array; features are an array (n, d), or (d,) for one row. Arrays may be
+        torch tensors. A picture that cannot be used raises BadImage with its position. A PIL picture has
+        its full size, while a large JPEG is decoded smaller from its bytes: pass paths or bytes where a
+        code must equal the database's to the last bit.
         """
         if hasattr(batch, "detach"):
             batch = batch.detach().cpu().numpy()
@@ -104,7 +98,7 @@ class Encoder:
             return self._feature_rows(batch)
         if isinstance(batch, np.ndarray) and batch.ndim == 4:
             return self._check_pixels(batch)
-        one_picture = (str, bytes, bytearray, memoryview, os.PathLike)  # some of which are sequences, too
+        one_picture = (str, bytes, bytearray, memoryview, os.PathLike)  # some of these are sequences too
         single = isinstance(batch, one_picture) or not isinstance(batch, (Sequence, np.ndarray))
         if isinstance(batch, np.ndarray) and batch.ndim == 3:
             single = True
@@ -131,7 +125,7 @@ class Encoder:
         if not isinstance(item, (bytes, Image)):
             raise DataError(
                 f"picture {position} is a {type(item).__name__}; "
-                "give a path, bytes, a PIL picture or a uint8 array"
+                "pass a path, bytes, a PIL picture or a uint8 array"
             )
         try:
             return self.preprocess.eval(item)
@@ -143,7 +137,7 @@ class Encoder:
         if pixels.dtype != np.uint8 or pixels.shape[1:] != (3, crop, crop):
             raise DataError(
                 f"pixels must be uint8 (n, 3, {crop}, {crop}), got {pixels.dtype} {pixels.shape}; "
-                "give paths, bytes or PIL pictures to have them resized"
+                "pass paths, bytes or PIL pictures to have them resized"
             )
         return np.ascontiguousarray(pixels)  # torch takes no negative strides, as of pixels[::-1]
 
@@ -161,7 +155,16 @@ class Encoder:
         return rows
 
 
-def versions() -> dict[str, str]:
-    """Versions of what computes a code."""
-    names = ("numpy", "pillow", "torch", "torchvision")
-    return {"hashnet": __version__} | {name: metadata.version(name) for name in names}
+def code_lineage(info: BundleInfo, engine: str, batch_rows: int | None = None) -> dict[str, Any]:
+    """What decides the bits of the codes that a model makes on an engine, and the versions of the software.
+
+    It is stored with the codes; ``batch_rows`` None is the engine's default.
+    """
+    packages = ("numpy", "pillow", "torch", "torchvision")
+    return {
+        "model_sha256": info.sha256,
+        "preprocess_version": info.preprocess_version,
+        **asdict(EngineSpec.of(engine, info.modality, batch_rows)),
+        "bit_order": BIT_ORDER,
+        "versions": {"hashnet": __version__} | {name: metadata.version(name) for name in packages},
+    }

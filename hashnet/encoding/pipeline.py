@@ -1,7 +1,7 @@
 """The steps from manifest rows to a committed shard, one function each; Ray only moves tables between them.
 
-    Work  →  picture_rows  →  encode_rows  →  Gatherer       pictures: fetch + decode, forward, commit
-    Work  →  encode_features  →  commit_table                features: all of it in one place
+    pictures   EncodeTask → picture_rows (fetch, decode) → encode_rows (forward) → ShardCollector (commit)
+    features   EncodeTask → encode_features → commit_table, all in one worker
 
 A table on its way has the columns shard, row_id, uri, labels, reason (null for a good row) and one of
 ``pixels`` (uint8, fixed size), ``code`` or ``feature``.
@@ -10,7 +10,7 @@ A table on its way has the columns shard, row_id, uri, labels, reason (null for 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -18,29 +18,31 @@ import pyarrow.compute as pc
 
 from hashnet.codes import pack_signs
 from hashnet.data import Preprocess, feature_rows, fetch_images
-from hashnet.encoding.tasks import Source, Work, pieces
+from hashnet.encoding.tasks import EncodeTask, RowReader, pieces
 from hashnet.io import binary_column, binary_matrix
 from hashnet.store import ShardRange, ShardRecord, StorePlan, commit_shard
 
 if TYPE_CHECKING:
-    from hashnet.encoding.encoder import Encoder  # torch comes with it, and those who only decode do without
+    from hashnet.encoding.encoder import Encoder  # imports torch, which workers that decode do without
 
 FETCH_ROWS = 32  # files in memory at once, before they are decoded: photographs may have 10 MB and more
 CARRIED = ("shard", "row_id", "uri", "labels", "reason")
 
 
-def picture_rows(source: Source, work: Work, preprocess: Preprocess, rows: int) -> Iterator[pa.Table]:
-    """Fetched and decoded pictures of ``work``, ``rows`` at a time: uint8 pixels, a reason where bad."""
-    n = work.stop - work.start
-    for table in pieces(source.rows(work), [rows] * (n // rows)):
+def picture_rows(
+    reader: RowReader, task: EncodeTask, preprocess: Preprocess, rows: int
+) -> Iterator[pa.Table]:
+    """Tables of ``rows`` fetched and decoded pictures: uint8 pixels, and a reason for a bad row."""
+    n = task.stop - task.start
+    for table in pieces(reader.rows(task), [rows] * (n // rows)):
         pixels = np.zeros((len(table), 3, preprocess.crop, preprocess.crop), dtype=np.uint8)
         reasons: list[str | None] = []
         for start in range(0, len(table), FETCH_ROWS):
-            files = fetch_images(table.slice(start, FETCH_ROWS), source.base_uri)
+            files = fetch_images(table.slice(start, FETCH_ROWS), reader.base_uri)
             _, bad = preprocess.eval_many(files, out=pixels[start : start + len(files)])
             reasons += [bad[i].reason if i in bad else None for i in range(len(files))]
         columns = {
-            "shard": pa.array([work.shards[0].name] * len(table), pa.string()),
+            "shard": pa.array([task.shards[0].name] * len(table), pa.string()),
             "row_id": table["row_id"],
             "uri": table["uri"],
             "labels": table["labels"],
@@ -59,7 +61,7 @@ def encode_rows(encoder: Encoder, output: str, table: pa.Table) -> pa.Table:
 
 
 def _encoded(encoder: Encoder, output: str, rows: np.ndarray, table: pa.Table) -> pa.Table:
-    """The table with what its ``rows`` became; one that overflows on the way is bad, too."""
+    """The table with the codes or features of its ``rows``; a row whose output is not finite is bad."""
     good = table["reason"].is_null().to_numpy()
     some = rows if good.all() else rows[good]
     values = encoder.logits(some) if output == "codes" else encoder.features(some)
@@ -83,11 +85,11 @@ def _encoded(encoder: Encoder, output: str, rows: np.ndarray, table: pa.Table) -
 
 
 def encode_features(
-    source: Source, work: Work, encoder: Encoder, output: str
+    reader: RowReader, task: EncodeTask, encoder: Encoder, output: str
 ) -> Iterator[tuple[ShardRange, pa.Table]]:
-    """Each shard of ``work``, which are feature rows, with its encoded table, for ``commit_table``."""
-    lengths = [len(shard) for shard in work.shards]
-    for shard, table in zip(work.shards, pieces(source.rows(work), lengths), strict=True):
+    """(shard, encoded table) for each shard of a task over feature rows; ``commit_table`` takes both."""
+    lengths = [len(shard) for shard in task.shards]
+    for shard, table in zip(task.shards, pieces(reader.rows(task), lengths), strict=True):
         features, reasons = feature_rows(table)
         whole = table.select(["row_id", "uri", "labels"]).append_column("reason", reasons)
         yield shard, _encoded(encoder, output, features, whole)
@@ -104,10 +106,10 @@ def commit_table(
     return commit_shard(uri, plan, shard, rows, bad)
 
 
-class Gatherer:
-    """Collects encoded rows in any order and commits each shard when its last row has come.
+class ShardCollector:
+    """Collects encoded rows in any order and commits each shard when its last row has arrived.
 
-    Only codes (or features) wait here, never pixels. A row that comes twice, as after a worker died,
+    Only codes (or features) are held here, never pixels. A row that arrives twice, as after a worker died,
     counts once.
     """
 
@@ -119,7 +121,7 @@ class Gatherer:
         self._seen: dict[str, set[int]] = {}
 
     def add(self, table: pa.Table) -> int:
-        """Takes encoded rows of one or more shards; returns how many of them had not come before."""
+        """Takes encoded rows of one or more shards; returns how many of them are new."""
         new = 0
         for name in pc.unique(table["shard"]).to_pylist():
             if name not in self._shards:  # committed already
@@ -152,7 +154,7 @@ class Gatherer:
 
 def reasons_of(records: list[ShardRecord]) -> dict[str, int]:
     """Bad rows by reason, most frequent first."""
-    counts: dict[str, Any] = {}
+    counts: dict[str, int] = {}
     for record in records:
         for reason, n in record.reasons.items():
             counts[reason] = counts.get(reason, 0) + n

@@ -1,7 +1,7 @@
-"""Work: which rows one worker takes at once, and how it reads them from the manifest.
+"""EncodeTask: the rows one worker encodes at once, and RowReader, which reads them from the manifest.
 
 The driver plans row ranges and never reads a row; a worker opens the Parquet part and reads the row
-groups its range touches.
+groups that its range touches.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import pyarrow as pa
 from hashnet.data import Manifest, read_groups
 from hashnet.store import PlannedPart, ShardRange, StorePlan, repair_range
 
-WORK_ROWS = 2048  # pictures one decode task takes: seconds of decoding, a small loss when a node dies
+TASK_ROWS = 2048  # pictures of a decode task: seconds of decoding, a small loss when a node dies
 
 
 @dataclass(frozen=True)
-class Work:
-    """Rows one worker takes at once: [start, stop) of the split in one part, or the listed row ids.
+class EncodeTask:
+    """Rows one worker encodes at once: [start, stop) of the split in one part, or the listed row ids.
 
-    ``shards`` are the ranges it covers, in order; a piece of a shard covers one.
+    ``shards`` are the ranges it covers, in order; a task within one shard names that shard.
     """
 
     shards: tuple[ShardRange, ...]
@@ -35,7 +35,7 @@ class Work:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Work:
+    def from_json(cls, text: str) -> EncodeTask:
         about = json.loads(text)
         shards = tuple(
             ShardRange(**shard | {"part": PlannedPart(**shard["part"])}) for shard in about["shards"]
@@ -44,21 +44,21 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where rows come from; small, and sent to every worker."""
+class RowReader:
+    """Reads the rows of tasks from a split of the manifest; small, and sent to every worker."""
 
     manifest: Manifest
     split: str
     base_uri: str | None = None
 
-    def rows(self, work: Work) -> Iterator[pa.Table]:
-        """The manifest rows of ``work`` in row_id order, a row group at a time."""
-        if work.row_ids:
-            yield from self._by_id(np.array(work.row_ids, dtype=np.int64))
+    def rows(self, task: EncodeTask) -> Iterator[pa.Table]:
+        """The manifest rows of ``task`` in row_id order, a row group at a time."""
+        if task.row_ids:
+            yield from self._by_id(np.array(task.row_ids, dtype=np.int64))
             return
-        name = work.shards[0].part.name
+        name = task.shards[0].part.name
         part = next(part for part in self.manifest.parts if part.name == name)
-        yield from read_groups(self.manifest.uri, part, self.split, self._columns, work.start, work.stop)
+        yield from read_groups(self.manifest.uri, part, self.split, self._columns, task.start, task.stop)
 
     def _by_id(self, row_ids: np.ndarray) -> Iterator[pa.Table]:
         for part in self.manifest.parts:
@@ -79,32 +79,32 @@ class Source:
 
 
 def pieces(tables: Iterator[pa.Table], lengths: Iterator[int] | list[int]) -> Iterator[pa.Table]:
-    """The same rows, cut into tables of the given lengths; whatever is left at the end comes last."""
+    """The same rows in tables of the given lengths; what is left over comes last."""
     waiting: list[pa.Table] = []
     lengths = iter(lengths)
-    wanted = next(lengths, None)
+    length = next(lengths, None)
     for table in tables:
         waiting.append(table)
-        while wanted is not None and sum(map(len, waiting)) >= wanted:
+        while length is not None and sum(map(len, waiting)) >= length:
             whole = pa.concat_tables(waiting)
-            yield whole.slice(0, wanted)
-            waiting, wanted = [whole.slice(wanted)], next(lengths, None)
+            yield whole.slice(0, length)
+            waiting, length = [whole.slice(length)], next(lengths, None)
     if sum(map(len, waiting)):
         yield pa.concat_tables(waiting)
 
 
-def picture_works(shards: Sequence[ShardRange], chunk_rows: int, n_cpus: int) -> Iterator[Work]:
-    """The shards cut into pieces for decode tasks: whole chunks, and enough of them for all CPUs."""
+def picture_tasks(shards: Sequence[ShardRange], chunk_rows: int, n_cpus: int) -> Iterator[EncodeTask]:
+    """Tasks that cut the shards into whole chunks of pictures, with enough tasks for all CPUs."""
     rows = sum(map(len, shards))
-    wanted = min(WORK_ROWS, rows // (4 * n_cpus))
-    step = max(wanted // chunk_rows, 1) * chunk_rows
+    rows_per_task = min(TASK_ROWS, rows // (4 * n_cpus))
+    step = max(rows_per_task // chunk_rows, 1) * chunk_rows
     for shard in shards:
         for start in range(shard.start, shard.stop, step):
-            yield Work((shard,), start, min(start + step, shard.stop))
+            yield EncodeTask((shard,), start, min(start + step, shard.stop))
 
 
-def feature_works(shards: Sequence[ShardRange], manifest: Manifest) -> Iterator[Work]:
-    """Neighbouring shards together while they share a row group: each group is then read about once."""
+def feature_tasks(shards: Sequence[ShardRange], manifest: Manifest) -> Iterator[EncodeTask]:
+    """Tasks of neighbouring shards that share a row group: each group is then read about once."""
     group_rows = {part.name: max(group.rows for group in part.groups) for part in manifest.parts if part.rows}
     run: list[ShardRange] = []
     for shard in shards:
@@ -113,20 +113,20 @@ def feature_works(shards: Sequence[ShardRange], manifest: Manifest) -> Iterator[
             or shard.start != run[-1].stop
             or shard.stop - run[0].start > max(group_rows[shard.part.name], len(run[0]))
         ):
-            yield Work(tuple(run), run[0].start, run[-1].stop)
+            yield EncodeTask(tuple(run), run[0].start, run[-1].stop)
             run = []
         run.append(shard)
     if run:
-        yield Work(tuple(run), run[0].start, run[-1].stop)
+        yield EncodeTask(tuple(run), run[0].start, run[-1].stop)
 
 
-def repair_works(plan: StorePlan, row_ids: Sequence[int], first: int, step: int | None) -> list[Work]:
-    """Work over the rows of a quarantine: repair shards from number ``first`` on, ``step`` rows a piece."""
-    works = []
+def repair_tasks(plan: StorePlan, row_ids: Sequence[int], first: int, step: int | None) -> list[EncodeTask]:
+    """Tasks over quarantined rows: repair shards from number ``first`` on, ``step`` rows per task."""
+    tasks = []
     for start in range(0, len(row_ids), plan.rows_per_shard):
         ids = row_ids[start : start + plan.rows_per_shard]
         shard = repair_range(plan, first + start // plan.rows_per_shard, len(ids))
         for at in range(0, len(ids), step or len(ids)):
             piece = tuple(ids[at : at + (step or len(ids))])
-            works.append(Work((shard,), at, at + len(piece), piece))
-    return works
+            tasks.append(EncodeTask((shard,), at, at + len(piece), piece))
+    return tasks

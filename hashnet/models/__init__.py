@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from hashnet.models.bundle import ABOUT, BundleInfo, bundle_info, load_bundle, save_bundle
     from hashnet.models.hash_model import HashModel, build_model, usable_std
     from hashnet.models.heads import HEADS, relax, to_signs
+    from hashnet.models.inference import BatchedInference, OutputModule, as_tensor
     from hashnet.models.spec import BackboneSpec
 
 __all__, __getattr__ = lazy_names(
@@ -18,6 +19,7 @@ __all__, __getattr__ = lazy_names(
         "bundle": ["ABOUT", "BundleInfo", "bundle_info", "load_bundle", "save_bundle"],
         "hash_model": ["HashModel", "build_model", "usable_std"],
         "heads": ["HEADS", "relax", "to_signs"],
+        "inference": ["BatchedInference", "OutputModule", "as_tensor"],
         "spec": ["BackboneSpec"],
     },
 )

@@ -122,7 +122,7 @@ def stage_rates(folder: Path) -> dict[str, float]:
     import torch
 
     from hashnet.encoding.encoder import Encoder
-    from hashnet.encoding.pipeline import Gatherer
+    from hashnet.encoding.pipeline import ShardCollector
     from hashnet.io.arrow import binary_column
     from hashnet.store.plan import PlannedPart, StorePlan
 
@@ -146,7 +146,7 @@ def stage_rates(folder: Path) -> dict[str, float]:
     plan = StorePlan("codes", 64, 8192, (PlannedPart("part-00000", "ab", rows),), lineage={"engine": ENGINE})
     shards = list(plan.ranges())
     codes = binary_column(np.random.default_rng(0).integers(0, 256, (8192, 8), dtype=np.uint8))
-    gatherer = Gatherer(tempfile.mkdtemp(dir=folder), plan, shards)
+    collector = ShardCollector(tempfile.mkdtemp(dir=folder), plan, shards)
     waiting = iter(shards)
 
     def commit() -> int:
@@ -157,7 +157,7 @@ def stage_rates(folder: Path) -> dict[str, float]:
         ids = np.arange(first, first + 8192)
         for start in range(0, 8192, 256):  # as chunks of 256 pictures arrive
             part = slice(start, start + 256)
-            gatherer.add(
+            collector.add(
                 pa.table(
                     {
                         "shard": [shard.name] * 256,

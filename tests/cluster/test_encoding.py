@@ -337,7 +337,7 @@ def test_auto_takes_eager_where_compiling_fails(run, monkeypatch):
     model = str(run / "model")
     found = encode_setup.engine_here("auto", model, "image")
     assert found == ("cpu-eager", "compiling failed: RuntimeError")
-    assert encode_setup.engine_here("cpu-compiled", model, "image") == ("cpu-compiled", "as asked")
+    assert encode_setup.engine_here("cpu-compiled", model, "image") == ("cpu-compiled", "as requested")
     assert encode_setup.engine_here("auto", "never opened", "features")[0] == "cpu-eager"
 
 

@@ -14,7 +14,7 @@ from cluster.evaluate.job import EvaluateConfig
 from cluster.runtime import connection, nodes
 from cluster.runtime.node_monitor import Watch
 from cluster.runtime.nodes import Node
-from hashnet.encoding.tasks import Work
+from hashnet.encoding.tasks import EncodeTask
 from hashnet.io import events
 from hashnet.store.commit import ShardRecord
 from hashnet.store.plan import PlannedPart, ShardRange
@@ -49,7 +49,7 @@ def test_an_encoder_of_features_tells_of_the_shards_it_commits(told, monkeypatch
     worker.stage = SimpleNamespace(
         source=None, plan=SimpleNamespace(output="codes"), run="demo", uri="", repair=False
     )
-    worker(pa.table({"work": [Work((shard,), 0, 8).to_json()]}))
+    worker(pa.table({"work": [EncodeTask((shard,), 0, 8).to_json()]}))
     about = {"run": "demo", "stage": "encode", "shard": "codes-00017"}
     assert told == [{"event": "shard committed", **about, "rows": 7, "bad": 1}]
 

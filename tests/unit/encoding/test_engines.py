@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hashnet.encoding import engines as engines
-from hashnet.encoding.engines import Engine, choose, facts
+from hashnet.encoding.engines import Engine, EngineSpec, choose_engine
 from hashnet.errors import ModelError
 from hashnet.models.hash_model import build_model
 
@@ -85,18 +85,23 @@ def test_read_only_rows_are_fine(recwarn):
 def test_the_choice_and_its_reason(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(engines, "_compiler", lambda: None)
-    assert choose("auto", "image")[0] == "cpu-eager"
-    assert "no C++ compiler" in choose("auto", "image")[1]
+    assert choose_engine("auto", "image")[0] == "cpu-eager"
+    assert "no C++ compiler" in choose_engine("auto", "image")[1]
     with pytest.raises(ModelError, match="install g"):
-        choose("cpu-compiled", "image")
+        choose_engine("cpu-compiled", "image")
     with pytest.raises(ModelError, match="no CUDA device"):
-        choose("cuda", "image")
+        choose_engine("cuda", "image")
     monkeypatch.setattr(engines, "_compiler", lambda: "/usr/bin/g++")
-    assert choose("auto", "image") == ("cpu-compiled", "with g++")
-    assert choose("auto", "features")[0] == "cpu-eager"
+    assert choose_engine("auto", "image") == ("cpu-compiled", "with g++")
+    assert choose_engine("auto", "features")[0] == "cpu-eager"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    assert choose("auto", "image") == ("cuda", "a GPU")
+    assert choose_engine("auto", "image") == ("cuda", "a GPU")
+    assert choose_engine("cpu", "image") == ("cpu-compiled", "with g++")
+    assert choose_engine("cpu", "image", compile=False) == ("cpu-eager", "as requested")
+    assert choose_engine("cpu", "features", compile=True) == ("cpu-compiled", "as requested")
+    with pytest.raises(ModelError, match="compile=true is for the CPU"):
+        choose_engine("cuda", "image", compile=True)
     with pytest.raises(ModelError, match="unknown engine 'gpu'"):
         Engine(model("image"), "gpu")
 
@@ -118,9 +123,9 @@ def test_a_compiler_that_fails_means_eager(monkeypatch, caplog):
         Engine(model("image"), "cpu-compiled")
 
 
-def test_facts_for_the_lineage():
-    assert facts("cpu-eager", "image") == {"engine": "cpu-eager", "dtype": "float32", "batch_rows": 32}
-    assert facts("cuda", "image")["dtype"] == "float16 autocast"
+def test_the_entries_of_the_lineage():
+    assert EngineSpec.of("cpu-eager", "image") == EngineSpec("cpu-eager", "float32", 32)
+    assert EngineSpec.of("cuda", "image").dtype == "float16 autocast"
 
 
 @pytest.mark.slow

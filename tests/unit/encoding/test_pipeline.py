@@ -1,4 +1,4 @@
-"""Work over manifest rows, and the steps from rows to shards, without Ray."""
+"""Tasks over manifest rows, and the steps from rows to shards, without Ray."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hashnet.data.rows import SourceRows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
 from hashnet.encoding.pipeline import (
-    Gatherer,
+    ShardCollector,
     _encoded,
     commit_table,
     encode_features,
     encode_rows,
     picture_rows,
 )
-from hashnet.encoding.tasks import Source, Work, feature_works, picture_works, pieces, repair_works
+from hashnet.encoding.tasks import EncodeTask, RowReader, feature_tasks, picture_tasks, pieces, repair_tasks
 from hashnet.models.bundle import save_bundle
 from hashnet.models.hash_model import build_model
 from hashnet.store import commit
@@ -98,21 +98,23 @@ def run_pictures(
 ) -> CodeStore:
     manifest, encoder, _ = pictures
     plan = begin(folder, plan_of(manifest, encoder, rows_per_shard))
-    source = Source(manifest, "database")
+    source = RowReader(manifest, "database")
     tables = [
         encode_rows(encoder, "codes", table)
-        for work in picture_works(list(plan.ranges()), chunk_rows, n_cpus=2)
-        for table in picture_rows(source, Work.from_json(work.to_json()), encoder.preprocess, chunk_rows)
+        for task in picture_tasks(list(plan.ranges()), chunk_rows, n_cpus=2)
+        for table in picture_rows(
+            source, EncodeTask.from_json(task.to_json()), encoder.preprocess, chunk_rows
+        )
     ]
     order = np.random.default_rng(seed).permutation(len(tables))
-    gatherer = Gatherer(folder, plan, list(plan.ranges()))
+    collector = ShardCollector(folder, plan, list(plan.ranges()))
     new = 0
     for i in order:
-        new += gatherer.add(tables[i])
+        new += collector.add(tables[i])
         if twice:
-            new += gatherer.add(tables[i])
+            new += collector.add(tables[i])
     assert new == plan.n_rows
-    assert gatherer.unfinished == []
+    assert collector.unfinished == []
     commit.finish(folder, plan)
     return CodeStore.open(folder)
 
@@ -145,8 +147,8 @@ def test_chunks_and_order_change_no_byte(pictures, tmp_path):
 def test_features_are_the_loop_and_bad_rows_are_named(features, tmp_path):
     manifest, encoder, values = features
     plan = begin(str(tmp_path), plan_of(manifest, encoder, 16))
-    for work in feature_works(list(plan.ranges()), manifest):
-        for shard, table in encode_features(Source(manifest, "database"), work, encoder, plan.output):
+    for task in feature_tasks(list(plan.ranges()), manifest):
+        for shard, table in encode_features(RowReader(manifest, "database"), task, encoder, plan.output):
             commit_table(str(tmp_path), plan, shard, table)
     commit.finish(str(tmp_path), plan)
     store = CodeStore.open(str(tmp_path))
@@ -184,31 +186,31 @@ def test_a_row_that_overflows_inside_the_model_is_bad_alone(features, tmp_path, 
 def test_feature_work_covers_each_shard_once_and_keeps_neighbours_together(features):
     manifest, encoder, _ = features
     ranges = list(plan_of(manifest, encoder, 16).ranges())
-    assert [len(work.shards) for work in feature_works(ranges, manifest)] == [7]  # one row group: one read
-    works = list(feature_works(ranges[:2] + ranges[4:], manifest))
-    assert [(work.start, work.stop) for work in works] == [(0, 32), (64, 100)]
+    assert [len(task.shards) for task in feature_tasks(ranges, manifest)] == [7]  # one row group: one read
+    tasks = list(feature_tasks(ranges[:2] + ranges[4:], manifest))
+    assert [(task.start, task.stop) for task in tasks] == [(0, 32), (64, 100)]
 
 
 def test_picture_work_is_whole_chunks_and_covers_each_row_once():
     plan = StorePlan("codes", 16, 1000, (PlannedPart("a", "a", 2500), PlannedPart("b", "b", 10)))
-    works = list(picture_works(list(plan.ranges()), chunk_rows=64, n_cpus=2))
-    rows = [(work.shards[0].part.name, row) for work in works for row in range(work.start, work.stop)]
+    tasks = list(picture_tasks(list(plan.ranges()), chunk_rows=64, n_cpus=2))
+    rows = [(task.shards[0].part.name, row) for task in tasks for row in range(task.start, task.stop)]
     assert rows == [("a", row) for row in range(2500)] + [("b", row) for row in range(10)]
-    assert all((work.stop - work.start) % 64 == 0 or work.stop == work.shards[0].stop for work in works)
-    assert len(works) >= 8
+    assert all((task.stop - task.start) % 64 == 0 or task.stop == task.shards[0].stop for task in tasks)
+    assert len(tasks) >= 8
 
 
 def test_mended_rows_are_read_by_their_ids(pictures):
     manifest, encoder, _ = pictures
     plan = plan_of(manifest, encoder, 4)
-    works = repair_works(plan, [1, 7, 20, 33, 59], first=2, step=3)
-    assert [(work.shards[0].name, work.row_ids) for work in works] == [
+    tasks = repair_tasks(plan, [1, 7, 20, 33, 59], first=2, step=3)
+    assert [(task.shards[0].name, task.row_ids) for task in tasks] == [
         ("codes-mended-00002", (1, 7, 20)),
         ("codes-mended-00002", (33,)),
         ("codes-mended-00003", (59,)),
     ]
-    source = Source(manifest, "database")
-    tables = [table for work in works for table in source.rows(work)]
+    source = RowReader(manifest, "database")
+    tables = [table for task in tasks for table in source.rows(task)]
     assert pa.concat_tables(tables)["row_id"].to_pylist() == [1, 7, 20, 33, 59]
 
 
@@ -253,8 +255,8 @@ def test_every_kind_of_bad_input_is_named_and_the_rest_goes_on(pictures, tmp_pat
     rows = SourceRows(len(names), lambda a, b: table[a:b])
     manifest = write_manifest(str(tmp_path / "m"), rows, np.full(len(names), DATABASE, np.uint8))
     plan = plan_of(manifest, encoder, 100)
-    (work,) = picture_works(list(plan.ranges()), 100, n_cpus=1)
-    (out,) = picture_rows(Source(manifest, "database", str(tmp_path)), work, encoder.preprocess, 100)
+    (task,) = picture_tasks(list(plan.ranges()), 100, n_cpus=1)
+    (out,) = picture_rows(RowReader(manifest, "database", str(tmp_path)), task, encoder.preprocess, 100)
     assert dict(zip(names, out["reason"].to_pylist(), strict=True)) == {
         "good": None, "broken": "corrupt", "empty": "empty", "truncated": "corrupt", "text": "unknown_format",
         "many_pixels": "too_large", "good_too": None, "many_bytes": "too_large", "vanished": "missing",
@@ -277,8 +279,8 @@ def test_few_files_are_in_memory_at_once(pictures, monkeypatch):
     monkeypatch.setattr("hashnet.encoding.pipeline.fetch_images", fetch)
     monkeypatch.setattr("hashnet.encoding.pipeline.FETCH_ROWS", 8)
     plan = plan_of(manifest, encoder, 100)
-    (work,) = picture_works(list(plan.ranges()), 100, n_cpus=1)
-    (out,) = picture_rows(Source(manifest, "database"), work, encoder.preprocess, 100)
+    (task,) = picture_tasks(list(plan.ranges()), 100, n_cpus=1)
+    (out,) = picture_rows(RowReader(manifest, "database"), task, encoder.preprocess, 100)
     assert fetched == [8, 8, 8, 8, 8, 8, 2]
     found = dict(zip(out["row_id"].to_pylist(), out["reason"].to_pylist(), strict=True))
     assert {row_id: reason for row_id, reason in found.items() if reason} == {
@@ -293,8 +295,8 @@ def test_few_files_are_in_memory_at_once(pictures, monkeypatch):
 def encode_all(manifest: Manifest, encoder: Encoder) -> dict[int, bytes]:
     plan = plan_of(manifest, encoder, 1000)
     found = {}
-    for work in picture_works(list(plan.ranges()), 16, n_cpus=1):
-        for table in picture_rows(Source(manifest, "database"), work, encoder.preprocess, 16):
+    for task in picture_tasks(list(plan.ranges()), 16, n_cpus=1):
+        for table in picture_rows(RowReader(manifest, "database"), task, encoder.preprocess, 16):
             out = encode_rows(encoder, "codes", table)
             assert out["reason"].null_count == len(out)
             found |= dict(zip(out["row_id"].to_pylist(), out["code"].to_pylist(), strict=True))

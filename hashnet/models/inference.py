@@ -1,0 +1,93 @@
+"""BatchedInference: the one loop that runs a model over rows without training it.
+
+Encoding, diagnostics, the features of a frozen backbone and the deep baselines all use it. Rows are read and
+computed in batches of a fixed number of rows, in eval mode and without gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hashnet.models.hash_model import HashModel
+
+OUTPUTS = ("logits", "features")
+Read = Callable[[int, int], torch.Tensor]  # rows [start, stop) as the model takes them
+
+
+class OutputModule(nn.Module):
+    """The model's ``logits`` or ``features`` as a module of its own, which ``torch.compile`` takes.
+
+    Features are the backbone's output; a ``features`` model has no backbone, so they are what its hash layer
+    takes.
+    """
+
+    def __init__(self, model: HashModel, output: str) -> None:
+        super().__init__()
+        self.model, self.output = model, output
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.output == "logits":
+            return self.model(x)
+        return self.model.raw_features(x) if self.model.modality == "image" else self.model.features(x)
+
+
+class BatchedInference:
+    """Callable: float32 (n, width) of n rows, where ``output`` is ``logits`` or ``features``.
+
+    ``pad`` fills the last batch up with zeros: rounding depends on the shape of a batch, so in one shape a
+    row's output does not depend on its neighbours. ``half`` computes in float16 on CUDA, ``channels_last``
+    is the memory layout of pictures that convolutions prefer, and ``module`` replaces the module that is
+    called, as a compiled one does. The model stays in eval mode.
+    """
+
+    def __init__(
+        self,
+        model: HashModel,
+        output: str = "logits",
+        *,
+        batch_rows: int,
+        device: str | torch.device = "cpu",
+        pad: bool = False,
+        half: bool = False,
+        channels_last: bool = False,
+        module: Any = None,
+    ) -> None:
+        self.model, self.batch_rows, self.device = model, batch_rows, torch.device(device)
+        self.pad, self.half, self.channels_last = pad, half, channels_last
+        self.width = model.n_bits if output == "logits" else model.spec.n_features
+        self._module = module if module is not None else OutputModule(model, output)
+
+    def __call__(
+        self, read: Read, n_rows: int, on_batch: Callable[[int], None] | None = None
+    ) -> torch.Tensor:
+        """Outputs of rows 0..n_rows - 1 on the CPU; ``on_batch`` gets the number of rows of each batch."""
+        outputs = torch.empty(n_rows, self.width)
+        self.model.to(self.device).eval()
+        with torch.inference_mode():
+            for start in range(0, n_rows, self.batch_rows):
+                stop = min(start + self.batch_rows, n_rows)
+                batch = self._to_device(read(start, stop))
+                with torch.autocast("cuda", torch.float16, enabled=self.half):
+                    outputs[start:stop] = self._module(batch)[: stop - start].float()
+                if on_batch:
+                    on_batch(stop - start)
+        return outputs
+
+    def _to_device(self, batch: torch.Tensor) -> torch.Tensor:
+        if self.pad and len(batch) < self.batch_rows:
+            padded = batch.new_zeros((self.batch_rows, *batch.shape[1:]))
+            padded[: len(batch)] = batch
+            batch = padded
+        if self.device.type == "cuda":
+            batch = batch.pin_memory().to(self.device, non_blocking=True)
+        return batch.contiguous(memory_format=torch.channels_last) if self.channels_last else batch
+
+
+def as_tensor(rows: np.ndarray) -> torch.Tensor:
+    """The array as a tensor; read-only memory, which torch does not take, is copied."""
+    return torch.from_numpy(rows if rows.flags.writeable else rows.copy())
