@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster.runtime import Need, connection, placement, telemetry
+from cluster.runtime import Need, capacity, connection, telemetry
 from hashnet.errors import FormatError, LineageMismatch
 from hashnet.index import (
     ABOUT,
@@ -170,7 +170,7 @@ def _workers(config: IndexConfig, store: CodeStore) -> int:
     if config.num_workers is not None:
         return config.num_workers
     wanted = len(store.shards) // SHARDS_PER_WORKER
-    return 0 if wanted < 2 else min(wanted, max(1, placement.capacity({"CPU": 1})))
+    return 0 if wanted < 2 else min(wanted, max(1, capacity.workers_that_fit({"CPU": 1})))
 
 
 def _read_here(config: IndexConfig, store: CodeStore) -> Iterator[Part]:
@@ -185,7 +185,7 @@ def _read_by_tasks(config: IndexConfig, store: CodeStore, workers: int) -> Itera
     connection.connect()
     import ray
 
-    placement.ensure(
+    capacity.require(
         "build_index", [Need("reader", workers, {"CPU": 1}, at_least=1, fix="lower num_workers")]
     )
     read = ray.remote(num_cpus=1, max_retries=READ_AGAIN)(read_group)

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from cluster.runtime import Need, connection, placement
+from cluster.runtime import Need, capacity, connection
 from cluster.train import worker_resources
 from hashnet.data import Manifest
 from hashnet.errors import ClusterError, ConfigError, Diverged, HashnetError
@@ -132,7 +132,7 @@ def _run_trials(config: SweepConfig, left: list[Trial]) -> None:
         dataclasses.replace(left[0].config, cpus_per_worker=config.cpus_per_worker or 1)
     )
     n = min(len(left), config.max_concurrent or len(left))
-    placement.ensure("sweep", [Need("trial", n, resources, at_least=1, fix="lower cpus_per_worker")])
+    capacity.require("sweep", [Need("trial", n, resources, at_least=1, fix="lower cpus_per_worker")])
     filesystem, path = storage.resolve(storage.join(config.run, "tune"))
     storage.make_folder(storage.join(config.run, "tune"))
     tuner = Tuner(

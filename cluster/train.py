@@ -12,7 +12,7 @@ import logging
 import time
 from typing import Any
 
-from cluster.runtime import Need, connection, ours, placement, telemetry
+from cluster.runtime import Need, capacity, connection, hashnet_error_in, ray_internals, telemetry
 from hashnet import errors
 from hashnet.errors import HashnetError, StorageError
 from hashnet.io import Progress, counted, events, storage
@@ -33,8 +33,9 @@ def train(config: TrainConfig) -> dict[str, Any]:
     connection.connect()
     resources = worker_resources(prepared.config)
     fewest = config.min_workers or config.num_workers
-    need = Need("worker", config.num_workers, resources, fewest, config.placement, fix="lower num_workers")
-    placement.ensure("train", [need])
+    apart = config.placement == "strict_spread"
+    need = Need("worker", config.num_workers, resources, fewest, one_per_node=apart, fix="lower num_workers")
+    capacity.require("train", [need])
     storage.delete(storage.join(config.run, CHECKPOINTS, ERROR))
     logger.info("starting the workers, which takes some seconds")
     summary = _fit(prepared.config, resources)
@@ -49,7 +50,7 @@ def worker_resources(config: TrainConfig) -> dict[str, float]:
     """
     gpu = config.device == "cuda"
     if config.device == "auto":
-        gpu = placement.capacity({"GPU": 1}, include_addable=True) >= config.num_workers
+        gpu = capacity.workers_that_fit({"GPU": 1}, include_addable=True) >= config.num_workers
     extra: dict[str, float] = {"GPU": 1} if gpu else {}
     if config.cpus_per_worker:
         return {"CPU": config.cpus_per_worker, **extra}
@@ -58,7 +59,7 @@ def worker_resources(config: TrainConfig) -> dict[str, float]:
     free = int(ray.available_resources().get("CPU", 0)) // config.num_workers  # not what others are using
     for most, include_addable in ((min(MOST_CPUS, max(1, free)), False), (MOST_CPUS, True)):
         for cpus in range(most, 0, -1):
-            if placement.capacity({"CPU": cpus, **extra}, include_addable) >= config.num_workers:
+            if capacity.workers_that_fit({"CPU": cpus, **extra}, include_addable) >= config.num_workers:
                 return {"CPU": cpus, **extra}
     return {"CPU": 1, **extra}
 
@@ -89,12 +90,11 @@ def _fit(config: TrainConfig, resources: dict[str, float]) -> dict[str, Any]:
             logging_config=LoggingConfig(log_level="ERROR"),  # progress and stages are said by us
         ),
     )
-    # Ray Train would answer Ctrl-C itself, and leave with an exit code of its own choosing.
-    trainer._register_sigint_handler = lambda controller: None
+    ray_internals.leave_interrupts_alone(trainer)
     try:
         summary = trainer.fit().return_value
     except TrainingFailedError as error:
-        reason = _reason(config) or ours(error)
+        reason = _reason(config) or hashnet_error_in(error)
         if reason is None:
             raise
         raise reason from error

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cluster.compare.data import shallow_features
-from cluster.runtime import LESS_MEMORY, Need, ours, placement
+from cluster.runtime import OUT_OF_MEMORY_ADVICE, Need, capacity, hashnet_error_in
 from hashnet.data import Manifest
 from hashnet.errors import ClusterError, Diverged, HashnetError
 from hashnet.io import Progress, storage
@@ -66,8 +66,8 @@ class Part:
     def _run(self, tasks: list[Task], before: dict[Cell, Record]) -> dict[Cell, Record]:
         cpus, gpu = self.config.cpus_per_cell, self.config.device == "cuda"
         if self.config.device == "auto":
-            gpu = placement.capacity({"CPU": cpus, "GPU": 1}, include_addable=True) > 0
-        placement.ensure("compare", needs_of([task.cell for task in tasks], cpus, gpu))
+            gpu = capacity.workers_that_fit({"CPU": cpus, "GPU": 1}, include_addable=True) > 0
+        capacity.require("compare", needs_of([task.cell for task in tasks], cpus, gpu))
         found: dict[Cell, Record] = {}
         failed: list[str] = []
         table = _Progress(self.name, {**before}, len(tasks))
@@ -172,7 +172,7 @@ def _ended(
         try:
             yield cell, ray.get(ready[0])
         except ray.exceptions.RayError as error:
-            known = ours(error) or _lost(error)
+            known = hashnet_error_in(error) or _lost(error)
             if known is None:
                 raise
             yield cell, known
@@ -183,7 +183,7 @@ def _lost(error: Exception) -> ClusterError | None:
     from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
 
     if isinstance(error, OutOfMemoryError):
-        return ClusterError(LESS_MEMORY)
+        return ClusterError(OUT_OF_MEMORY_ADVICE)
     if isinstance(error, (NodeDiedError, WorkerCrashedError)):
         return ClusterError(f"its worker died, also when it was tried again. {error}")
     return None

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from cluster.encode import setup as setup
 from cluster.encode import stages as stages
 from cluster.encode import summary as summary
-from cluster.runtime import connection, raise_ours, telemetry
+from cluster.runtime import connection, reraise_hashnet_error, telemetry
 from hashnet.data import Manifest
 from hashnet.encoding import (
     EncodeTask,
@@ -250,7 +250,7 @@ class _Job:
                     progress.update(n, bad=bad, device=device)
                     self._count(n, reasons, progress.rate)
             except Exception as error:
-                raise_ours(error)
+                reraise_hashnet_error(error)
 
     def _count(self, n: int, reasons: dict[str, int], rate: float) -> None:
         about = {"run": self.run, "stage": "encode"}

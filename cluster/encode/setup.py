@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.encode.stages import ACTOR_CPUS, DECODE_CPUS, on_one_thread
-from cluster.runtime import Need, describe, placement, raise_ours
+from cluster.runtime import Need, capacity, reraise_hashnet_error
 from hashnet.data import Manifest
 from hashnet.models import load_bundle
 
@@ -24,7 +24,7 @@ def gpus_wanted(engine: str, asked: float | None) -> float:
         return asked
     if engine not in ("auto", "cuda"):
         return 0
-    return 1 if placement.capacity({"GPU": 1}, include_addable=True) else 0
+    return 1 if capacity.workers_that_fit({"GPU": 1}, include_addable=True) else 0
 
 
 def settle_engine(engine: str, model_uri: str, modality: str, gpus: float) -> str:
@@ -37,14 +37,14 @@ def settle_engine(engine: str, model_uri: str, modality: str, gpus: float) -> st
     cpus = ACTOR_CPUS if gpus else 1
     ask = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=3)(_begin_and_answer)
     answers = ask.remote(engine, model_uri, modality)
-    while not ray.wait([answers], timeout=placement.LINE_EVERY_S)[0]:
-        wanted = describe({"CPU": cpus, "GPU": gpus})
+    while not ray.wait([answers], timeout=capacity.LINE_EVERY_S)[0]:
+        wanted = capacity.describe({"CPU": cpus, "GPU": gpus})
         log.info("waiting for room: a worker of %s, to settle the engine", wanted)
     try:
         ray.get(next(answers))
         name, why = ray.get(next(answers))
     except ray.exceptions.RayTaskError as error:
-        raise_ours(error)
+        reraise_hashnet_error(error)
     log.info("engine: %s (%s)", name, why)
     return name
 
@@ -76,17 +76,19 @@ def place(num_actors: int | None, gpus: float, rows: int) -> int:
     Says what goes where, and waits for the first GPU where an autoscaler must bring it; actors for
     GPUs that come later join the pool then. No more GPUs are asked for than the rows keep busy.
     """
-    n_cpus = placement.capacity({"CPU": 1}) or 1
+    n_cpus = capacity.workers_that_fit({"CPU": 1}) or 1
     n_actors = num_actors or n_cpus
     if gpus and num_actors is None:
-        here, all_of_them = (placement.capacity({"GPU": gpus}, include_addable=add) for add in (False, True))
+        here, all_of_them = (
+            capacity.workers_that_fit({"GPU": gpus}, include_addable=add) for add in (False, True)
+        )
         n_actors = max(here, min(all_of_them, -(-rows // ROWS_PER_NEW_ACTOR), MOST_NEW_ACTORS), 1)
     per_actor = {"GPU": gpus, "CPU": ACTOR_CPUS} if gpus else {"CPU": ACTOR_CPUS}
     needs = [
         Need("decode", n_cpus, {"CPU": DECODE_CPUS}, at_least=1),
-        Need("encoder", n_actors, per_actor, at_least=1, strategy="spread", fix="lower num_actors"),
+        Need("encoder", n_actors, per_actor, at_least=1, fix="lower num_actors"),
     ]
-    placement.ensure("encode", needs)
+    capacity.require("encode", needs)
     return n_actors
 
 
@@ -99,4 +101,4 @@ def verify_parts(manifest: Manifest, names: set[str]) -> None:
     try:
         ray.get([check.remote(replace(manifest, parts=(part,))) for part in parts])
     except ray.exceptions.RayTaskError as error:
-        raise_ours(error)
+        reraise_hashnet_error(error)

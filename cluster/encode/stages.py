@@ -12,7 +12,6 @@ all cores busy whichever of the two is the slower half.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from cluster.runtime import placement, telemetry
+from cluster.runtime import capacity, ray_internals, telemetry
 from hashnet.data import Preprocess
 from hashnet.encoding import EncodeTask, RowReader, commit_table, encode_features, encode_rows, picture_rows
 from hashnet.errors import HashnetError, LineageMismatch
@@ -179,7 +178,7 @@ def run_pictures(stage: Stage, works: Iterator[EncodeTask]) -> Iterator[pa.Table
                 batch_size=None,
                 batch_format="pyarrow",
                 num_cpus=DECODE_CPUS,
-                **placement.on_cpu_nodes(),
+                **capacity.on_cpu_nodes(),
             )
             data = data.map_batches(
                 PictureEncoder,
@@ -220,9 +219,7 @@ def _waves(works: Iterator[EncodeTask]) -> Iterator[list[EncodeTask]]:
 def _items(works: list[EncodeTask]) -> Any:
     import ray.data
 
-    for handler in logging.getLogger("ray.data").handlers:
-        if type(handler).__name__ == "PlainRayHandler":  # the terminal's; its log file keeps everything
-            handler.setLevel(logging.ERROR)
+    ray_internals.quiet_data_on_the_terminal()
     items = [{"work": work.to_json()} for work in works]
     return ray.data.from_items(items, override_num_blocks=len(items))
 

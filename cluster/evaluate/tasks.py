@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cluster.runtime import Need, connection, placement
+from cluster.runtime import Need, capacity, connection
 from hashnet.errors import LineageMismatch
 from hashnet.io import binary_matrix
 from hashnet.metrics import (
@@ -71,8 +71,8 @@ def run_ranges(
 
     gpu = device == "cuda" or (device == "auto" and connection.resources().get("GPU", 0) >= 1)
     size = {"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}
-    counters = min(len(ranges) * len(groups), placement.capacity(size)) or 1
-    placement.ensure("evaluate", [Need("counter", counters, size, at_least=1, fix="use device=cpu")])
+    counters = min(len(ranges) * len(groups), capacity.workers_that_fit(size)) or 1
+    capacity.require("evaluate", [Need("counter", counters, size, at_least=1, fix="use device=cpu")])
     count = ray.remote(_count).options(num_cpus=1, num_gpus=1 if gpu else 0, max_retries=3)
     fold = ray.remote(_fold).options(num_cpus=1, max_retries=3)
     finish = ray.remote(_finish).options(num_cpus=1, max_retries=3)

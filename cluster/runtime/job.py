@@ -1,8 +1,8 @@
-"""What every job does around its one call: read the settings, run, print the result, exit rightly.
+"""What every job does around its one call: read the settings, run, print the result, set the exit code.
 
     python jobs/NAME.py [--config FILE] [key=value …]
 
-Exit code 0: done. 1: it ran and failed. 2: a mistake in the input, said in a sentence. The last
+Exit code 0: done. 1: it ran and failed. 2: a mistake in the input, explained in a sentence. The last
 line of standard output is one JSON object; everything else goes to standard error.
 """
 
@@ -18,41 +18,41 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from cluster.runtime import connection
-from cluster.runtime.errors import LESS_MEMORY, ours
+from cluster.runtime.errors import OUT_OF_MEMORY_ADVICE, hashnet_error_in
 from hashnet.errors import ConfigError, HashnetError
 from hashnet.io import config, storage
 
 C = TypeVar("C")
 OUT_OF_MEMORY = "node running low on memory"  # as Ray says it
-OUTPUTS = ("run", "out", "query_codes")  # keys of all jobs that name what is written
-RECORDED = ("pairs", "weights")  # inputs that a run keeps the path of, and compares when it goes on
-SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's job supervisor sets it, under this very name
+OUTPUTS = ("run", "out", "query_codes")  # keys of any job that name an output
+RECORDED = ("pairs", "weights")  # inputs whose path a run records, and compares when it is resumed
+SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's job supervisor sets a variable of this name
 
 
 def run_job(cls: type[C], function: Callable[[C], dict[str, Any]], argv: list[str] | None = None) -> NoReturn:
     """Runs ``function`` on the configuration that the command line describes, then exits."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_BesideBars()])
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_AboveProgressBar()])
     for noisy in ("ray", "httpx", "numba", "matplotlib", "botocore", "faiss"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _terminated)  # `ray job stop`, a shutdown, a spot node taken back
     try:
         settings = read_settings(cls, sys.argv[1:] if argv is None else argv)
         result = function(settings)
-        nodes = connection.what_happened()
+        nodes = connection.node_changes()
         if nodes is not None:
             result = {**result, "cluster": nodes}
     except KeyboardInterrupt:
-        _stop("stopped; run the same command again to go on", 130)
+        _stop("stopped; run the same command again to continue", 130)
     except Exception as error:
         _stop(*_explain(error))
-    _leave_ray()  # before the last line: what workers still had to say comes with it
+    _leave_ray()  # before the last line, so that the workers' last output comes first
     sys.stderr.flush()
     print(json.dumps(result, default=float), flush=True)
     raise SystemExit(0)
 
 
-class _BesideBars(logging.Handler):
-    """Log lines on standard error, above a progress bar that may be there."""
+class _AboveProgressBar(logging.Handler):
+    """Writes log lines to standard error, above a progress bar if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm
@@ -90,11 +90,11 @@ def read_settings(cls: type[C], argv: list[str]) -> C:
 
 
 def _refuse_relative(settings: Any) -> None:
-    """A submitted job works in a throw-away copy of the working directory, at another place each time:
-    outputs there are lost, and paths that a run records would differ when it goes on."""
+    """ConfigError for relative outputs and recorded inputs: a submitted job runs in a temporary copy of the
+    working directory, elsewhere each time, so outputs there are lost and recorded paths would differ."""
     mistakes = []
     for name, path in config.paths(settings).items():
-        why = "is thrown away" if name in OUTPUTS else "is elsewhere the next time, and the run records it"
+        why = "is deleted afterwards" if name in OUTPUTS else "changes each time, but the run records it"
         if name in (*OUTPUTS, *RECORDED) and not storage.is_uri(path) and not os.path.isabs(path):
             mistakes.append(
                 f"{name}={path} is relative, and a submitted job's working directory {why}; give an absolute "
@@ -112,18 +112,18 @@ def _help(cls: type) -> str:
 
 
 def _explain(error: BaseException) -> tuple[str, int]:
-    """A message and an exit code: a sentence for an error of ours, also for one that came through Ray."""
-    known = ours(error)
+    """A message and an exit code: one sentence for a HashnetError, also for one that crossed Ray."""
+    known = hashnet_error_in(error)
     if known is not None:
         return f"error: {_plain(known)}", known.exit_code
     whole = "".join(traceback.format_exception(error))
     if OUT_OF_MEMORY in whole:
-        return f"error: {LESS_MEMORY}", 1
+        return f"error: {OUT_OF_MEMORY_ADVICE}", 1
     return f"{whole}\nfailed: {type(error).__name__}", 1
 
 
 def _plain(error: HashnetError) -> str:
-    """The sentence alone: an error that crossed Ray carries the remote stack trace in its text."""
+    """The message alone: the text of an error that crossed Ray includes the remote stack trace."""
     return str(error.args[0]) if error.args else str(error)
 
 

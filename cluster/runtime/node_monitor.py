@@ -1,8 +1,8 @@
-"""Keeps an eye on the nodes while a job runs, and says afterwards which came and went.
+"""Records which nodes join and leave while a job runs.
 
-``session.connect`` starts it when it joins a cluster; ``job.run_job`` puts its summary into the
-result. A node that goes, be it lost, taken back or idle and no longer paid for, costs what ran on it, which
-Ray does again elsewhere: the line and the count are for the person who wonders why a run took longer.
+``connection.connect`` starts it when it joins a cluster; ``job.run_job`` adds its summary to the result.
+Ray repeats elsewhere what ran on a node that left, whether it failed, was reclaimed or was removed as idle:
+the log line and the count explain why a run took longer.
 """
 
 from __future__ import annotations
@@ -12,44 +12,44 @@ import threading
 import time
 from typing import Any
 
-from cluster.runtime import nodes
+from cluster.runtime import capacity
 from hashnet.io import duration
 
 logger = logging.getLogger(__name__)
 EVERY_S = 2.0
 
 
-class Watch(threading.Thread):
+class NodeMonitor(threading.Thread):
     """Compares the nodes that are up with those of a moment ago, until it is stopped."""
 
     def __init__(self) -> None:
-        super().__init__(name="node-watch", daemon=True)
-        self._ending = threading.Event()
+        super().__init__(name="node-monitor", daemon=True)
+        self._stopping = threading.Event()
         self._since = time.monotonic()
-        self._now = {node.id: node.name for node in nodes.alive()}
+        self._now = {node.id: node.name for node in capacity.nodes()}
         self._most = len(self._now)
-        self.events: list[dict[str, Any]] = []
+        self.events: list[dict[str, str]] = []
 
     def run(self) -> None:
-        while not self._ending.wait(EVERY_S):
-            self._try_to_look()
+        while not self._stopping.wait(EVERY_S):
+            self._try_update()
 
-    def _try_to_look(self) -> None:
+    def _try_update(self) -> None:
         try:
-            self.look()
+            self.update()
         except Exception as error:  # a cluster that is going away must not add a stack trace
             logger.debug("nodes could not be listed: %s", error)
 
-    def look(self) -> None:
-        """Notes what changed since the last look."""
-        found = {node.id: node.name for node in nodes.alive()}
+    def update(self) -> None:
+        """Records what changed since the last update."""
+        found = {node.id: node.name for node in capacity.nodes()}
         if not found:
             return
         after = duration(time.monotonic() - self._since)
         for gone in self._now.keys() - found.keys():
             self.events.append({"event": "lost", "node": self._now[gone], "after": after})
             logger.warning(
-                "node %s left after %s; what ran there, if anything, is done again elsewhere",
+                "node %s left after %s; Ray repeats elsewhere what ran there, if anything did",
                 self._now[gone],
                 after,
             )
@@ -59,11 +59,11 @@ class Watch(threading.Thread):
         self._now, self._most = found, max(self._most, len(found))
 
     def stop(self) -> dict[str, Any]:
-        """Ends the watch after a last look: most nodes at once, how many left (``lost``) and joined, when."""
-        self._ending.set()
+        """The most nodes at once, how many left (``lost``) and joined, and when; stops the monitor."""
+        self._stopping.set()
         if self.is_alive():
             self.join()
-        self._try_to_look()
+        self._try_update()
         lost = sum(event["event"] == "lost" for event in self.events)
         summary: dict[str, Any] = {"nodes": self._most, "lost": lost, "joined": len(self.events) - lost}
         return summary | ({"events": self.events[:20]} if self.events else {})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from typing import Any
 
 
 def log_folder() -> str | None:
@@ -13,3 +15,87 @@ def log_folder() -> str | None:
     from ray._private.worker import _global_node  # the log folder has no public name
 
     return _global_node.get_logs_dir_path() if _global_node else None
+
+
+def read_loopback_setting_again() -> None:
+    """Applies RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER as it is now: Ray reads it only when it is imported."""
+    from ray._private import ray_constants
+
+    name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(name, False)
+
+
+def quiet_authentication() -> None:
+    """Silences the notice that token authentication turned itself on, which is as it should be."""
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+
+
+def quiet_data_on_the_terminal() -> None:
+    """Ray Data prints errors alone on the terminal; its log file keeps everything."""
+    for handler in logging.getLogger("ray.data").handlers:
+        if type(handler).__name__ == "PlainRayHandler":
+            handler.setLevel(logging.ERROR)
+
+
+def refuse_silent_address(address: str, timeout_s: float) -> None:
+    """ConnectionError where nothing at the address speaks gRPC: ray.init would wait for it without end."""
+    import grpc
+    from ray._private import grpc_utils, services  # they know what 127.0.0.1, auto and TLS mean to Ray
+
+    scheme, _, where = address.rpartition("://")
+    found = where if scheme else services.canonicalize_bootstrap_address(address)
+    if scheme not in ("", "ray") or found is None:  # others are Ray's to explain; `local` starts one
+        return
+    with grpc_utils.init_grpc_channel(found) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=timeout_s)
+        except grpc.FutureTimeoutError:
+            raise ConnectionError(f"no Ray answers at {found}") from None
+
+
+def node_types() -> list[tuple[str, dict[str, float], int]]:
+    """(name, resources, most nodes) of the node groups that a hosting platform told Ray it may add."""
+    from ray._private.state import state  # Ray Train and Ray Data read the same; nothing public does
+
+    config = state.get_cluster_config()
+    unbounded = 10_000  # -1 there
+    return [
+        (
+            group.name or "workers",
+            dict(group.resources),
+            group.max_count if group.max_count >= 0 else unbounded,
+        )
+        for group in (config.node_group_configs if config else [])
+    ]
+
+
+def inner_errors(error: BaseException) -> list[BaseException]:
+    """The errors that Ray wrapped in this one: its cause, by any of the names that Ray gives it."""
+    found = [error.__cause__, getattr(error, "cause", None), getattr(error, "_base_exc", None)]
+    found += getattr(error, "worker_failures", {}).values()  # Ray Train's, one per rank
+    return [inner for inner in found if isinstance(inner, BaseException)]
+
+
+def leave_interrupts_alone(trainer: Any) -> None:
+    """Ray Train would handle Ctrl-C itself, and exit with a code of its own choosing."""
+    trainer._register_sigint_handler = lambda controller: None
+
+
+def serve_client() -> Any:
+    """Ray's client of the Serve that runs in this cluster; None where there is none."""
+    from ray.serve.context import _get_global_client
+
+    return _get_global_client(raise_if_no_controller_running=False)
+
+
+def keep_replica_on_loopback() -> None:
+    """Lets a Serve replica's own gRPC server listen on loopback where its node does.
+
+    Serve 2.60 opens it on every interface whatever the node's address. Call it in the replica's constructor.
+    """
+    import ray
+    from ray.serve._private import replica
+
+    if ray.util.get_node_ip_address() == "127.0.0.1":
+        listen = replica.add_port_to_grpc_server
+        replica.add_port_to_grpc_server = lambda server, _: listen(server, "127.0.0.1:0")

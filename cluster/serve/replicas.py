@@ -18,11 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import ray
 from ray import serve
-from ray.serve._private import replica
 
-from cluster.runtime import telemetry
+from cluster.runtime import ray_internals, telemetry
 from hashnet.client import Queries
 from hashnet.server import IndexAnswer, IndexAsk, Limits, Meter, Tokens, Writer, behind
 
@@ -39,16 +37,6 @@ def use_threads(threads: int) -> int:
     return n
 
 
-def keep_to_loopback() -> None:
-    """Lets this replica's own channel, by which replicas speak, listen on loopback where its node does.
-
-    Serve 2.60 opens it on every interface whatever the node's address, when the replica is made.
-    """
-    if ray.util.get_node_ip_address() == "127.0.0.1":
-        listen = replica.add_port_to_grpc_server
-        replica.add_port_to_grpc_server = lambda server, _: listen(server, "127.0.0.1:0")
-
-
 @serve.deployment
 class IndexReplica:
     """Holds the index. One search at a time runs on all threads; what arrives meanwhile goes together."""
@@ -63,7 +51,7 @@ class IndexReplica:
         threads: int,
         run: str,
     ) -> None:
-        keep_to_loopback()
+        ray_internals.keep_replica_on_loopback()
         use_threads(threads)
         from hashnet.server import IndexHolder
 
@@ -154,7 +142,7 @@ class EncoderReplica:
     """Holds the model."""
 
     def __init__(self, uri: str, engine: str, max_pixels: int, threads: int) -> None:
-        keep_to_loopback()
+        ray_internals.keep_replica_on_loopback()
         n = use_threads(threads)
         import torch
 
@@ -182,7 +170,7 @@ class Keeper:
     """The one writer of the index, and the place where the counters of all HTTP processes meet."""
 
     def __init__(self, uri: str, model_sha256: str | None) -> None:
-        keep_to_loopback()
+        ray_internals.keep_replica_on_loopback()
         use_threads(0)
         self.uri, self.model_sha256 = uri, model_sha256
         self._writer: Writer | None = None
@@ -218,7 +206,7 @@ class HttpReplica:
         tokens: Tokens,
         local_only: bool,
     ) -> None:
-        keep_to_loopback()
+        ray_internals.keep_replica_on_loopback()
         from cluster.serve.ray_backend import RayBackend
         from hashnet.server import open_catalog
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cluster.runtime import connection, placement
+from cluster.runtime import capacity, connection, ray_internals
 from cluster.serve import proxy
 from cluster.serve.application import build, hashed_tokens, needs
 from hashnet.errors import ClusterError, ConfigError
@@ -52,7 +52,7 @@ class Server:
             os.environ.setdefault(name, value)
         with _tokens_kept_back():
             connection.connect()
-        placement.ensure("serve", needs(self.config, self.ground))
+        capacity.require("serve", needs(self.config, self.ground))
         from ray import serve
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -90,7 +90,7 @@ class Server:
 
         if not ray.is_initialized():
             return
-        if _serve_client() is not None:
+        if ray_internals.serve_client() is not None:
             serve.delete(NAME)
         if self._owns_serve and "RAY_ADDRESS" in os.environ:  # a Ray that was started here ends with us
             serve.shutdown()
@@ -124,7 +124,7 @@ class Server:
 
     def _serve_runs(self) -> bool:
         """Whether Serve's HTTP runs already; one that listens elsewhere is not ours to change."""
-        config, client = self.config, _serve_client()
+        config, client = self.config, ray_internals.serve_client()
         if client is None:
             if is_loopback(config.host):
                 _refuse_taken_port(config.address, config.port)
@@ -161,13 +161,6 @@ def _tokens_kept_back() -> Iterator[None]:
         yield
     finally:
         os.environ.update(kept)
-
-
-def _serve_client() -> Any:
-    """Ray's client of the Serve in this cluster; None where there is none."""
-    from ray.serve.context import _get_global_client
-
-    return _get_global_client(raise_if_no_controller_running=False)
 
 
 def _why(serve: Any) -> str:

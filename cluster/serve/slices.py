@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster.runtime import Need, connection, placement, raise_ours
+from cluster.runtime import Need, capacity, connection, reraise_hashnet_error
 from hashnet.errors import ClusterError, IndexMismatch, LineageMismatch, SearchError, UnknownId
 from hashnet.index import (
     BinaryIndex,
@@ -129,9 +129,9 @@ class ShardedIndex:
         beside = BYTES_BESIDE_CODE + (BYTES_OF_LABELS if labels and source.n_classes is not None else 0)
         memory = largest * (self.n_bits // 8 + beside) + (256 << 20)
         need = {"CPU": num_cpus, "memory": memory}
-        placement.ensure(
+        capacity.require(
             "sharded index",
-            [Need("slice", n_slices, need, strategy="spread", fix="fewer cores or more, smaller slices")],
+            [Need("slice", n_slices, need, fix="fewer cores or more, smaller slices")],
         )
         actor = ray.remote(IndexSlice).options(
             num_cpus=num_cpus,
@@ -256,7 +256,7 @@ class ShardedIndex:
             except exceptions.RayActorError as error:
                 missing[number] = str(error).strip().splitlines()[-1]
             except exceptions.RayTaskError as error:
-                raise_ours(error)
+                reraise_hashnet_error(error)
         return answers, missing
 
     def _own(self, ids: Any, queries: np.ndarray) -> np.ndarray | None:

@@ -111,7 +111,7 @@ def _codes(uri: str, pictures: int) -> Finding:
     names = storage.list_names(uri)
     if "_SUCCESS" not in names:
         done = len([n for n in storage.list_names(storage.join(uri, "_records")) if n.endswith(".json")])
-        sentence = f"encoding is not finished: {done} shards are; run jobs/encode_db.py again to go on"
+        sentence = f"encoding is not finished: {done} shards are; run jobs/encode_db.py again to continue"
         return Finding(uri, "codes", {"shards": done}, {}, [sentence])
     about = _read(uri, "manifest.json", None)
     facts: dict[str, Any] = {name: about.get(name) for name in ("rows", "bad_rows", "n_classes", "sha256")}

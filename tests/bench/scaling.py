@@ -180,11 +180,10 @@ TRANSFER = """
 import json, sys, time
 import numpy as np
 sys.path.insert(0, ".")
-from cluster import session
-session.connect()
+from cluster.runtime import capacity, connection
+connection.connect()
 import ray
-from cluster import nodes
-workers = [n.id for n in nodes.alive() if not n.is_head]
+workers = [n.id for n in capacity.nodes() if not n.is_head]
 @ray.remote(num_cpus=0.1)
 def make(n): return [ray.put(np.zeros(n, np.uint8)) for _ in range(8)]
 @ray.remote(num_cpus=0.1)

@@ -57,7 +57,7 @@ def test_only_a_mistake_that_would_repeat_itself_is_final(tmp_path, monkeypatch,
     def stop(*_, **__):
         raise error
 
-    monkeypatch.setattr("hashnet.training.worker.train_run", stop)
+    monkeypatch.setattr("hashnet.training.train_run", stop)
     monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 0))
     monkeypatch.setattr(training, "_speak", lambda: None)
     monkeypatch.setattr(training, "_device", lambda _: "cpu")

@@ -14,8 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cluster.runtime import connection, telemetry
-from cluster.runtime.nodes import Node
-from cluster.runtime.planning import plan
+from cluster.runtime.capacity import Node, too_large
 from cluster.serve import application, proxy, replicas, service
 from cluster.serve.run import Server
 from hashnet import BinaryIndex
@@ -33,9 +32,9 @@ def test_replicas_and_devices_by_configuration(run: str, monkeypatch: pytest.Mon
     grows = application.scaling(1, 8, target=32)["autoscaling_config"]
     assert (grows["min_replicas"], grows["max_replicas"]) == (1, 8)
     config = ServeConfig(run=run)
-    monkeypatch.setattr(application.session, "resources", lambda: {"CPU": 8.0})
+    monkeypatch.setattr(application.connection, "resources", lambda: {"CPU": 8.0})
     assert "GPU" not in application.size("encoder", config)
-    monkeypatch.setattr(application.session, "resources", lambda: {"CPU": 8.0, "GPU": 1.0})
+    monkeypatch.setattr(application.connection, "resources", lambda: {"CPU": 8.0, "GPU": 1.0})
     assert application.size("encoder", config)["GPU"] > 0  # a GPU where there is one
     assert "GPU" not in application.size("encoder", ServeConfig(run=run, encoder_device="cpu"))
     assert "GPU" not in application.size("index", config)
@@ -53,11 +52,11 @@ def test_replicas_and_devices_by_configuration(run: str, monkeypatch: pytest.Mon
 
 def test_every_replica_asked_for_must_have_room(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve would wait for ever for one that has none. 2 CPUs: 0.05 keeper, 0.1 HTTP, 0.5 each other."""
-    monkeypatch.setattr(application.session, "resources", lambda: {"CPU": 2.0})
+    monkeypatch.setattr(application.connection, "resources", lambda: {"CPU": 2.0})
 
     def fits(**settings: Any) -> bool:
         config = ServeConfig(run=run, **settings)
-        return plan("serve", application.needs(config, look_over(config)), [Node("a", {"CPU": 2.0})]).possible
+        return not too_large(application.needs(config, look_over(config)), [Node("a", {"CPU": 2.0})])
 
     assert fits(index_replicas=2)  # 0.05 + 0.1 + 2 x 0.5 + 0.5
     assert fits(index_replicas=2, max_index_replicas=8)  # more come when there is room
@@ -74,7 +73,7 @@ class FakeServe:
     def __init__(self, patch: pytest.MonkeyPatch, listens: tuple[str, int] | None = None) -> None:
         self.listens, self.calls = listens, list[str]()
         patch.setattr("cluster.serve.run.connection.connect", lambda: None)
-        patch.setattr("cluster.serve.run.placement.ensure", lambda stage, needs: None)
+        patch.setattr("cluster.serve.run.capacity.require", lambda stage, needs: None)
         patch.setattr("cluster.serve.application.connection.resources", lambda: {"CPU": 2.0})
         patch.setattr("ray.is_initialized", lambda: True)
         patch.setattr("ray.serve.context._get_global_client", lambda **_: self.client())

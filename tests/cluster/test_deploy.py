@@ -18,9 +18,8 @@ from ray.serve.schema import ServeDeploySchema
 import hashnet
 from cluster.encode import setup as encode_setup
 from cluster.encode.job import EncodeConfig
-from cluster.runtime import connection, nodes, placement, telemetry
+from cluster.runtime import capacity, connection, telemetry
 from cluster.runtime.job import read_settings
-from cluster.runtime.planning import plan
 from hashnet.io import config as configs
 from hashnet.server.settings import ServeConfig
 from hashnet.training.config import TrainConfig
@@ -49,11 +48,22 @@ def test_the_head_takes_no_work_and_gpus_come_from_zero_on_spot(launcher):
     assert gpu["min_workers"] == 0
     assert gpu["resources"]["GPU"] >= 1
     assert gpu["node_config"]["InstanceMarketOptions"] == {"MarketType": "spot"}
-    assert [kind["labels"][nodes.POOL] for kind in (head, cpu, gpu)] == ["head", "cpu", "gpu"]
-    assert nodes._from_bootstrap(prepare_config(launcher)) == [
-        ("cpu", {"CPU": 16}, 8),
-        ("gpu", {"CPU": 8, "GPU": 1}, 8),
-    ]
+    assert [kind["labels"][capacity.POOL] for kind in (head, cpu, gpu)] == ["head", "cpu", "gpu"]
+
+
+@pytest.fixture
+def ray_up_types(launcher, tmp_path, monkeypatch):
+    """The node types in the file that `ray up` leaves on the head."""
+    left = tmp_path / "bootstrap.yaml"
+    left.write_text(yaml.safe_dump(prepare_config(launcher)))
+    monkeypatch.setattr(capacity, "BOOTSTRAP", str(left))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.delenv(capacity.NODE_TYPES, raising=False)
+    return capacity._node_types()
+
+
+def test_the_types_that_ray_up_leaves_on_the_head(ray_up_types):
+    assert ray_up_types == [("cpu", {"CPU": 16}, 8), ("gpu", {"CPU": 8, "GPU": 1}, 8)]
 
 
 def test_every_machine_starts_from_an_image_that_is_named(launcher):
@@ -63,30 +73,33 @@ def test_every_machine_starts_from_an_image_that_is_named(launcher):
     assert all(re.fullmatch(r"ami-[0-9a-f]{17}", image) for image in images)
 
 
-def test_drivers_on_worker_nodes_know_what_the_autoscaler_may_add(launcher):
+def test_drivers_on_worker_nodes_know_what_the_autoscaler_may_add(launcher, ray_up_types, monkeypatch):
     docker = launcher["docker"]
     options = docker["run_options"] + docker["worker_run_options"]
     command = docker_start_cmds(
         "ubuntu", docker["image"], {}, "hashnet", options, "hashnet", "/home/ray", "docker"
     )
-    told = [word for word in shlex.split(command) if word.startswith(f"{nodes.NODE_TYPES}=")]
-    assert [nodes._from_json(word.partition("=")[2]) for word in told] == [
-        nodes._from_bootstrap(prepare_config(launcher))
-    ]
+    told = [word for word in shlex.split(command) if word.startswith(f"{capacity.NODE_TYPES}=")]
+    (word,) = told
+    monkeypatch.setenv(*word.split("=", 1))
+    assert capacity._node_types() == ray_up_types
 
 
-def test_the_plan_in_the_guide_is_what_a_new_cluster_prints(launcher, repo, monkeypatch):
+def test_the_plan_in_the_guide_is_what_a_new_cluster_prints(
+    launcher, ray_up_types, repo, monkeypatch, caplog
+):
+    caplog.set_level("INFO", "cluster.runtime.capacity")
     kinds = launcher["available_node_types"]
-    now = [nodes.Node("10.0.0.4", {}, is_head=True), nodes.Node("10.0.0.17", kinds["cpu"]["resources"])]
-    more = nodes._spare(nodes._from_bootstrap(prepare_config(launcher)), now)
-    asked = []
+    now = [capacity.Node("10.0.0.4", {}, is_head=True), capacity.Node("10.0.0.17", kinds["cpu"]["resources"])]
+    groups = importlib.import_module("ray.util.placement_group")
+    monkeypatch.setattr(groups, "placement_group", lambda bundles, strategy: None)
     monkeypatch.setattr(connection, "connect", lambda: None)
-    monkeypatch.setattr(nodes, "alive", lambda: now)
-    monkeypatch.setattr(nodes, "addable", lambda now: more)
-    monkeypatch.setattr(placement, "ensure", lambda stage, needs: asked.append(plan(stage, needs, now, more)))
+    monkeypatch.setattr(capacity, "nodes", lambda: now)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    gpu = capacity.Node("10.0.0.23", kinds["gpu"]["resources"])
+    monkeypatch.setattr(capacity.time, "sleep", lambda seconds: now.append(gpu))
     encode_setup.place(None, encode_setup.gpus_wanted("auto", None), rows=1_000_000)
-    lines = f"{asked[0]}\nwaiting for the autoscaler: {placement._missing(asked[0])}".splitlines()
-    printed = "".join(f"    {line}\n" for line in lines)
+    printed = "".join(f"    {line}\n" for line in caplog.messages)
     assert printed in (repo / "docs/operate.md").read_text()
 
 
@@ -164,20 +177,21 @@ def test_kuberay_finds_what_it_requires(repo, name):
 
 
 @pytest.mark.parametrize("name", KUBERNETES)
-def test_rays_own_autoscaler_reads_the_cluster(repo, name):
+def test_rays_own_autoscaler_reads_the_cluster(repo, name, monkeypatch):
     spec = _ray_cluster(repo, name)
     custom = {"metadata": {"name": "hashnet", "namespace": "default"}, "spec": spec}
     derived = autoscaling_config._derive_autoscaling_config_from_ray_cr(custom)  # validates it, too
     kinds = derived["available_node_types"]
     assert kinds["headgroup"]["resources"]["CPU"] == 0
-    assert kinds["cpu"]["labels"] == {nodes.POOL: "cpu"}
+    assert kinds["cpu"]["labels"] == {capacity.POOL: "cpu"}
     if name != "serve.yaml":
         assert kinds["gpu"]["resources"]["GPU"] == 1
-        assert kinds["gpu"]["labels"][nodes.POOL] == "gpu"
+        assert kinds["gpu"]["labels"][capacity.POOL] == "gpu"
     # What we tell jobs about the autoscaler, wherever their driver runs, is what the autoscaler is told.
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
         env = {e["name"]: e for e in group["template"]["spec"]["containers"][0]["env"]}
-        told = nodes._from_json(env[nodes.NODE_TYPES]["value"])
+        monkeypatch.setenv(capacity.NODE_TYPES, env[capacity.NODE_TYPES]["value"])
+        told = capacity._node_types()
         assert {kind for kind, _, _ in told} == set(kinds) - {"headgroup"}
         for kind, resources, most in told:
             assert most == kinds[kind]["max_workers"]

@@ -15,17 +15,17 @@ def cluster(new_cluster):
     return made
 
 
-def test_training_spread_over_gpus_and_two_encoders_a_gpu(cluster, submit, tmp_path):
+def test_training_spread_over_gpus_and_two_encoders_per_gpu(cluster, submit, tmp_path):
     run = f"run={tmp_path}/run"
     short = ("stages=1", "first_epochs=1", "measure_rows=0", "n_bits=16", "cpus_per_worker=1")
     gpus = ("num_workers=2", "device=cuda", "collective=gloo", "placement=strict_spread")
     job = submit(cluster, "train.py", run, "dataset=digits", *short, *gpus)
     assert job.result()["steps"] > 0
-    assert "worker  2 × {CPU 1, GPU 1}  →  gpu-1 ×1, gpu-2 ×1" in "".join(job.lines)
+    assert "2 × worker {CPU 1, GPU 1}, each on its own node; the cluster has 3 nodes" in "".join(job.lines)
 
     job = submit(cluster, "encode_db.py", run, "engine=cpu-eager", "gpus_per_actor=0.5", "chunk_rows=64")
     result = job.result()
-    assert "encoder  4 × {CPU 0.001, GPU 0.5}  →  gpu-1 ×2, gpu-2 ×2" in "".join(job.lines)
+    assert "4 × encoder {CPU 0.001, GPU 0.5}" in "".join(job.lines)
     assert (result["rows"], result["nodes"]) == (1600, 2)  # encoders on both GPU nodes, nowhere else
 
 
@@ -33,7 +33,7 @@ def test_more_workers_than_gpus_fail_in_seconds(cluster, submit, tmp_path):
     job = submit(cluster, "train.py", f"run={tmp_path}/run", "dataset=digits", "num_workers=3", "device=cuda")
     code, log = job.end(120)
     assert code != 0
-    assert "train needs 3 × worker of" in log
-    assert "2 can ever be placed: lower num_workers, or add nodes" in log
-    assert "gpu-1 {CPU 1, GPU 1}, gpu-2 {CPU 1, GPU 1}" in log
+    assert "train needs 3 × worker" in log
+    assert "2 can fit: lower num_workers, or add nodes" in log
+    assert "3 nodes with {CPU 3, GPU 2} (the head takes no work), the largest gpu-2 {CPU 1, GPU 1}" in log
     assert "Traceback" not in log

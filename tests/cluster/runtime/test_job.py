@@ -137,7 +137,7 @@ def test_relative_outputs_are_refused_in_a_submitted_job(monkeypatch):
     with pytest.raises(ConfigError) as caught:
         job.read_settings(EvaluateConfig, words)
     assert [m.partition(" is relative, and")[0] for m in caught.value.mistakes] == words
-    assert "working directory is thrown away; give an absolute path" in caught.value.mistakes[2]
+    assert "working directory is deleted afterwards; give an absolute path" in caught.value.mistakes[2]
 
 
 def test_paths_that_a_run_records_are_absolute_in_a_submitted_job_and_other_inputs_need_not(monkeypatch):
@@ -148,7 +148,7 @@ def test_paths_that_a_run_records_are_absolute_in_a_submitted_job_and_other_inpu
         job.read_settings(TrainConfig, ["run=/r", "pairs=clicks.csv", "weights=mine.pth"])
     first, second = caught.value.mistakes
     assert first.startswith(
-        "pairs=clicks.csv is relative, and a submitted job's working directory is elsewhere"
+        "pairs=clicks.csv is relative, and a submitted job's working directory changes each time"
     )
     assert second.startswith("weights=mine.pth is relative")
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from cluster.encode import setup as encode_setup
-from cluster.runtime import placement
+from cluster.runtime import capacity
 from hashnet.errors import ModelError
 
 
@@ -16,7 +16,7 @@ class Busy:
 
 def test_a_busy_cluster_is_said_while_a_worker_is_waited_for(ray_local, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "cluster.encode.setup")
-    monkeypatch.setattr(placement, "LINE_EVERY_S", 0.2)
+    monkeypatch.setattr(capacity, "LINE_EVERY_S", 0.2)
     busy = ray_local.remote(num_cpus=2)(Busy).remote()
     assert ray_local.get(busy.is_here.remote(), timeout=60)
     make_room = logging.Handler()  # once the line was said

@@ -43,7 +43,7 @@ def test_training_stops_and_goes_on(cluster, submit, tmp_path):
     job.wait_for("stage 0 done")
     assert stop(cluster, job).returncode == 0
     _, log = job.end()  # the CLI of the submitter exits with 0 when somebody stops the job
-    assert "stopped; run the same command again to go on" in log
+    assert "stopped; run the same command again to continue" in log
     assert "Traceback" not in log
     assert not os.path.exists(f"{run}/model/model.json")
     result = submit(cluster, "train.py", f"run={run}", *TRAIN).result()
@@ -69,7 +69,7 @@ def test_encoding_stops_and_goes_on(cluster, submit, tmp_path):
         time.sleep(0.1)
     assert stop(cluster, job).returncode == 0
     _, log = job.end()
-    assert "stopped; run the same command again to go on" in log
+    assert "stopped; run the same command again to continue" in log
     assert "Traceback" not in log
     done = len(list(run.glob("codes/_records/*.json")))
     assert 3 <= done < 60
@@ -96,5 +96,5 @@ def test_ctrl_c_of_a_local_job(python, repo, tmp_path):
     os.killpg(job.pid, signal.SIGINT)  # what a terminal sends: to the whole foreground group
     rest = job.stderr.read()
     assert job.wait(60) == 130
-    assert "stopped; run the same command again to go on" in rest
+    assert "stopped; run the same command again to continue" in rest
     assert os.path.isdir(f"{tmp_path}/run/checkpoints")

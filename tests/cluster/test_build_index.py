@@ -14,7 +14,7 @@ import ray
 
 from cluster import build_index as indexing
 from cluster.build_index import IndexConfig, build_index
-from cluster.runtime import connection, placement
+from cluster.runtime import capacity, connection
 from cluster.serve.slices import ShardedIndex, _cut
 from hashnet import BinaryIndex, errors
 from hashnet.store.code_store import write_store
@@ -63,7 +63,7 @@ def test_a_group_that_ends_every_worker_is_given_up(run, tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "remote", remote)
     monkeypatch.setattr(ray, "get", lambda part: part)
     monkeypatch.setattr(connection, "connect", lambda: None)
-    monkeypatch.setattr(placement, "ensure", lambda stage, needs: None)
+    monkeypatch.setattr(capacity, "require", lambda stage, needs: None)
     made = build_index(IndexConfig(run=str(run[0]), out=str(tmp_path / "index"), num_workers=2))
     assert made["rows"] == 3000
     assert 0 < options["max_retries"] < 100
@@ -205,7 +205,7 @@ def test_sharded_mistakes(sharded, run, ray_local):
         (lambda: sharded.search(codes, on_missing="ignore"), errors.IndexMismatch, "wait or raise"),
         (lambda: ShardedIndex(store, 99), errors.ClusterError, "between 1 and 24"),
         (lambda: ShardedIndex(store, 2, kind="tree"), errors.Unsupported, "one of flat"),
-        (lambda: ShardedIndex(store, 2, num_cpus=500), errors.ClusterError, "can ever be placed"),
+        (lambda: ShardedIndex(store, 2, num_cpus=500), errors.ClusterError, "can fit"),
     ]:
         with pytest.raises(kind, match=sentence):
             call()

@@ -38,7 +38,7 @@ def test_an_address_that_is_none(monkeypatch, address):
 def test_a_ray_that_was_imported_before_still_listens_on_loopback_alone(python, repo):
     """Ray decides by the environment when it is imported; a sweep once imported it before connecting."""
     code = (
-        "import ray; from cluster import session; connection.connect(num_cpus=1); "
+        "import ray; from cluster.runtime import connection; connection.connect(num_cpus=1); "
         "print([node['NodeManagerAddress'] for node in ray.nodes()])"
     )
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

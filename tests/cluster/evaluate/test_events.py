@@ -1,0 +1,28 @@
+"""Structured events of an evaluation; no Ray is started."""
+
+from cluster.evaluate import job as evaluation
+from cluster.evaluate.job import EvaluateConfig
+from cluster.runtime import connection
+from hashnet.io import events
+
+
+def test_evaluation_tells_of_each_range_of_queries(monkeypatch, tmp_path):
+    told = []
+    monkeypatch.setattr(events, "event", lambda message, **fields: told.append({"event": message, **fields}))
+    spans = [(0, 64), (64, 100)]
+    monkeypatch.setattr(connection, "connect", lambda: None)
+    monkeypatch.setattr(evaluation, "query_ranges", lambda n, k: spans)
+    monkeypatch.setattr(evaluation, "shard_groups", lambda store, rows: [])
+    monkeypatch.setattr(evaluation, "run_ranges", lambda *_: iter([(span, []) for span in spans]))
+    monkeypatch.setattr(evaluation, "to_bytes", lambda blocks: b"{}")
+    monkeypatch.setattr(evaluation, "from_bytes", lambda data: [])
+    monkeypatch.setattr(evaluation, "join", list)
+
+    class Queries(list):
+        def codes(self):
+            return None
+
+    config = EvaluateConfig(run=str(tmp_path / "demo"))
+    evaluation._measure_all(config, None, Queries(range(100)), None, 10, {})
+    about = {"event": "queries measured", "stage": "evaluate", "run": "demo"}
+    assert told == [{**about, "first": 0, "stop": 64}, {**about, "first": 64, "stop": 100}]
