@@ -99,12 +99,12 @@ def _train_config(config: DemoConfig) -> TrainConfig:
 
 def _manifest_of(config: DemoConfig) -> str:
     """RUN/pictures.parquet of the folder, made once."""
-    from hashnet.data import load_rows, make_manifest
+    from hashnet.data import load_source, make_manifest
 
     assert config.images is not None
     where, folder = storage.join(config.run, "pictures.parquet"), storage.absolute(config.images)
     if not storage.exists(storage.join(where, "_manifest.json")):
-        rows = load_rows("imagefolder", path=folder)[0]
+        rows = load_source("imagefolder", path=folder).rows
         if rows.labels is None or (rows.n_classes or 0) < 2 or rows.n < LEAST_PICTURES:
             raise ConfigError(
                 f"{folder} has {rows.n} pictures in {rows.n_classes or 'no'} class folders; the demo learns "

@@ -13,11 +13,10 @@ from hashnet.data import (
     SOURCES,
     Manifest,
     Protocol,
-    append_to,
-    describe_manifest,
-    first_pictures,
+    append_source,
     make_manifest,
-    source_module,
+    source_options,
+    unreadable_warning,
 )
 from hashnet.io import REQUIRED
 
@@ -31,23 +30,23 @@ examples:
   hashnet dataset NAME --help            lists every option of a source
 
 Paths may be URIs (s3://, gs://, hdfs://). Training images are drawn from the database, queries are
-never in it; every draw is repeatable by --seed."""
+never in it; the same --seed gives the same draw."""
 
 
 def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
-    """Adds a subcommand a source; the options of a source come from its ``Options`` and ``Protocol``."""
+    """Adds one subcommand per source, with the options of the source and of ``Protocol``."""
     parser.epilog = EXAMPLES
     names = parser.add_subparsers(dest="source", metavar="NAME", required=True)
-    asked = next((word for word in words if not word.startswith("-")), "")
+    requested = next((word for word in words if not word.startswith("-")), "")
     for name, meaning in SOURCES.items():
         source = names.add_parser(name, help=meaning, description=meaning)
-        if name == asked:
+        if name == requested:
             _add_options(source, name)
             source.add_argument("--out", required=True, metavar="PATH", help="the manifest to make, a folder")
-            source.add_argument("--overwrite", action="store_true", help="replace a manifest that is there")
+            source.add_argument("--overwrite", action="store_true", help="replace an existing manifest")
             source.add_argument("--json", action="store_true", help="print the summary as one JSON object")
     append = names.add_parser("append", help="add the rows of a source to a manifest as a new part")
-    if asked == "append":
+    if requested == "append":
         append.add_argument("manifest", metavar="MANIFEST", help="the manifest to add to")
         sources = append.add_subparsers(dest="appended", metavar="NAME", required=True)
         for name, meaning in SOURCES.items():
@@ -60,36 +59,36 @@ def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Makes or extends the manifest and says what is in it."""
+    """Makes or extends the manifest and prints what is in it."""
     given = vars(arguments)
     name = given["appended"] if given["source"] == "append" else given["source"]
     known = {field.name for field in _fields(name)}
     options = {word: value for word, value in given.items() if word in known and value is not None}
     if given["source"] == "append":
-        manifest = append_to(Manifest.open(given["manifest"]), name, show_progress=True, **options)
+        manifest = append_source(Manifest.open(given["manifest"]), name, show_progress=True, **options)
     else:
         manifest = make_manifest(
             name, given["out"], overwrite=given["overwrite"], show_progress=True, **options
         )
     summary = manifest.summary()
     if given["json"]:
-        print(json.dumps({"manifest": manifest.uri, "sha256": manifest.sha256, **summary}))
+        print(json.dumps({"manifest": manifest.uri, "sha256": manifest.sha256, **summary.to_dict()}))
     else:
-        print(describe_manifest(manifest, summary))
-    if warning := first_pictures(manifest):
+        print(summary.text(manifest))
+    if warning := unreadable_warning(manifest):
         print(f"warning: {warning}", file=sys.stderr)
     return 0
 
 
 def _fields(name: str) -> list[dataclasses.Field]:
     """The options of a source and of the protocol, each once (both may have a seed)."""
-    own = dataclasses.fields(source_module(name).Options)
+    own = dataclasses.fields(source_options(name))
     mine = {field.name for field in own}
     return [*own, *(field for field in dataclasses.fields(Protocol) if field.name not in mine)]
 
 
 def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
-    options = source_module(name).Options
+    options = source_options(name)
     hints = {**typing.get_type_hints(Protocol), **typing.get_type_hints(options)}
     own = {field.name for field in dataclasses.fields(options)}
     about = parser.add_argument_group(f"options of {name}")
@@ -110,7 +109,7 @@ def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def _reading(field: dataclasses.Field, hint: Any) -> dict[str, Any]:
-    """How argparse reads one option; values are checked by the source, with its own words."""
+    """How argparse reads one option; the source checks the values."""
     choices = field.metadata.get("choices")
     if typing.get_origin(hint) is list:
         metavar = "|".join(choices) if choices else "A,B,…"

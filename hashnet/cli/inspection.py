@@ -89,11 +89,12 @@ def _manifest(uri: str, pictures: int) -> Finding:
         "sha256": manifest.sha256,
     }
     if not problems:
-        facts |= manifest.summary()
+        facts |= manifest.summary().to_dict()
         if pictures and manifest.modality == "image":
-            facts["pictures"] = check_pictures(manifest, None if pictures < 0 else pictures)
-            if facts["pictures"]["bad"]:
-                problems.append(facts["pictures"]["sentence"])
+            found = check_pictures(manifest, None if pictures < 0 else pictures)
+            facts["pictures"] = found.to_dict()
+            if found.bad:
+                problems.append(found.sentence)
     return Finding(uri, "manifest", facts, {"source": manifest.source}, problems)
 
 
@@ -168,7 +169,7 @@ def _any_json(uri: str) -> Finding:
 
 
 def _table(uri: str) -> Finding:
-    from hashnet.data import COLUMNS, PairTable
+    from hashnet.data import PairTable
 
     if storage.name_of(uri).endswith(".parquet"):
         try:
@@ -176,7 +177,7 @@ def _table(uri: str) -> Finding:
                 names = pq.ParquetFile(source).schema_arrow.names
         except pa.ArrowInvalid as error:
             raise FormatError(f"{uri} is not Parquet: {error}") from error
-        if not set(COLUMNS) <= set(names):
+        if not set(PairTable.COLUMNS) <= set(names):
             raise FormatError(f"{uri} is Parquet with {', '.join(names)}, nothing of hashnet's by itself")
     counts = PairTable.open(uri).counts()
     return Finding(uri, "pairs", {"pairs": counts.n_pairs, "similar": counts.n_similar})

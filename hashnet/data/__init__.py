@@ -1,17 +1,16 @@
-"""Data: manifests, sources, protocols (train, query and database splits), pairs, and pictures as pixels."""
+"""Manifests, the sources they are made from, splits, pairs, and pictures as pixels."""
 
-from hashnet.data.describe import check_pictures, describe_manifest, first_pictures
-from hashnet.data.fetch import feature_matrix, feature_rows, fetch_images, too_many_bad
+from hashnet.data.features import feature_matrix, feature_rows
+from hashnet.data.fetch import fetch_images, too_many_bad
 from hashnet.data.images import FORMATS, PREPROCESS_VERSION, Preprocess, decode
 from hashnet.data.manifest import Manifest
-from hashnet.data.pairs import COLUMNS, PairTable
-from hashnet.data.parts import read_groups
-from hashnet.data.protocols import Protocol
-from hashnet.data.resplit import zero_shot_copy
-from hashnet.data.sources import SOURCES, append_to, load_rows, make_manifest, source_module
+from hashnet.data.pairs import PairTable
+from hashnet.data.sources import SOURCES, append_source, load_source, make_manifest, source_options
+from hashnet.data.splits import Protocol
+from hashnet.data.summary import check_pictures, unreadable_warning
+from hashnet.data.writer import zero_shot_copy
 
 __all__ = [
-    "COLUMNS",
     "FORMATS",
     "PREPROCESS_VERSION",
     "SOURCES",
@@ -19,18 +18,16 @@ __all__ = [
     "PairTable",
     "Preprocess",
     "Protocol",
-    "append_to",
+    "append_source",
     "check_pictures",
     "decode",
-    "describe_manifest",
     "feature_matrix",
     "feature_rows",
     "fetch_images",
-    "first_pictures",
-    "load_rows",
+    "load_source",
     "make_manifest",
-    "read_groups",
-    "source_module",
+    "source_options",
     "too_many_bad",
+    "unreadable_warning",
     "zero_shot_copy",
 ]

@@ -1,17 +1,29 @@
-"""Rows of a manifest → the bytes of their pictures, or their feature vectors.
+"""Rows of a manifest → the bytes of their pictures, wherever these are stored.
 
 for table in manifest.batches("database"):
     pictures = fetch_images(table)              # bytes, or a BadImage where there are none
     pixels, bad = preprocess.eval_many(pictures)
+
+The ``uri`` of a row is one of
+
+    /data/cat.jpg, s3://bucket/cat.jpg              a file
+    …/shard-0001.tar#offset=1536&size=20480         bytes inside a file: a tar member in one ranged read
+    …/data_batch_1.bin#offset=1&size=3072&raw=3x32x32   the same, holding bare pixels (planes of R, G, B)
+    …/pictures.parquet#column=image.bytes&group=2&row=17    a value of a Parquet file
+
+The text after ``#`` counts only when it has one of these forms, so a file name may contain a ``#``.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,14 +31,59 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from hashnet.data.references import Reference, parse
-from hashnet.errors import BadImage, DataError
+from hashnet.errors import BadImage
 from hashnet.io import storage
 
 THREADS = 8  # reads in flight: they wait for disks and networks, not for processors
 MAX_BYTES = 512 << 20  # of one file: more than any picture that is decoded has, even uncompressed
 CACHE_BYTES = 256 << 20  # of Parquet columns already decoded
-State = tuple[int, int]  # of a file: its size, and when it was changed
+State = tuple[int, int]  # of a file: size and modification time
+_RANGE = re.compile(r"offset=(\d+)&size=(\d+)(?:&raw=(\d+)x(\d+)x(\d+))?")
+_VALUE = re.compile(r"column=(.+)&group=(\d+)&row=(\d+)")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Where a picture is: a whole file, a range of its bytes, or a value of a Parquet file."""
+
+    file: str
+    offset: int | None = None
+    size: int = 0
+    raw: tuple[int, int, int] | None = None  # channels, height, width of bare pixels
+    column: str | None = None
+    group: int = 0
+    row: int = 0
+
+
+def parse_reference(uri: str) -> Reference:
+    """The reference that a uri stands for."""
+    file, mark, fragment = uri.rpartition("#")
+    if mark:
+        if found := _RANGE.fullmatch(fragment):
+            offset, size, *shape = found.groups()
+            raw = tuple(int(n) for n in shape) if shape[0] else None
+            return Reference(file, offset=int(offset), size=int(size), raw=raw)  # type: ignore[arg-type]
+        if found := _VALUE.fullmatch(fragment):
+            return Reference(file, column=found[1], group=int(found[2]), row=int(found[3]))
+    return Reference(uri)
+
+
+def byte_range_uris(file: str, offsets: Any, size: Any, raw: str = "") -> pa.Array:
+    """Uris (n,) of byte ranges inside a file, one per offset; ``size`` is one number or (n,)."""
+    start = pc.cast(pa.array(offsets, pa.int64()), pa.string())
+    sizes = (
+        pa.array(size, pa.int64()) if hasattr(size, "__len__") else pa.array([size] * len(start), pa.int64())
+    )
+    tail = f"&raw={raw}" if raw else ""
+    return pc.binary_join_element_wise(
+        f"{file}#offset=", start, "&size=", pc.cast(sizes, pa.string()), tail, ""
+    )
+
+
+def parquet_value_uris(file: str, column: str, group: int, n: int) -> pa.Array:
+    """Uris (n,) of the values 0..n-1 of a row group."""
+    rows = pc.cast(pa.array(range(n), pa.int64()), pa.string())
+    return pc.binary_join_element_wise(f"{file}#column={column}&group={group}&row=", rows, "")
 
 
 def fetch_images(
@@ -34,8 +91,8 @@ def fetch_images(
 ) -> list[bytes | BadImage]:
     """The encoded picture of each row, in order; a BadImage where a picture is missing or unreadable.
 
-    ``table`` has the column ``uri``, or ``image`` (bytes kept inside), or both. Relative paths are
-    taken from ``base_uri``.
+    ``table`` has the column ``uri``, or ``image`` (bytes inside the manifest), or both. Relative paths
+    start from ``base_uri``.
     """
     n = len(table)
     out: list[bytes | BadImage] = [BadImage("missing", "neither image nor uri")] * n
@@ -46,47 +103,26 @@ def fetch_images(
         if image is not None:
             out[i] = image
         elif uri:
-            reference = parse(uri)
-            by_file[_placed(reference.file, base_uri)].append((i, reference))
+            reference = parse_reference(uri)
+            by_file[_absolute(reference.file, base_uri)].append((i, reference))
 
     with ThreadPoolExecutor(threads) as pool:
-        # First in the queue, so that no thread waits for what comes after it.
-        states = {file: pool.submit(_state, file) for file, wanted in by_file.items() if _in_parquet(wanted)}
+        # First in the queue, so that no thread waits for a job behind its own.
+        states = {file: pool.submit(_state, file) for file, found in by_file.items() if _in_parquet(found)}
 
         def fill(job: tuple[str, list[tuple[int, Reference]]]) -> None:
-            file, wanted = job
-            for (i, _), data in zip(wanted, _read(file, wanted, states.get(file)), strict=True):
+            file, references = job
+            for (i, _), data in zip(references, _read(file, references, states.get(file)), strict=True):
                 out[i] = data
 
-        # One job a file, but the many members of one tar are spread over the threads, too.
-        jobs = [(file, wanted[k::threads]) for file, wanted in by_file.items() for k in range(threads)]
+        # One job per file, but the many members of one tar are spread over the threads, too.
+        jobs = [(file, found[k::threads]) for file, found in by_file.items() for k in range(threads)]
         list(pool.map(fill, [job for job in jobs if job[1]]))
     return out
 
 
-def feature_matrix(table: pa.Table) -> np.ndarray:
-    """float32 (n, d) of the column ``feature``."""
-    if "feature" not in table.column_names:
-        raise DataError("these rows are pictures, they have no column 'feature'")
-    column = table["feature"].combine_chunks()
-    if column.null_count:
-        raise DataError(f"row {column.is_null().index(True).as_py()} has no feature")
-    return np.ascontiguousarray(column.flatten().to_numpy().reshape(len(column), -1), dtype=np.float32)
-
-
-def feature_rows(table: pa.Table) -> tuple[np.ndarray, pa.Array]:
-    """float32 (n, d), and why a row cannot be used: ``missing`` or ``not_finite``."""
-    column = table["feature"].combine_chunks()
-    width = column.type.list_size
-    values = column.values.slice(column.offset * width, len(column) * width)  # keeps the place of null rows
-    matrix = values.to_numpy(zero_copy_only=False).astype(np.float32, copy=False).reshape(-1, width)
-    finite = pa.array(np.isfinite(matrix).all(axis=1))
-    reasons = pc.if_else(finite, pa.scalar(None, pa.string()), pa.scalar("not_finite"))
-    return matrix, pc.if_else(column.is_valid(), reasons, pa.scalar("missing"))
-
-
 def describe_bad(names: Sequence[str], bad: Iterable[BadImage], n_images: int) -> str:
-    """One sentence: how many pictures of how many, for which reasons, and the first few names."""
+    """One sentence: how many pictures are bad, for which reasons, and the first few names."""
     reasons = Counter(error.reason for error in bad)
     listed = ", ".join(f"{n:,} {reason}" for reason, n in reasons.most_common())
     more = ", …" if len(names) > 5 else ""
@@ -95,25 +131,25 @@ def describe_bad(names: Sequence[str], bad: Iterable[BadImage], n_images: int) -
 
 
 def too_many_bad(bad: int, rows: int, most: float) -> bool:
-    """Whether ``bad`` of ``rows`` are more than the share ``most``.
+    """Whether ``bad`` of ``rows`` rows are more than the fraction ``most``.
 
-    A single one among others is never too many, however few they are, unless ``most`` is 0.
+    A single bad row among others is never too many, unless ``most`` is 0.
     """
     return bad > most * rows and (bad > 1 or most == 0 or rows == 1)
 
 
-def _placed(file: str, base_uri: str | None) -> str:
+def _absolute(file: str, base_uri: str | None) -> str:
     if base_uri is None or storage.is_uri(file) or file.startswith("/"):
         return file
     return storage.join(base_uri, file)
 
 
-def _in_parquet(wanted: list[tuple[int, Reference]]) -> bool:
-    return any(reference.column is not None for _, reference in wanted)
+def _in_parquet(references: list[tuple[int, Reference]]) -> bool:
+    return any(reference.column is not None for _, reference in references)
 
 
 def _state(file: str) -> State:
-    """Size and time of a file: another one under the same name has others."""
+    """Size and modification time of a file: they change when it is replaced."""
     filesystem, path = storage.resolve(file)
     info = filesystem.get_file_info(path)
     if info.type == fs.FileType.NotFound:
@@ -122,9 +158,9 @@ def _state(file: str) -> State:
 
 
 def _read(
-    file: str, wanted: list[tuple[int, Reference]], state: Future[State] | None
+    file: str, references: list[tuple[int, Reference]], state: Future[State] | None
 ) -> list[bytes | BadImage]:
-    """What each reference into one file names; one that is wrong takes no other with it."""
+    """The bytes of each reference into one file; a wrong one does not affect the others."""
     with ExitStack() as opened:
         source: pa.NativeFile | None = None
 
@@ -137,7 +173,7 @@ def _read(
                 source = opened.enter_context(_open(file))
             return _range(source, reference) if reference.offset is not None else _whole(source, file)
 
-        return [_or_bad(file, read, reference) for _, reference in wanted]
+        return [_or_bad(file, read, reference) for _, reference in references]
 
 
 def _or_bad(file: str, read: Callable[[Reference], bytes], reference: Reference) -> bytes | BadImage:
@@ -147,7 +183,7 @@ def _or_bad(file: str, read: Callable[[Reference], bytes], reference: Reference)
         return error
     except FileNotFoundError:
         return BadImage("missing", file)
-    # A reference is text from outside and may name anything: it must not end an encoding job.
+    # A reference is outside input and may name anything: it must not end an encoding job.
     except Exception as error:
         return BadImage("unreadable", f"{file}: {error}")
 
@@ -182,7 +218,7 @@ def _bounded(file: str, size: int) -> int:
 
 
 class _ColumnCache:
-    """The row groups read last: neighbours in a manifest are neighbours in a Parquet file."""
+    """The row groups read most recently: neighbours in a manifest are neighbours in a Parquet file."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -193,18 +229,18 @@ class _ColumnCache:
         key = (file, state, column, group)
         with self._lock:
             reading = self._reading.setdefault(key, Lock())
-        with reading:  # eight threads want the same row group, one reads it
+        with reading:  # where eight threads need the same row group, one reads it
             try:
                 found = self._columns.get(key)
                 found = _read_column(file, column, group) if found is None else found
-                self._keep(key, found)
+                self._store(key, found)
                 return found
             finally:
                 with self._lock:
                     self._reading.pop(key, None)
 
-    def _keep(self, key: tuple, column: pa.ChunkedArray) -> None:
-        """Puts it last, and lets the first ones go where they are too large together."""
+    def _store(self, key: tuple, column: pa.ChunkedArray) -> None:
+        """Makes ``column`` the most recent one, and drops the oldest beyond CACHE_BYTES."""
         with self._lock:
             self._columns[key] = column
             self._columns.move_to_end(key)

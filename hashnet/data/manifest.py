@@ -1,14 +1,14 @@
-"""Manifest: the list of a data set's pictures or features, with labels and splits, on disk.
+"""Manifest: the pictures or features of a data set with their labels and splits, on disk.
 
-A manifest is a folder of Parquet parts plus ``_manifest.json``, which names them with their sha256:
+A manifest is a folder of Parquet parts plus ``_manifest.json``, which lists them with their sha256:
 
     manifest.parquet/
         part-00000.parquet      row_id, uri, [image], [feature], labels, splits
         part-00001-1f0c77a2.parquet      the same, appended later
-        _manifest.json          modality, classes, the parts; written last, it makes them count
+        _manifest.json          modality, classes, the parts; written last: from then on they count
 
 Any Parquet reader opens the folder. Row ids are 0, 1, 2, … over all parts. Parts are frozen:
-``hashnet.data.writer.append_rows`` adds some and changes none.
+``hashnet.data.writer.append_rows`` adds parts and changes none.
 
     manifest = Manifest.open("manifest.parquet")
     for table in manifest.batches("database", columns=["row_id", "uri"]):
@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,10 @@ from hashnet import labels as label_sets
 from hashnet.data import splits as split_flags
 from hashnet.data.parts import ManifestPart, read_groups, schema_of
 from hashnet.errors import FormatError, ManifestError, StorageError
-from hashnet.io import storage
+from hashnet.io import rechunk, storage
+
+if TYPE_CHECKING:
+    from hashnet.data.summary import ManifestSummary
 
 FORMAT_VERSION = 1
 FILE = "_manifest.json"
@@ -59,7 +62,7 @@ class Manifest:
             about = storage.read_json(storage.join(uri, FILE))
         except StorageError as error:
             raise ManifestError(
-                f"{uri} is no manifest ({FILE} is missing or unreadable: {error}); "
+                f"{uri} is not a manifest ({FILE} is missing or unreadable: {error}); "
                 f"make one with: hashnet dataset NAME … --out {uri}"
             ) from error
         storage.check_format(about, uri, "manifest", FORMAT_VERSION)
@@ -84,7 +87,7 @@ class Manifest:
         return sum(part.rows for part in self.parts)
 
     def count(self, split: str | None = None) -> int:
-        """Rows of a split, or of all; no file is read."""
+        """Number of rows of a split, or of all splits; reads no file."""
         if split is None:
             return len(self)
         split_flags.flag_of(split)
@@ -92,12 +95,12 @@ class Manifest:
 
     @property
     def splits(self) -> dict[str, int]:
-        """Rows of each split that has any."""
+        """Number of rows per split; empty splits are left out."""
         return {name: self.count(name) for name in split_flags.SPLITS if self.count(name)}
 
     @property
     def sha256(self) -> str:
-        """Fingerprint of the content: what the parts are, not where they lie."""
+        """Fingerprint of the content: it depends on the parts, not on the folder."""
         content = [self.modality, self.n_classes, self.class_names, [part.sha256 for part in self.parts]]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -127,15 +130,7 @@ class Manifest:
         """Tables of ``rows`` rows (the last may be shorter) in row_id order; memory stays bounded."""
         if rows < 1:
             raise ManifestError(f"rows must be at least 1, got {rows}")
-        waiting: list[pa.Table] = []
-        for table in self._groups(split, columns, start, stop):
-            waiting.append(table)
-            while sum(map(len, waiting)) >= rows:
-                joined = pa.concat_tables(waiting)
-                yield joined.slice(0, rows)
-                waiting = [joined.slice(rows)] if len(joined) > rows else []
-        if waiting:
-            yield pa.concat_tables(waiting)
+        yield from rechunk(self._groups(split, columns, start, stop), rows)
 
     def labels(self, split: str | None = None) -> np.ndarray | None:
         """Multi-hot uint8 (n, n_classes) in row_id order, or None for a manifest without labels."""
@@ -151,13 +146,35 @@ class Manifest:
         """int64 (n,), ascending."""
         return self.read(split, columns=["row_id"])["row_id"].to_numpy()
 
+    def part_rows(
+        self, name: str, split: str, columns: list[str] | None = None, start: int = 0, stop: int | None = None
+    ) -> Iterator[pa.Table]:
+        """Rows [start, stop) of a split inside the part ``name``, one row group at a time.
+
+        The part's sha256 is not checked: see ``verify``.
+        """
+        part = next(part for part in self.parts if part.name == name)
+        yield from read_groups(self.uri, part, split, columns, start, stop)
+
+    def rows_by_id(self, row_ids: np.ndarray, columns: list[str] | None = None) -> Iterator[pa.Table]:
+        """The rows with these ids, int64 (n,) ascending; one table per row group that holds any."""
+        for part in self.parts:
+            first = 0  # position of the row group in the part
+            for group in part.groups:
+                start = part.first_row_id + first
+                inside = row_ids[(row_ids >= start) & (row_ids < start + group.rows)]
+                if len(inside):
+                    tables = read_groups(self.uri, part, None, columns, first, first + group.rows)
+                    yield pa.concat_tables(tables).take(pa.array(inside - start))
+                first += group.rows
+
     def verify(self) -> None:
         """Checks size and sha256 of every part; ManifestError names the first that differs."""
         for part in self.parts:
             self._verify(part)
 
     def copy_to(self, uri: str) -> Manifest:
-        """A copy under ``uri``. One that is already there may be the same or a beginning of this one."""
+        """A copy under ``uri``, which may already hold this manifest or its first parts."""
         have: tuple[ManifestPart, ...] = ()
         if storage.exists(storage.join(uri, FILE)):
             have = Manifest.open(uri).parts
@@ -178,8 +195,8 @@ class Manifest:
             write_about(uri, self, self.parts, self.source)
         return Manifest.open(uri, check=self.check)
 
-    def summary(self) -> dict[str, Any]:
-        """Sizes, classes and labels per image of each split; pair counts of the training set."""
+    def summary(self) -> ManifestSummary:
+        """Rows, classes and labels per split, and the pair counts of the training set."""
         from hashnet.data.summary import summarise
 
         return summarise(self)
@@ -225,7 +242,7 @@ class Manifest:
         self._checked.add(part.sha256)
 
 
-def write_about(uri: str, manifest: Any, parts: tuple[ManifestPart, ...], source: dict[str, Any]) -> None:
+def write_about(uri: str, manifest: Any, parts: tuple[ManifestPart, ...], source: Mapping[str, Any]) -> None:
     """Writes ``_manifest.json``: the moment from which the parts count."""
     storage.write_json(
         storage.join(uri, FILE),

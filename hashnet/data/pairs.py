@@ -1,7 +1,7 @@
-"""Similarity without labels: a table of pairs, ``row_a, row_b, similar``, beside a manifest.
+"""Similarity without labels: a table of pairs, ``row_a, row_b, similar``, that goes with a manifest.
 
-S is the listed pairs; a pair that is not listed is unknown and carries no loss. Pairs are kept once
-each, with row_a < row_b, in ascending order.
+S is the set of listed pairs; a pair that is not listed is unknown and carries no loss. Each pair is
+kept once, with row_a < row_b, in ascending order.
 
 >>> pairs = PairTable.from_arrays([0, 2, 1], [1, 0, 2], [True, False, True])
 >>> pairs.counts()
@@ -13,7 +13,7 @@ PairCounts(n_pairs=3, n_similar=2, jaccard_sum=2.0)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,12 +28,12 @@ from hashnet.labels import PairCounts
 if TYPE_CHECKING:
     from hashnet.data.manifest import Manifest
 
-COLUMNS = ("row_a", "row_b", "similar")
-
 
 @dataclass(frozen=True)
 class PairTable:
     """Listed pairs: row_a < row_b int64 (n,), similar bool (n,), sorted by (row_a, row_b), each once."""
+
+    COLUMNS: ClassVar = ("row_a", "row_b", "similar")
 
     row_a: np.ndarray
     row_b: np.ndarray
@@ -43,12 +43,12 @@ class PairTable:
     def open(cls, uri: str, manifest: Manifest | None = None, split: str = "train") -> PairTable:
         """Pairs from a Parquet or CSV file with the columns row_a, row_b, similar.
 
-        With a manifest, every row must be one of its ``split``.
+        With a manifest, every row must be in its ``split``.
         """
         table = _read(uri)
-        missing = [name for name in COLUMNS if name not in table.column_names]
+        missing = [name for name in cls.COLUMNS if name not in table.column_names]
         if missing:
-            raise DataError(f"{uri} has no column {missing[0]!r}; a pairs table has {', '.join(COLUMNS)}")
+            raise DataError(f"{uri} has no column {missing[0]!r}; a pairs table has {', '.join(cls.COLUMNS)}")
         rows = None if manifest is None else manifest.row_ids(split)
         where = "" if manifest is None else f"the {split} rows of {manifest.uri}"
         row_a, row_b, similar = _columns(uri, table)
@@ -66,25 +66,25 @@ class PairTable:
     ) -> PairTable:
         """Validated pairs: no self pair, no contradiction, no row outside ``rows`` (where given).
 
-        The same pair listed twice with the same answer, in either order, is kept once.
+        A pair that is listed twice with the same value, in either order, is kept once.
         """
         a, b = np.asarray(row_a, dtype=np.int64), np.asarray(row_b, dtype=np.int64)
-        answers = np.asarray(similar, dtype=bool)
-        if not len(a) == len(b) == len(answers):
+        values = np.asarray(similar, dtype=bool)
+        if not len(a) == len(b) == len(values):
             raise DataError(
-                f"{name}: {len(a)} row_a, {len(b)} row_b and {len(answers)} similar; they must be equal"
+                f"{name}: {len(a)} row_a, {len(b)} row_b and {len(values)} similar; they must be equal"
             )
         if len(a) == 0:
             raise DataError(f"{name} lists no pair")
-        _refuse(np.flatnonzero(a == b), a, b, name, "pairs a row with itself; take such pairs out")
+        _refuse(np.flatnonzero(a == b), a, b, name, "pairs a row with itself; remove such pairs")
         if rows is not None:
             unknown = ~(np.isin(a, rows) & np.isin(b, rows))
             _refuse(np.flatnonzero(unknown), a, b, name, f"names a row that is not among {where}")
         low, high = np.minimum(a, b), np.maximum(a, b)
         order = np.lexsort((high, low))
-        low, high, sorted_answers = low[order], high[order], answers[order]
+        low, high, values = low[order], high[order], values[order]
         again = np.flatnonzero((low[1:] == low[:-1]) & (high[1:] == high[:-1])) + 1
-        against = again[sorted_answers[again] != sorted_answers[again - 1]]
+        against = again[values[again] != values[again - 1]]
         if len(against):
             first, second = sorted((int(order[against[0] - 1]), int(order[against[0]])))
             raise DataError(
@@ -94,7 +94,7 @@ class PairTable:
             )
         once = np.ones(len(low), dtype=bool)
         once[again] = False
-        return cls(low[once], high[once], sorted_answers[once])
+        return cls(low[once], high[once], values[once])
 
     def __len__(self) -> int:
         return len(self.row_a)
@@ -106,7 +106,7 @@ class PairTable:
 
     def save(self, uri: str) -> None:
         """Writes the pairs as Parquet."""
-        table = pa.table({name: getattr(self, name) for name in COLUMNS})
+        table = pa.table({name: getattr(self, name) for name in self.COLUMNS})
         with storage.open_output(uri) as sink:
             pq.write_table(table, sink, compression="zstd")
 
@@ -125,7 +125,7 @@ def _read(uri: str) -> pa.Table:
 
 def _columns(uri: str, table: pa.Table) -> list[np.ndarray]:
     columns = []
-    for name in COLUMNS:
+    for name in PairTable.COLUMNS:
         column = table[name].combine_chunks()
         if column.null_count:
             raise DataError(f"{uri} row {column.is_null().index(True).as_py()}: {name} is missing")
@@ -137,7 +137,7 @@ def _columns(uri: str, table: pa.Table) -> list[np.ndarray]:
                 raise DataError(f"{uri} row {row}: similar is {column[row].as_py()!r}; it must be 0 or 1")
             column = one
         elif name != "similar" and not pa.types.is_integer(column.type):
-            raise DataError(f"{uri}: {name} must hold row ids, whole numbers; it is {column.type}")
+            raise DataError(f"{uri}: {name} must hold row ids (whole numbers), not {column.type}")
         columns.append(column.to_numpy(zero_copy_only=False))
     return columns
 

@@ -1,4 +1,4 @@
-"""The frozen Parquet files a manifest is made of: their columns, and how one is written."""
+"""The frozen Parquet files that make up a manifest: their columns, writing and reading."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hashnet.data import splits
 from hashnet.errors import DataError
-from hashnet.io import storage
+from hashnet.io import TableBuffer, storage
 
-GROUP_ROWS = 32_768  # rows of a Parquet row group: what a reader has to take in at once …
-GROUP_BYTES = 16 << 20  # … unless rows are heavy (pictures, features): then this many bytes
+GROUP_ROWS = 32_768  # rows of a Parquet row group, which a reader has to read at once …
+GROUP_BYTES = 16 << 20  # … or this many bytes, where rows are large (pictures, features)
 PART_ROWS = 1_000_000
 PART_BYTES = 256 << 20
 
@@ -51,7 +50,7 @@ class ManifestPart:
 
 
 def schema_of(modality: str, n_features: int | None, inline: bool) -> pa.Schema:
-    """Columns of a part: ``image`` only where pictures are kept inside, ``feature`` for features."""
+    """Columns of a part: ``image`` only where pictures are inside the manifest, ``feature`` for features."""
     columns = [("row_id", pa.int64()), ("uri", pa.string())]
     if inline:
         columns.append(("image", pa.binary()))
@@ -66,19 +65,19 @@ class _Aborted(Exception):
 
 
 class PartsWriter:
-    """Writes rows as parts of bounded size; each part appears whole, under a temporary name before.
+    """Writes rows as parts of bounded size; a part gets its name when it is complete.
 
     Rows come in blocks of any size: ``write`` cuts them into row groups, ``finish`` returns the parts.
-    ``mark`` ends the parts' names, so that two who write into one folder never write the same file.
+    ``suffix`` ends the parts' names, so that two writers in one folder never write the same file.
     """
 
     def __init__(
-        self, folder: str, schema: pa.Schema, first_part: int = 0, first_row_id: int = 0, mark: str = ""
+        self, folder: str, schema: pa.Schema, first_part: int = 0, first_row_id: int = 0, suffix: str = ""
     ) -> None:
-        self.folder, self.schema, self._mark = folder, schema, mark
+        self.folder, self.schema, self._suffix = folder, schema, suffix
         self.parts: list[ManifestPart] = []
         self._number, self._next_row_id = first_part, first_row_id
-        self._waiting: list[pa.Table] = []  # rows that do not fill a row group yet
+        self._waiting = TableBuffer()  # rows that do not fill a row group yet
         self._open: ExitStack | None = None
 
     def write(self, payload: pa.Table, labels: pa.Array | None, flags: np.ndarray) -> None:
@@ -97,7 +96,7 @@ class PartsWriter:
             columns.setdefault(field.name, pa.nulls(n, field.type))
         table = pa.table([columns[name] for name in self.schema.names], schema=self.schema)
         self._next_row_id += n
-        self._waiting.append(table)
+        self._waiting.add(table)
         self._flush(everything=False)
 
     def finish(self) -> list[ManifestPart]:
@@ -108,9 +107,9 @@ class PartsWriter:
         return self.parts
 
     def abort(self) -> None:
-        """Removes whatever was written."""
+        """Deletes everything that was written."""
         if self._open is not None:
-            # Leaving by an exception keeps the file from getting its name; that exception ends here.
+            # An exception keeps the file from getting its name; it ends here.
             with suppress(_Aborted):
                 self._open.__exit__(_Aborted, _Aborted(), None)
             self._open = None
@@ -118,16 +117,12 @@ class PartsWriter:
             storage.delete(storage.join(self.folder, part.name))
 
     def _flush(self, everything: bool) -> None:
-        waiting = pa.concat_tables(self._waiting) if self._waiting else self.schema.empty_table()
-        start = 0
-        while start < len(waiting):
-            rest = waiting.slice(start)
-            rows = min(GROUP_ROWS, max(64, GROUP_BYTES * len(rest) // max(rest.nbytes, 1)))
-            if len(rest) < rows and not everything:
+        """Writes the waiting rows as row groups of bounded size; a last short one only on ``everything``."""
+        while n := len(self._waiting):
+            rows = min(GROUP_ROWS, max(64, GROUP_BYTES * n // max(self._waiting.nbytes, 1)))
+            if n < rows and not everything:
                 break
-            self._write_group(rest.slice(0, rows))
-            start += min(rows, len(rest))
-        self._waiting = [waiting.slice(start)] if start < len(waiting) else []
+            self._write_group(self._waiting.take(min(rows, n)))
 
     def _write_group(self, table: pa.Table) -> None:
         if self._open is None:
@@ -140,7 +135,7 @@ class PartsWriter:
             self._close_part()
 
     def _open_part(self, first_row_id: int) -> None:
-        self._name = f"part-{self._number:05d}{self._mark}.parquet"
+        self._name = f"part-{self._number:05d}{self._suffix}.parquet"
         self._first, self._groups, self._bytes = first_row_id, list[RowGroup](), 0
         self._open = ExitStack()
         sink = self._open.enter_context(storage.open_output(storage.join(self.folder, self._name)))
@@ -178,7 +173,7 @@ class PartsWriter:
 def read_groups(
     uri: str, part: ManifestPart, split: str | None, columns: list[str] | None, skip: int, stop: int | None
 ) -> Iterator[pa.Table]:
-    """The part's rows of a split, a row group at a time; positions skip ≤ p < stop within it."""
+    """The part's rows of a split, one row group at a time: positions skip ≤ p < stop within the split."""
     flag = None if split is None else splits.flag_of(split)
     position = 0
     with storage.open_input(storage.join(uri, part.name)) as source:
@@ -200,22 +195,3 @@ def read_groups(
                 table = table.filter(pa.array((splits.from_lists(lists) & flag) > 0))
             low = max(low, 0)
             yield table.slice(low, high - low)
-
-
-def check_labels(labels: pa.Array | None, n_classes: int | None) -> None:
-    """DataError naming the first row whose class ids do not lie in 0..n_classes-1."""
-    if labels is None or len(labels) == 0:
-        return
-    if n_classes is None:
-        if labels.null_count < len(labels):
-            raise DataError("rows have labels, but the number of classes is not known; give n_classes")
-        return
-    classes = labels.flatten()
-    wrong = pc.or_(pc.less(classes, 0), pc.greater_equal(classes, n_classes))
-    if pc.any(wrong).as_py():
-        at = wrong.index(True).as_py()
-        row = pc.list_parent_indices(labels)[at].as_py()
-        raise DataError(
-            f"row {row} has class {classes[at].as_py()}, but the classes are 0..{n_classes - 1}; "
-            "correct the label or give the right number of classes"
-        )

@@ -1,20 +1,21 @@
-"""Rows + split flags → a manifest on disk: complete, or not there at all."""
+"""Source rows + split flags → a manifest on disk: complete, or not there at all."""
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from hashnet.data.class_lists import renumber
+from hashnet.data import splits
+from hashnet.data.label_lists import check_labels, renumber
 from hashnet.data.manifest import FILE, Manifest, write_about
-from hashnet.data.parts import PartsWriter, check_labels, schema_of
-from hashnet.data.rows import SourceRows
+from hashnet.data.parts import PartsWriter, schema_of
+from hashnet.data.source_rows import SourceRows
 from hashnet.errors import DataError, ManifestError, StorageError
 from hashnet.io import Progress, storage
 
@@ -24,15 +25,15 @@ def write_manifest(
     rows: SourceRows,
     flags: np.ndarray,
     *,
-    source: dict[str, Any] | None = None,
+    source: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     show_progress: bool = False,
 ) -> Manifest:
-    """Writes ``rows`` as the manifest ``uri`` and opens it."""
+    """The manifest ``uri``, written from ``rows`` and opened."""
     uri = str(uri)
     check_labels(rows.labels, rows.n_classes)
-    with _staged(uri, overwrite) as (folder, mark):
-        writer = PartsWriter(folder, schema_of(rows.modality, rows.n_features, rows.inline), mark=mark)
+    with _staged(uri, overwrite) as (folder, suffix):
+        writer = PartsWriter(folder, schema_of(rows.modality, rows.n_features, rows.inline), suffix=suffix)
         with _all_or_nothing(writer, rows):
             _write(writer, rows, rows.labels, flags, show_progress)
             write_about(folder, rows, tuple(writer.finish()), source or {})
@@ -44,21 +45,21 @@ def append_rows(
     rows: SourceRows,
     flags: np.ndarray,
     *,
-    source: dict[str, Any] | None = None,
+    source: Mapping[str, Any] | None = None,
     show_progress: bool = False,
 ) -> Manifest:
-    """Adds ``rows`` to ``manifest`` as new parts, the old ones unchanged, and opens it anew.
+    """The manifest with ``rows`` added as new parts; the old parts are unchanged.
 
-    Where both name their classes, labels are matched by name; otherwise by number.
+    Labels are matched by class name where both have names, otherwise by class id.
     """
     manifest.verify()
-    labels = _fitting_labels(manifest, rows)
-    writer = PartsWriter(manifest.uri, manifest.schema, len(manifest.parts), len(manifest), _new_mark())
+    labels = _matched_labels(manifest, rows)
+    writer = PartsWriter(manifest.uri, manifest.schema, len(manifest.parts), len(manifest), _new_suffix())
     with _all_or_nothing(writer, rows):
         _write(writer, rows, labels, flags, show_progress)
         parts = (*manifest.parts, *writer.finish())
         if Manifest.open(manifest.uri).parts != manifest.parts:
-            raise ManifestError(f"{manifest.uri} was changed by somebody else meanwhile; append again")
+            raise ManifestError(f"{manifest.uri} was changed by another process meanwhile; append again")
         appended = [*manifest.source.get("appended", []), source or {}]
         write_about(manifest.uri, manifest, parts, {**manifest.source, "appended": appended})
     return Manifest.open(manifest.uri, check=manifest.check)
@@ -87,24 +88,26 @@ def _all_or_nothing(writer: PartsWriter, rows: SourceRows) -> Iterator[None]:
         raise
 
 
-def _fitting_labels(manifest: Manifest, rows: SourceRows) -> pa.Array | None:
-    """The new rows' labels in the manifest's numbering, or ManifestError when the two do not fit."""
+def _matched_labels(manifest: Manifest, rows: SourceRows) -> pa.Array | None:
+    """The new rows' labels in the manifest's numbering; ManifestError when the two do not match."""
     if rows.modality != manifest.modality:
         raise ManifestError(f"{manifest.uri} holds {manifest.modality}, the new rows are {rows.modality}")
     if rows.n_features != manifest.n_features:
         raise ManifestError(
-            f"{manifest.uri} has {manifest.n_features} features a row, the new rows have {rows.n_features}"
+            f"{manifest.uri} has {manifest.n_features} features per row, the new rows have {rows.n_features}"
         )
     if rows.inline and not manifest.inline:
         raise ManifestError(
-            f"{manifest.uri} keeps its pictures by reference, the new rows bring theirs along; "
-            "store them as files, tar or Parquet"
+            f"{manifest.uri} stores its pictures by reference, the new rows hold theirs inside; "
+            "store the new ones as files, tar or Parquet"
         )
     labels = rows.labels
     if labels is None:
         return None
     if manifest.n_classes is None:
-        raise ManifestError(f"{manifest.uri} has no labels, the new rows have; make a new manifest of both")
+        raise ManifestError(
+            f"{manifest.uri} has no labels, the new rows have labels; make a new manifest of both"
+        )
     if rows.class_names is not None and manifest.class_names is not None:
         return renumber(labels, rows.class_names, manifest.class_names)
     if rows.n_classes is not None and rows.n_classes > manifest.n_classes:
@@ -116,25 +119,25 @@ def _fitting_labels(manifest: Manifest, rows: SourceRows) -> pa.Array | None:
     return labels
 
 
-def _new_mark() -> str:
+def _new_suffix() -> str:
     return f"-{uuid.uuid4().hex[:8]}"
 
 
 @contextmanager
 def _staged(uri: str, overwrite: bool) -> Iterator[tuple[str, str]]:
-    """A folder to write into that becomes ``uri`` at the end, and the mark of the parts' names.
+    """A folder to write into that becomes ``uri`` at the end, and a suffix for the names of its parts.
 
-    Where folders can be renamed, by a rename. On an object store new parts lie beside the old ones,
-    which go when the new list is written: whoever holds the old list then no longer finds them.
+    On a local file system the folder is renamed. On an object store the new parts are written beside the
+    old ones, which are deleted after the new list is written: a reader of the old list loses them.
     """
-    ours = storage.exists(storage.join(uri, FILE))
-    if ours and not overwrite:
+    is_manifest = storage.exists(storage.join(uri, FILE))
+    if is_manifest and not overwrite:
         raise ManifestError(f"{uri} exists; choose another --out, or replace it with --overwrite")
-    if not ours and storage.exists(uri) and (not storage.is_folder(uri) or storage.list_names(uri)):
-        raise DataError(f"{uri} exists and is no manifest; choose another --out")
+    if not is_manifest and storage.exists(uri) and (not storage.is_folder(uri) or storage.list_names(uri)):
+        raise DataError(f"{uri} exists and is not a manifest; choose another --out")
     if not storage.is_local(uri):
-        yield uri, _new_mark() if ours else ""
-        if ours:
+        yield uri, _new_suffix() if is_manifest else ""
+        if is_manifest:
             _delete_old_parts(uri)
         return
     path = storage.resolve(uri)[1]
@@ -152,8 +155,49 @@ def _staged(uri: str, overwrite: bool) -> Iterator[tuple[str, str]]:
 
 
 def _delete_old_parts(uri: str) -> None:
-    """Removes the parts that the manifest does not name."""
+    """Deletes the parts that the manifest does not list."""
     named = {part.name for part in Manifest.open(uri).parts}
     for name in storage.list_names(uri):
         if name.startswith("part-") and name not in named:
             storage.delete(storage.join(uri, name))
+
+
+def zero_shot_copy(manifest: Manifest, out: str, share: float, seed: int = 0) -> Manifest:
+    """A copy of the manifest in which training has only seen classes, the other sets only unseen ones.
+
+    Queries stay queries. Rows with classes of both kinds, and queries of seen classes, are in no set.
+    """
+    if manifest.n_classes is None:
+        raise DataError(f"{manifest.uri} has no labels, which the zero-shot protocol needs")
+    table = manifest.read(columns=["labels", "splits"])
+    labels = table["labels"].combine_chunks()
+    labels = labels if isinstance(labels, pa.Array) else pa.concat_arrays(labels.chunks)
+    fixed = splits.from_lists(table["splits"])
+    n = len(manifest)
+    flags = splits.assign_splits(
+        splits.Protocol(zero_shot=share, seed=seed), n, labels, manifest.n_classes, fixed=fixed
+    )
+    columns = [name for name in manifest.schema.names if name not in ("row_id", "labels", "splits")]
+
+    def payload(start: int, stop: int) -> pa.Table:
+        return manifest.read(columns=columns, start=start, stop=stop)
+
+    rows = SourceRows(
+        n=n,
+        payload=payload,
+        modality=manifest.modality,
+        labels=labels,
+        n_classes=manifest.n_classes,
+        class_names=manifest.class_names,
+        n_features=manifest.n_features,
+        inline=manifest.inline,
+        block_rows=4096,
+    )
+    source = {
+        "name": "zero_shot",
+        "share": share,
+        "seed": seed,
+        "of": manifest.source,
+        "manifest_sha256": manifest.sha256,
+    }
+    return write_manifest(out, rows, flags, source=source)

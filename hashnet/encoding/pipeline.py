@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from hashnet.codes import pack_signs
 from hashnet.data import Preprocess, feature_rows, fetch_images
-from hashnet.encoding.tasks import EncodeTask, RowReader, pieces
-from hashnet.io import binary_column, binary_matrix
+from hashnet.encoding.tasks import EncodeTask, RowReader
+from hashnet.io import binary_column, binary_matrix, rechunk
 from hashnet.store import ShardRange, ShardRecord, StorePlan, commit_shard
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def picture_rows(
     reader: RowReader, task: EncodeTask, preprocess: Preprocess, rows: int
 ) -> Iterator[pa.Table]:
     """Tables of ``rows`` fetched and decoded pictures: uint8 pixels, and a reason for a bad row."""
-    n = task.stop - task.start
-    for table in pieces(reader.rows(task), [rows] * (n // rows)):
+    for table in rechunk(reader.rows(task), rows):
         pixels = np.zeros((len(table), 3, preprocess.crop, preprocess.crop), dtype=np.uint8)
         reasons: list[str | None] = []
         for start in range(0, len(table), FETCH_ROWS):
@@ -89,7 +88,7 @@ def encode_features(
 ) -> Iterator[tuple[ShardRange, pa.Table]]:
     """(shard, encoded table) for each shard of a task over feature rows; ``commit_table`` takes both."""
     lengths = [len(shard) for shard in task.shards]
-    for shard, table in zip(task.shards, pieces(reader.rows(task), lengths), strict=True):
+    for shard, table in zip(task.shards, rechunk(reader.rows(task), lengths), strict=True):
         features, reasons = feature_rows(table)
         whole = table.select(["row_id", "uri", "labels"]).append_column("reason", reasons)
         yield shard, _encoded(encoder, output, features, whole)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import pyarrow as pa
 
-from hashnet.data import Manifest, read_groups
+from hashnet.data import Manifest
 from hashnet.store import PlannedPart, ShardRange, StorePlan, repair_range
 
 TASK_ROWS = 2048  # pictures of a decode task: seconds of decoding, a small loss when a node dies
@@ -53,44 +53,11 @@ class RowReader:
 
     def rows(self, task: EncodeTask) -> Iterator[pa.Table]:
         """The manifest rows of ``task`` in row_id order, a row group at a time."""
+        columns = [name for name in self.manifest.schema.names if name != "splits"]
         if task.row_ids:
-            yield from self._by_id(np.array(task.row_ids, dtype=np.int64))
-            return
-        name = task.shards[0].part.name
-        part = next(part for part in self.manifest.parts if part.name == name)
-        yield from read_groups(self.manifest.uri, part, self.split, self._columns, task.start, task.stop)
-
-    def _by_id(self, row_ids: np.ndarray) -> Iterator[pa.Table]:
-        for part in self.manifest.parts:
-            first = 0
-            for group in part.groups:
-                start = part.first_row_id + first
-                inside = row_ids[(row_ids >= start) & (row_ids < start + group.rows)]
-                if len(inside):
-                    tables = read_groups(
-                        self.manifest.uri, part, None, self._columns, first, first + group.rows
-                    )
-                    yield pa.concat_tables(tables).take(pa.array(inside - start))
-                first += group.rows
-
-    @property
-    def _columns(self) -> list[str]:
-        return [name for name in self.manifest.schema.names if name != "splits"]
-
-
-def pieces(tables: Iterator[pa.Table], lengths: Iterator[int] | list[int]) -> Iterator[pa.Table]:
-    """The same rows in tables of the given lengths; what is left over comes last."""
-    waiting: list[pa.Table] = []
-    lengths = iter(lengths)
-    length = next(lengths, None)
-    for table in tables:
-        waiting.append(table)
-        while length is not None and sum(map(len, waiting)) >= length:
-            whole = pa.concat_tables(waiting)
-            yield whole.slice(0, length)
-            waiting, length = [whole.slice(length)], next(lengths, None)
-    if sum(map(len, waiting)):
-        yield pa.concat_tables(waiting)
+            return self.manifest.rows_by_id(np.array(task.row_ids, dtype=np.int64), columns)
+        part = task.shards[0].part.name
+        return self.manifest.part_rows(part, self.split, columns, task.start, task.stop)
 
 
 def picture_tasks(shards: Sequence[ShardRange], chunk_rows: int, n_cpus: int) -> Iterator[EncodeTask]:

@@ -1,7 +1,7 @@
 """Files by path or URI, configurations, progress, events, and Arrow arrays."""
 
 from hashnet.io import config, events, storage
-from hashnet.io.arrow import as_array, binary_column, binary_matrix
+from hashnet.io.arrow import TableBuffer, as_array, binary_column, binary_matrix, rechunk
 from hashnet.io.config import REQUIRED, Renamed, check_whole, key
 from hashnet.io.lazy import lazy_names
 from hashnet.io.progress import Progress, counted, duration, speed
@@ -10,6 +10,7 @@ __all__ = [
     "REQUIRED",
     "Progress",
     "Renamed",
+    "TableBuffer",
     "as_array",
     "binary_column",
     "binary_matrix",
@@ -20,6 +21,7 @@ __all__ = [
     "events",
     "key",
     "lazy_names",
+    "rechunk",
     "speed",
     "storage",
 ]

@@ -1,7 +1,10 @@
-"""Arrays at the borders: what a caller passed as one, and rows of bytes as Arrow columns."""
+"""Arrow tables cut into other lengths, rows of bytes as Arrow columns, and callers' values as arrays."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -11,17 +14,17 @@ from hashnet.errors import CodeError
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
-    """``values`` as they are or as numpy takes them; rows of different lengths are no array.
+    """``values`` as a numpy array; CodeError for rows of different lengths.
 
     >>> as_array([[1], [2, 3]], "labels")
     Traceback (most recent call last):
-    hashnet.errors.CodeError: labels are no array: their rows differ in length; give rows of one length
+    hashnet.errors.CodeError: labels are not an array: their rows differ in length; give rows of one length
     """
     try:
         return np.asarray(values)
     except ValueError as error:
         raise CodeError(
-            f"{name} are no array: their rows differ in length; give rows of one length"
+            f"{name} are not an array: their rows differ in length; give rows of one length"
         ) from error
 
 
@@ -42,3 +45,62 @@ def binary_column(matrix: np.ndarray) -> pa.Array:
     """fixed_size_binary(width) of a uint8 (n, width) matrix, without a copy."""
     matrix = np.ascontiguousarray(matrix, dtype=np.uint8)
     return pa.Array.from_buffers(pa.binary(matrix.shape[1]), len(matrix), [None, pa.py_buffer(matrix)])
+
+
+class TableBuffer:
+    """Rows that arrive in tables of any length and leave in tables of another.
+
+    >>> buffer = TableBuffer()
+    >>> buffer.add(pa.table({"x": [1, 2, 3]}))
+    >>> buffer.add(pa.table({"x": [4, 5]}))
+    >>> buffer.take(4)["x"].to_pylist(), len(buffer)
+    ([1, 2, 3, 4], 1)
+    """
+
+    def __init__(self) -> None:
+        self._tables: deque[pa.Table] = deque()
+        self._rows = 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the waiting rows."""
+        return sum(table.nbytes for table in self._tables)
+
+    def add(self, table: pa.Table) -> None:
+        """Appends the rows of a table, without a copy."""
+        self._tables.append(table)
+        self._rows += len(table)
+
+    def take(self, rows: int) -> pa.Table:
+        """Removes and returns the first ``rows`` rows, of at least one table that was added."""
+        taken, missing = [self._tables[0].slice(0, 0)], rows
+        while missing:
+            table = self._tables.popleft()
+            taken.append(table.slice(0, missing))
+            if len(table) > missing:
+                self._tables.appendleft(table.slice(missing))
+            missing -= len(taken[-1])
+        self._rows -= rows
+        if not self._tables:
+            self._tables.append(taken[0])  # the columns stay known
+        return pa.concat_tables(taken[1:] or taken)
+
+
+def rechunk(tables: Iterable[pa.Table], rows: int | Iterable[int]) -> Iterator[pa.Table]:
+    """The same rows in tables of ``rows`` rows each, or of each length in turn; the last has what is left.
+
+    >>> [len(table) for table in rechunk([pa.table({"x": range(5)}), pa.table({"x": range(2)})], 3)]
+    [3, 3, 1]
+    """
+    lengths = repeat(rows) if isinstance(rows, int) else iter(rows)
+    buffer, length = TableBuffer(), next(lengths, None)
+    for table in tables:
+        buffer.add(table)
+        while length is not None and len(buffer) >= length:
+            yield buffer.take(length)
+            length = next(lengths, None)
+    if len(buffer):
+        yield buffer.take(len(buffer))

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from hashnet import labels as label_sets
 from hashnet.codes import check_codes
 from hashnet.errors import CodeError, FormatError, StoreError
-from hashnet.io import as_array, binary_column, binary_matrix, storage
+from hashnet.io import as_array, binary_column, binary_matrix, rechunk, storage
 from hashnet.store import commit
 from hashnet.store import plan as plans
 from hashnet.store.commit import ShardRecord
@@ -139,17 +139,8 @@ class ShardStore:
             raise StoreError(f"rows must be at least 1, got {rows}")
         with_labels = labels and self.n_classes is not None
         columns = ["row_id", self.plan.column] + (["labels"] if with_labels else [])
-        waiting: list[pa.Table] = []
-        count = 0
-        for table in self.tables(columns):
-            waiting.append(table)
-            count += len(table)
-            while count >= rows:
-                whole = pa.concat_tables(waiting)
-                yield self._block(whole.slice(0, rows), with_labels)
-                waiting, count = [whole.slice(rows)], count - rows
-        if count:
-            yield self._block(pa.concat_tables(waiting), with_labels)
+        for table in rechunk(self.tables(columns), rows):
+            yield self._block(table, with_labels)
 
     def _block(self, table: pa.Table, with_labels: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         labels = label_sets.from_lists(table["labels"], self.n_classes or 0) if with_labels else None

@@ -45,7 +45,7 @@ def make_pictures(folder: Path, n_images: int, backbone: str, engine: str) -> No
     import torch
     from PIL import Image
 
-    from hashnet.data.rows import from_uris
+    from hashnet.data.source_rows import rows_of_uris
     from hashnet.data.writer import write_manifest
     from hashnet.models.bundle import save_bundle
     from hashnet.models.hash_model import build_model
@@ -58,7 +58,7 @@ def make_pictures(folder: Path, n_images: int, backbone: str, engine: str) -> No
         )
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i:04d}.jpg", quality=85)
     uris = pa.array([str(folder / f"{i % N_FILES:04d}.jpg") for i in range(n_images)])
-    write_manifest(str(folder / "manifest.parquet"), from_uris(uris), np.full(n_images, 4, np.uint8))
+    write_manifest(str(folder / "manifest.parquet"), rows_of_uris(uris), np.full(n_images, 4, np.uint8))
     torch.manual_seed(0)
     save_bundle(str(folder / "model"), build_model(backbone, 48))
 

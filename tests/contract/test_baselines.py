@@ -189,7 +189,7 @@ class TestBadInput:
 
     def test_rows_of_different_lengths_are_refused(self, name, fitted):
         with pytest.raises(
-            DataError, match="features are no array: their rows differ in length; give rows of"
+            DataError, match="features are not an array: their rows differ in length; give rows of"
         ):
             make(name).fit([[1.0, 2.0], [3.0]], [0, 1])
         with pytest.raises(DataError, match="differ in length"):

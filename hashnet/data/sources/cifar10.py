@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from hashnet.data.class_lists import one_each
-from hashnet.data.references import byte_ranges
-from hashnet.data.rows import SourceRows, from_uris
+from hashnet.data.fetch import byte_range_uris
+from hashnet.data.label_lists import lists_of_ids
+from hashnet.data.source_rows import SourceRows, rows_of_uris
 from hashnet.errors import DataError
 from hashnet.io import REQUIRED, key, storage
 
@@ -52,10 +52,10 @@ def load(options: Options) -> SourceRows:
                 f"{uri} record {row} has class {ids[row]}, CIFAR-10 has 10 (CIFAR-100 is another format)"
             )
         starts = np.arange(len(ids), dtype=np.int64) * RECORD + 1
-        uris.append(byte_ranges(uri, starts, PIXELS, raw="3x32x32"))
+        uris.append(byte_range_uris(uri, starts, PIXELS, raw="3x32x32"))
         classes.append(ids.astype(np.int32))
         names += [f"{name}/{i}" for i in range(len(ids))]
-    labels = one_each(pa.array(np.concatenate(classes)))
-    return from_uris(
+    labels = lists_of_ids(pa.array(np.concatenate(classes)))
+    return rows_of_uris(
         pa.concat_arrays(uris), labels=labels, n_classes=len(NAMES), class_names=NAMES, names=pa.array(names)
     )

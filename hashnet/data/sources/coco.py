@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from hashnet.data.class_lists import choose, read_names
-from hashnet.data.files import complete, parent
-from hashnet.data.rows import SourceRows, from_uris
+from hashnet.data.input_files import parent_folder, uris_below
+from hashnet.data.label_lists import choose_classes, read_names
+from hashnet.data.source_rows import SourceRows, rows_of_uris
 from hashnet.errors import DataError, FormatError, StorageError
 from hashnet.io import REQUIRED, key, storage
 
@@ -35,7 +35,7 @@ def load(options: Options) -> SourceRows:
     read = [_read(uri) for uri in files]
     names = {c["id"]: c["name"] for content in read for c in content["categories"]}
     known = [names[i] for i in sorted(names)]
-    chosen = choose(read_names(options.classes), known, files[0]) if options.classes else known
+    chosen = choose_classes(read_names(options.classes), known, files[0]) if options.classes else known
     number = {i: chosen.index(name) for i, name in names.items() if name in set(chosen)}
     uris, keys, lists, pruned = [], [], [], 0
     for uri, content in zip(files, read, strict=True):
@@ -56,12 +56,12 @@ def load(options: Options) -> SourceRows:
         images = sorted((i for i in content["images"] if labels[i["id"]]), key=lambda image: image["id"])
         pruned += len(labels) - len(images)
         here = pa.array([image["file_name"] for image in images], pa.large_string())
-        uris.append(complete(folder, here))
+        uris.append(uris_below(folder, here))
         keys.append(here)
         lists += [sorted(labels[image["id"]]) for image in images]
-    return from_uris(
+    return rows_of_uris(
         pa.concat_arrays(uris), labels=pa.array(lists, pa.list_(pa.int32())), n_classes=len(chosen),
-        class_names=tuple(chosen), names=pa.concat_arrays(keys), about={"pruned_unlabelled": pruned},
+        class_names=tuple(chosen), names=pa.concat_arrays(keys), notes={"pruned_unlabelled": pruned},
     )  # fmt: skip
 
 
@@ -95,8 +95,8 @@ def _pictures(instances: str, path: str) -> str:
     stem = storage.name_of(instances).removesuffix(".json").removeprefix("instances_")
     root = path
     if not storage.is_folder(path):
-        root = parent(instances)
-        root = parent(root) if storage.name_of(root) == "annotations" else root
+        root = parent_folder(instances)
+        root = parent_folder(root) if storage.name_of(root) == "annotations" else root
     for names in ((stem,), ("images", stem), ("images",)):
         if storage.is_folder(storage.join(root, *names)):
             return storage.join(root, *names)

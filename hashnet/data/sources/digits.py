@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from hashnet import labels as label_sets
-from hashnet.data.rows import SourceRows
+from hashnet.data.source_rows import SourceRows
 from hashnet.io import key
 
 DEFAULTS = {"n_query": 197, "n_train": 1000}  # 1,600 are left as database
@@ -29,20 +30,16 @@ def load(options: Options) -> SourceRows:
     digits = load_digits()
     n = len(digits.target)
     uris = pa.array([f"digits/{i:04d}.png" for i in range(n)])
-    about = {
-        "labels": label_sets.to_lists(digits.target),
-        "n_classes": 10,
-        "class_names": tuple("0123456789"),
-        "names": uris,
-    }
+    labels = label_sets.to_lists(digits.target)
+    rows = partial(SourceRows, n=n, labels=labels, n_classes=10, class_names=tuple("0123456789"), names=uris)
     if options.modality == "features":
         features = (digits.data / 16).astype(np.float32)  # (1797, 64); ink goes from 0 to 16
         column = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), 64)
         table = pa.table({"uri": uris, "feature": column})
-        return SourceRows(n, lambda a, b: table[a:b], modality="features", n_features=64, **about)
+        return rows(payload=lambda a, b: table[a:b], modality="features", n_features=64)
     pictures = (digits.images * (255 / 16)).round().astype(np.uint8)  # (1797, 8, 8)
     table = pa.table({"uri": uris, "image": pa.array([_png(picture) for picture in pictures], pa.binary())})
-    return SourceRows(n, lambda a, b: table[a:b], inline=True, **about)
+    return rows(payload=lambda a, b: table[a:b], inline=True)
 
 
 def _png(picture: np.ndarray) -> bytes:

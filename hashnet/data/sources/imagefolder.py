@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hashnet.data.class_lists import by_name, choose, read_names
-from hashnet.data.files import PICTURES, complete, find_below
-from hashnet.data.rows import SourceRows, from_uris
+from hashnet.data.input_files import PICTURES, find_below, uris_below
+from hashnet.data.label_lists import choose_classes, lists_of_names, read_names
+from hashnet.data.source_rows import SourceRows, rows_of_uris
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.errors import DataError
 from hashnet.io import REQUIRED, key, storage
@@ -24,10 +24,11 @@ SPLIT_FOLDERS = {
 @dataclass(frozen=True)
 class Options:
     path: str = key(REQUIRED, "the folder")
-    layout: str = key(
-        "auto",
-        "classes: ROOT/CLASS/…; splits: ROOT/train/CLASS/…, ROOT/val/CLASS/…; flat: no labels",
-        choices=("auto", "classes", "splits", "flat"),
+    layout: str | None = key(
+        None,
+        "classes: ROOT/CLASS/…; splits: ROOT/train/CLASS/…, ROOT/val/CLASS/…; flat: no labels "
+        "(default: by the folders)",
+        choices=("classes", "splits", "flat"),
     )
     classes: list[str] = key([], "take only these classes (names, or a text file with one a line)")
 
@@ -37,10 +38,10 @@ def load(options: Options) -> SourceRows:
     names = pa.array(find_below(options.path, PICTURES), pa.large_string())
     if len(names) == 0:
         raise DataError(f"there is no picture below {options.path} (looked for {', '.join(PICTURES)})")
-    layout = options.layout if options.layout != "auto" else _guess(names)
+    layout = options.layout or _guess(names)
     base = storage.absolute(options.path)
     if layout == "flat":
-        return from_uris(complete(base, names), names=names)
+        return rows_of_uris(uris_below(base, names), names=names)
     fixed, below = None, names
     if layout == "splits":
         fixed, below = _split_flags(options.path, names), pc.replace_substring_regex(names, "^[^/]*/", "")
@@ -50,15 +51,19 @@ def load(options: Options) -> SourceRows:
         raise DataError(f"{options.path}/{stray} lies in no class folder; move it, or say layout=flat")
     if options.classes:
         known = sorted(pc.unique(folders).to_pylist())
-        wanted = choose(read_names(options.classes), known, options.path)
+        wanted = choose_classes(read_names(options.classes), known, options.path)
         keep = pc.is_in(folders, value_set=pa.array(wanted))
         names, folders = names.filter(keep), folders.filter(keep)
         fixed = None if fixed is None else fixed[keep.to_numpy(zero_copy_only=False)]
-    labels, classes = by_name(folders)
-    return from_uris(
-        complete(base, names), labels=labels, n_classes=len(classes), class_names=tuple(classes), names=names,
+    labels, classes = lists_of_names(folders)
+    return rows_of_uris(
+        uris_below(base, names),
+        labels=labels,
+        n_classes=len(classes),
+        class_names=tuple(classes),
+        names=names,
         fixed=fixed,
-    )  # fmt: skip
+    )
 
 
 def _guess(names: pa.Array) -> str:

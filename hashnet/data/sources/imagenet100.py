@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from hashnet.data.class_lists import by_name, choose, read_names
-from hashnet.data.files import PICTURES, complete, find_below
-from hashnet.data.rows import SourceRows, from_uris
+from hashnet.data.input_files import PICTURES, find_below, uris_below
+from hashnet.data.label_lists import choose_classes, lists_of_names, read_names
+from hashnet.data.source_rows import SourceRows, rows_of_uris
 from hashnet.data.splits import DATABASE, QUERY
 from hashnet.errors import DataError, StorageError
 from hashnet.io import REQUIRED, key, storage
@@ -51,10 +51,10 @@ def load(options: Options) -> SourceRows:
         owners.append(synset)
     if len(names) == n_train:
         raise DataError(f"{val} has no picture of the {len(classes)} classes; they are the queries")
-    labels, _ = by_name(pa.array(owners, pa.string()), classes)
+    labels, _ = lists_of_names(pa.array(owners, pa.string()), classes)
     paths = pa.array(names, pa.string())
-    return from_uris(
-        complete(storage.absolute(root), paths),
+    return rows_of_uris(
+        uris_below(storage.absolute(root), paths),
         labels=labels, n_classes=len(classes), class_names=tuple(classes), names=paths,
         fixed=np.where(np.arange(len(names)) < n_train, DATABASE, QUERY).astype(np.uint8),
     )  # fmt: skip
@@ -72,7 +72,7 @@ def _root(path: str) -> str:
 
 def _classes(options: Options, known: list[str], train: str) -> list[str]:
     if options.classes:
-        return choose(read_names(options.classes), known, train)
+        return choose_classes(read_names(options.classes), known, train)
     if len(known) < options.n_classes:
         raise DataError(
             f"{train} has {len(known)} classes, the protocol needs {options.n_classes}; see n_classes"

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hashnet.data.class_lists import read_names
-from hashnet.data.files import complete, parent
-from hashnet.data.lists import ListFile, read_list
-from hashnet.data.rows import SourceRows, find_duplicate
+from hashnet.data.input_files import parent_folder, uris_below
+from hashnet.data.label_lists import read_names
+from hashnet.data.source_rows import SourceRows, find_duplicate
+from hashnet.data.sources.list_parser import ListFile, read_list
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.errors import DataError
 from hashnet.io import key, storage
@@ -42,7 +42,7 @@ class Options:
 def load(options: Options) -> SourceRows:
     """Rows of one list, or of the lists of three splits, joined by path."""
     files = _files(options)
-    root = storage.absolute(options.root or parent(next(iter(files.values()))))
+    root = storage.absolute(options.root or parent_folder(next(iter(files.values()))))
     lists = {name: _stripped(read_list(uri), options.strip) for name, uri in files.items()}
     for found in lists.values():
         _refuse_duplicates(found)
@@ -180,16 +180,16 @@ def _rows(
     labels: pa.Array | None,
     n_classes: int | None,
     flags: np.ndarray | None,
-    notes: dict[str, Any],
+    notes: dict[str, int | str],
 ) -> SourceRows:
     names = tuple(read_names(options.class_names)) or None
     if names is not None and len(names) != n_classes:
         raise DataError(f"class_names has {len(names)} names, the lists have {n_classes} classes")
 
     def payload(start: int, stop: int) -> pa.Table:
-        return pa.table({"uri": complete(root, paths[start:stop].cast(pa.string()))})
+        return pa.table({"uri": uris_below(root, paths[start:stop].cast(pa.string()))})
 
     return SourceRows(
         n=len(paths), payload=payload, labels=labels, n_classes=n_classes, class_names=names, names=paths,
-        fixed=flags, about=notes,
+        fixed=flags, notes=notes,
     )  # fmt: skip

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from hashnet import labels as label_sets
 from hashnet.data import features as vectors
-from hashnet.data.class_lists import one_each, read_names
-from hashnet.data.rows import SourceRows, refuse_duplicates
+from hashnet.data.label_lists import lists_of_ids, read_names
+from hashnet.data.source_rows import SourceRows, refuse_duplicates
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.errors import DataError, HashnetError, StorageError
 from hashnet.io import REQUIRED, key, storage
@@ -210,7 +210,7 @@ def _labels(
             if top >= label_sets.MAX_CLASSES:
                 most = f"{label_sets.MAX_CLASSES:,}"
                 raise DataError(f"they hold class {top}; number classes from 0, at most {most} of them")
-            return one_each(pa.array(ids)), options.n_classes or top + 1
+            return lists_of_ids(pa.array(ids)), options.n_classes or top + 1
         stacked = np.concatenate([label_sets.as_multi_hot(labels) for labels in given])
         return label_sets.to_lists(stacked[rows]), stacked.shape[1]
     except (HashnetError, ValueError) as error:

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hashnet import labels as label_sets
-from hashnet.data.files import complete
-from hashnet.data.rows import SourceRows, from_uris
+from hashnet.data.input_files import uris_below
+from hashnet.data.source_rows import SourceRows, rows_of_uris
 from hashnet.errors import DataError, StorageError
 from hashnet.io import REQUIRED, key, storage
 
@@ -55,10 +55,10 @@ def load(options: Options) -> SourceRows:
     labelled = labels.any(axis=1)
     kept = paths.filter(pa.array(labelled))
     pictures = storage.absolute(options.images or _first_folder(options.path, PICTURES))
-    return from_uris(
-        complete(pictures, kept), labels=label_sets.to_lists(labels[labelled]), n_classes=len(chosen),
+    return rows_of_uris(
+        uris_below(pictures, kept), labels=label_sets.to_lists(labels[labelled]), n_classes=len(chosen),
         class_names=tuple(concepts[i] for i in chosen), names=kept,
-        about={"pruned_unlabelled": int((~labelled).sum())},
+        notes={"pruned_unlabelled": int((~labelled).sum())},
     )  # fmt: skip
 
 

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hashnet.data import features as vectors
-from hashnet.data.class_lists import read_names
-from hashnet.data.files import complete, expand, parent
-from hashnet.data.label_columns import is_list, read_labels
-from hashnet.data.references import parquet_values
-from hashnet.data.rows import SourceRows, refuse_duplicates
+from hashnet.data.fetch import parquet_value_uris
+from hashnet.data.input_files import expand_pattern, parent_folder, uris_below
+from hashnet.data.label_lists import is_list, read_labels, read_names
+from hashnet.data.source_rows import SourceRows, refuse_duplicates
 from hashnet.errors import DataError
-from hashnet.io import REQUIRED, key, storage
+from hashnet.io import REQUIRED, TableBuffer, key, storage
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Options:
 
 def load(options: Options) -> SourceRows:
     """Rows in the order of the files."""
-    files = expand(options.path, ".parquet")
+    files = expand_pattern(options.path, ".parquet")
     schema, n = _schema_and_rows(files)
     image, feature = _payload_column(options, schema, files[0])
     label = options.label or next((name for name in ("labels", "label") if name in schema.names), None)
@@ -51,31 +50,38 @@ def load(options: Options) -> SourceRows:
     ids = columns[options.id].cast(pa.large_string()) if options.id else None
     if ids is not None:
         refuse_duplicates(ids, f"column {options.id!r} of {options.path}")
-    about: dict[str, Any] = {"labels": labels, "n_classes": n_classes, "class_names": names, "names": ids}
+    rows = partial(
+        SourceRows,
+        n=n,
+        labels=labels,
+        n_classes=n_classes,
+        class_names=names,
+        names=ids,
+        block_rows=4_096,
+    )
     if feature is not None:
         d = _n_features(files, feature, schema.field(feature).type)
         if d == 0:
             raise DataError(f"column {feature!r} of {options.path} holds no numbers; check the files")
         stream = _feature_tables(files, feature, d, ids)
-        return SourceRows(n, InOrder(stream), modality="features", n_features=d, block_rows=4_096, **about)
+        return rows(payload=_Payload(stream), modality="features", n_features=d)
     assert image is not None
     tables = _image_tables(files, image, schema.field(image).type, options.inline)
-    return SourceRows(n, InOrder(tables), inline=options.inline, block_rows=4_096, **about)
+    return rows(payload=_Payload(tables), inline=options.inline)
 
 
-class InOrder:
-    """A payload out of tables of any size that come in order."""
+class _Payload:
+    """The payload of ``SourceRows`` from tables of any length that come in order."""
 
     def __init__(self, tables: Iterator[pa.Table]) -> None:
-        self._tables, self._rest, self._at = tables, list[pa.Table](), 0
+        self._tables, self._waiting, self._next = tables, TableBuffer(), 0
 
     def __call__(self, start: int, stop: int) -> pa.Table:
-        assert start == self._at, "asked for in ascending blocks"
-        while sum(map(len, self._rest)) < stop - start:
-            self._rest.append(next(self._tables))
-        joined = pa.concat_tables(self._rest)
-        self._at, self._rest = stop, [joined.slice(stop - start)]
-        return joined.slice(0, stop - start)
+        assert start == self._next, "requested in ascending blocks"
+        while len(self._waiting) < stop - start:
+            self._waiting.add(next(self._tables))
+        self._next = stop
+        return self._waiting.take(stop - start)
 
 
 def _open(uri: str) -> pq.ParquetFile:
@@ -181,7 +187,7 @@ def _feature_tables(files: list[str], column: str, d: int, ids: pa.Array | None)
             names = (
                 ids[row : row + len(part)]
                 if ids is not None
-                else parquet_values(uri, column, group, len(table))[start : start + len(part)]
+                else parquet_value_uris(uri, column, group, len(table))[start : start + len(part)]
             )
             yield pa.table({"uri": names, "feature": vectors.to_column(matrix)})
             row += len(part)
@@ -194,11 +200,11 @@ def _image_tables(files: list[str], column: str, kind: pa.DataType, inline: bool
     for uri in files:
         file = _open(uri)
         for group in range(file.num_row_groups):
-            uris = parquet_values(uri, value, group, file.metadata.row_group(group).num_rows)
+            uris = parquet_value_uris(uri, value, group, file.metadata.row_group(group).num_rows)
             paths = uris
             if with_paths:
                 given = _values(file, group, f"{column}.path").cast(pa.string()).combine_chunks()
-                paths = pc.coalesce(complete(parent(uri), given), uris)
+                paths = pc.coalesce(uris_below(parent_folder(uri), given), uris)
             if inline:
                 yield pa.table({"uri": paths, "image": _values(file, group, value).cast(pa.binary())})
             elif with_paths:

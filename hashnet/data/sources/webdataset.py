@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from hashnet.data.class_lists import read_names
-from hashnet.data.files import PICTURES, check_utf8, expand
-from hashnet.data.references import byte_ranges
-from hashnet.data.rows import SourceRows, from_uris, refuse_duplicates
+from hashnet.data.fetch import byte_range_uris
+from hashnet.data.input_files import PICTURES, check_utf8, expand_pattern
+from hashnet.data.label_lists import read_names
+from hashnet.data.source_rows import SourceRows, refuse_duplicates, rows_of_uris
 from hashnet.errors import DataError
 from hashnet.io import REQUIRED, key, storage
 from hashnet.labels import MAX_CLASSES
@@ -45,10 +45,10 @@ class _Sample:
 def load(options: Options) -> SourceRows:
     """Rows in the order of the tars; samples without a picture are left out."""
     uris, keys, found = [], [], list[list[int | str] | None]()
-    for uri in expand(options.path, ".tar"):
+    for uri in expand_pattern(options.path, ".tar"):
         samples = [sample for sample in _samples(uri, options.label.split(",")) if sample.offset >= 0]
         check_utf8((sample.key for sample in samples), uri)
-        here = byte_ranges(uri, [s.offset for s in samples], [s.size for s in samples])
+        here = byte_range_uris(uri, [s.offset for s in samples], [s.size for s in samples])
         uris.append(here.cast(pa.large_string()))
         keys += [sample.key for sample in samples]
         found += [sample.labels for sample in samples]
@@ -56,7 +56,7 @@ def load(options: Options) -> SourceRows:
     refuse_duplicates(names, f"the keys of {options.path}")
     given = read_names(options.class_names)
     labels, classes, n_classes = _numbered(found, given, options)
-    return from_uris(
+    return rows_of_uris(
         pa.concat_arrays(uris), labels=labels, n_classes=n_classes, class_names=classes, names=names
     )
 
@@ -137,11 +137,13 @@ def _from_cls(text: str) -> list[int | str]:
 
 def _from_json(where: str, text: str, fields: list[str]) -> list[int | str] | None:
     try:
-        about = json.loads(text)
+        content = json.loads(text)
     except ValueError as error:
         raise DataError(f"{where} is not JSON: {error}") from error
     value = (
-        next((about[name] for name in fields if name in about), None) if isinstance(about, dict) else about
+        next((content[name] for name in fields if name in content), None)
+        if isinstance(content, dict)
+        else content
     )
     if value is None:
         return None

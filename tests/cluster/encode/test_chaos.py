@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hashnet import CodeStore
-from hashnet.data.rows import SourceRows
+from hashnet.data.source_rows import SourceRows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
 from hashnet.models.bundle import save_bundle

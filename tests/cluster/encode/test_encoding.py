@@ -21,7 +21,7 @@ from cluster.encode import setup as encode_setup
 from cluster.encode.job import EncodeConfig, encode_database
 from cluster.runtime.errors import raise_ours
 from hashnet import CodeStore, Encoder, Manifest
-from hashnet.data.rows import SourceRows
+from hashnet.data.source_rows import SourceRows
 from hashnet.data.writer import append_rows, write_manifest
 from hashnet.errors import (
     ConfigError,

@@ -17,8 +17,8 @@ from cluster.evaluate import job as evaluation
 from cluster.evaluate import tasks as counting
 from cluster.evaluate.job import EvaluateConfig, evaluate_run
 from hashnet import Encoder, EvalReport, Manifest
-from hashnet.data.fetch import feature_matrix
-from hashnet.data.rows import SourceRows
+from hashnet.data.features import feature_matrix
+from hashnet.data.source_rows import SourceRows
 from hashnet.data.writer import write_manifest
 from hashnet.errors import DataError, LineageMismatch, StoreError
 from hashnet.models.bundle import save_bundle

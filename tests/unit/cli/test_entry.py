@@ -27,7 +27,7 @@ def test_digits_and_its_summary(tmp_path, capsys):
     assert (code, err) == (0, "")
     assert "1,797 pictures, 10 classes" in out
     assert "train           1,000 rows" in out
-    assert "training pairs: 499,500, of them 49,671 similar, 9.06 dissimilar to 1 similar" in out
+    assert "training pairs: 499,500, of them 49,671 similar, 9.06 dissimilar pairs per similar pair" in out
     assert Manifest.open(str(tmp_path / "m.parquet")).splits == {
         "train": 1000,
         "query": 197,
@@ -225,7 +225,7 @@ def test_an_existing_manifest_is_not_replaced_by_mistake(tmp_path, capsys):
 def test_append_to_what_is_no_manifest(tmp_path, capsys):
     code, _, err = run(capsys, "dataset", "append", tmp_path / "none", "digits")
     assert code == 2
-    assert "is no manifest" in err
+    assert "is not a manifest" in err
 
 
 def test_a_command_is_needed(capsys):

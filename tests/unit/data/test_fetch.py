@@ -10,8 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hashnet.data import references
-from hashnet.data.fetch import describe_bad, fetch_images
+from hashnet.data.fetch import (
+    byte_range_uris,
+    describe_bad,
+    fetch_images,
+    parquet_value_uris,
+    parse_reference,
+)
 from hashnet.data.images import decode
 from hashnet.errors import BadImage
 from hashnet.io import storage
@@ -49,7 +54,7 @@ def test_tar_members_by_offset_and_size(tmp_path):
             tar.addfile(info, io.BytesIO(bytes([i]) * info.size))
     with tarfile.open(path) as tar:
         members = tar.getmembers()
-    uris = references.byte_ranges(str(path), [m.offset_data for m in members], [m.size for m in members])
+    uris = byte_range_uris(str(path), [m.offset_data for m in members], [m.size for m in members])
     assert fetch_images(pa.table({"uri": uris})) == [bytes([i]) * (10 + 40 * i) for i in range(20)]
     beyond = fetch_images(rows(f"{path}#offset=1&size=99999999"))[0]
     assert isinstance(beyond, BadImage)
@@ -70,9 +75,7 @@ def test_parquet_values_plain_and_struct(tmp_path):
     path = str(tmp_path / "p.parquet")
     pq.write_table(table, path, row_group_size=10)
     for column in ("plain", "image.bytes"):
-        uris = pa.concat_arrays(
-            [references.parquet_values(path, column, g, n) for g, n in enumerate((10, 10, 5))]
-        )
+        uris = pa.concat_arrays([parquet_value_uris(path, column, g, n) for g, n in enumerate((10, 10, 5))])
         found = fetch_images(pa.table({"uri": uris}))
         assert found[:24] == pictures[:24]
         if column == "plain":
@@ -149,7 +152,7 @@ def test_a_name_may_hold_a_hash_sign(tmp_path):
     name = str(tmp_path / "cat#offset=3.jpg")
     with open(name, "wb") as file:
         file.write(b"meow")
-    assert references.parse(name).offset is None
+    assert parse_reference(name).offset is None
     assert fetch_images(rows(name)) == [b"meow"]
 
 

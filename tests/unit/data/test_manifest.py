@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from hashnet.data import parts
-from hashnet.data.fetch import feature_matrix
+from hashnet.data.features import feature_matrix
 from hashnet.data.manifest import Manifest
-from hashnet.data.rows import SourceRows, from_uris
+from hashnet.data.source_rows import SourceRows, rows_of_uris
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.data.writer import append_rows, write_manifest
 from hashnet.errors import DataError, FormatError, ManifestError
@@ -37,7 +37,7 @@ def flags_of(n: int) -> np.ndarray:
 
 def make(path, n: int = 100, **about) -> Manifest:
     uris = pa.array([f"/pictures/{i:05d}.jpg" for i in range(n)])
-    rows = from_uris(uris, labels=label_lists(n), n_classes=4, block_rows=16, **about)
+    rows = rows_of_uris(uris, labels=label_lists(n), n_classes=4, block_rows=16, **about)
     return write_manifest(str(path), rows, flags_of(n), source={"name": "test"})
 
 
@@ -61,7 +61,7 @@ def small_parts(monkeypatch):
 
 def test_uris_of_64_bit_offsets_are_written_as_strings(tmp_path):
     uris = pa.array([f"/pictures/{i}.jpg" for i in range(10)], pa.large_string())
-    manifest = write_manifest(str(tmp_path / "m"), from_uris(uris), flags_of(10))
+    manifest = write_manifest(str(tmp_path / "m"), rows_of_uris(uris), flags_of(10))
     on_disk = pq.read_schema(tmp_path / "m" / manifest.parts[0].name)
     assert on_disk.field("uri").type == pa.string()
     assert append(manifest, pa.table({"uri": uris}), None, [4] * 10).read()["uri"].type == pa.string()
@@ -124,12 +124,12 @@ def test_labels_are_multi_hot(tmp_path, small_parts):
 
 
 def test_a_manifest_without_labels(tmp_path):
-    rows = from_uris(pa.array(["a.jpg", "b.jpg"]))
+    rows = rows_of_uris(pa.array(["a.jpg", "b.jpg"]))
     manifest = write_manifest(str(tmp_path / "m"), rows, np.full(2, DATABASE, dtype=np.uint8))
     assert manifest.n_classes is None
     assert manifest.labels() is None
     assert manifest.read()["labels"].to_pylist() == [None, None]
-    assert manifest.summary() == {"rows": 2, "splits": {"database": {"rows": 2}}}
+    assert manifest.summary().to_dict() == {"rows": 2, "splits": {"database": {"rows": 2}}}
     assert manifest.count("train") == 0
     assert len(manifest.read("train")) == 0
 
@@ -190,7 +190,7 @@ def test_a_changed_part_is_refused_and_named(tmp_path, small_parts):
 
 
 def test_what_is_no_manifest_says_so(tmp_path):
-    with pytest.raises(ManifestError, match=r"is no manifest .* make one with: hashnet dataset"):
+    with pytest.raises(ManifestError, match=r"is not a manifest .* make one with: hashnet dataset"):
         Manifest.open(str(tmp_path / "nothing"))
     make(tmp_path / "m")
     about = json.loads((tmp_path / "m" / "_manifest.json").read_text())
@@ -237,17 +237,17 @@ def test_an_existing_manifest_is_kept_unless_told(tmp_path):
     with pytest.raises(ManifestError, match="exists; choose another --out, or replace it with --overwrite"):
         make(tmp_path / "m", n=60)
     assert Manifest.open(old.uri).sha256 == old.sha256
-    rows = from_uris(pa.array([f"{i}" for i in range(60)]))
+    rows = rows_of_uris(pa.array([f"{i}" for i in range(60)]))
     assert len(write_manifest(old.uri, rows, flags_of(60), overwrite=True)) == 60
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("mine")
-    with pytest.raises(DataError, match="exists and is no manifest"):
+    with pytest.raises(DataError, match="exists and is not a manifest"):
         write_manifest(str(tmp_path / "other"), rows, flags_of(60), overwrite=True)
     assert (tmp_path / "other" / "file").exists()
 
 
 def test_labels_outside_the_classes_are_refused(tmp_path):
-    rows = from_uris(pa.array(["a", "b"]), labels=pa.array([[0], [7]], pa.list_(pa.int32())), n_classes=4)
+    rows = rows_of_uris(pa.array(["a", "b"]), labels=pa.array([[0], [7]], pa.list_(pa.int32())), n_classes=4)
     with pytest.raises(DataError, match=r"row 1 has class 7, but the classes are 0..3"):
         write_manifest(str(tmp_path / "m"), rows, flags_of(2))
 
@@ -273,12 +273,12 @@ def test_append_refuses_what_does_not_fit(tmp_path):
     flags = [DATABASE]
     with pytest.raises(DataError, match="class 4, but the classes are"):
         append(manifest, new, pa.array([[4]], pa.list_(pa.int32())), flags)
-    with pytest.raises(ManifestError, match="keeps its pictures by reference"):
+    with pytest.raises(ManifestError, match="stores its pictures by reference"):
         append(manifest, new.append_column("image", pa.array([b"x"])), None, flags)
     assert sorted(os.listdir(tmp_path / "m")) == ["_manifest.json", "part-00000.parquet"]
     stale = Manifest.open(manifest.uri)
     append(manifest, new, None, flags)
-    with pytest.raises(ManifestError, match="changed by somebody else"):
+    with pytest.raises(ManifestError, match="changed by another process"):
         append(stale, new, None, flags)
     now = Manifest.open(manifest.uri)
     now.verify()  # what the other one wrote is still there
@@ -289,7 +289,7 @@ def test_append_refuses_what_does_not_fit(tmp_path):
 def test_appended_labels_are_matched_by_name_and_sorted(tmp_path):
     before = make(tmp_path / "m", class_names=("a", "b", "c", "d"))
     labels = pa.array([[0, 1], None, [1]], pa.list_(pa.int32()))
-    rows = from_uris(pa.array(["x", "y", "z"]), labels=labels, n_classes=2, class_names=("d", "b"))
+    rows = rows_of_uris(pa.array(["x", "y", "z"]), labels=labels, n_classes=2, class_names=("d", "b"))
     after = append_rows(before, rows, np.full(3, DATABASE, dtype=np.uint8))
     assert after.read(start=100)["labels"].to_pylist() == [[1, 3], [], [1]]
 
@@ -310,7 +310,7 @@ def test_a_copy_is_the_same_and_may_be_extended(tmp_path, small_parts):
 
 
 def test_summary_counts_match_loops(tmp_path, small_parts):
-    summary = make(tmp_path / "m").summary()
+    summary = make(tmp_path / "m").summary().to_dict()
     labels = label_lists(100).to_pylist()
     train = expected(100, "train")
     similar = sum(bool(set(labels[a]) & set(labels[b])) for i, a in enumerate(train) for b in train[i + 1 :])

@@ -13,7 +13,7 @@ from PIL import Image
 from hashnet.data import parts
 from hashnet.data.fetch import fetch_images
 from hashnet.data.manifest import Manifest
-from hashnet.data.sources import append_to, make_manifest
+from hashnet.data.sources import append_source, make_manifest
 from hashnet.errors import BadImage, DataError
 from hashnet.io import storage
 
@@ -56,7 +56,7 @@ def test_sources_read_from_s3(bucket, tmp_path):
     assert pictures[:2] == [file.getvalue()] * 2
     assert isinstance(pictures[2], BadImage)
     assert pictures[2].reason == "missing"
-    assert append_to(listed, "listfile", path=path).count("database") == 6
+    assert append_source(listed, "listfile", path=path).count("database") == 6
     tar = storage.join(bucket, "tars")
     make_manifest("synthetic", str(tmp_path / "s.parquet"), n_images=20, side=8, store="tar", images=tar)
     read = make_manifest("webdataset", str(tmp_path / "w"), path=tar, n_classes=10)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hashnet.data.pairs import PairTable
-from hashnet.data.rows import from_uris
+from hashnet.data.source_rows import rows_of_uris
 from hashnet.data.splits import DATABASE, TRAIN
 from hashnet.data.writer import write_manifest
 from hashnet.errors import DataError
@@ -62,7 +62,7 @@ def test_mistakes_are_named(a, b, similar, message):
 @pytest.fixture
 def manifest(tmp_path):
     flags = np.array([TRAIN | DATABASE] * 6 + [DATABASE] * 4, dtype=np.uint8)
-    return write_manifest(str(tmp_path / "m"), from_uris(pa.array([str(i) for i in range(10)])), flags)
+    return write_manifest(str(tmp_path / "m"), rows_of_uris(pa.array([str(i) for i in range(10)])), flags)
 
 
 def test_files_are_checked_against_the_manifest(tmp_path, manifest):
@@ -90,7 +90,7 @@ def test_files_are_checked_against_the_manifest(tmp_path, manifest):
         ({"row_a": [0, 1], "row_b": [1, 2], "similar": [1, 2]}, "row 1: similar is 2; it must be 0 or 1"),
         (
             {"row_a": ["x"], "row_b": ["y"], "similar": [1]},
-            "row_a must hold row ids, whole numbers; it is string",
+            "row_a must hold row ids .whole numbers., not string",
         ),
         ({"row_a": [0, None], "row_b": [1, 2], "similar": [1, 0]}, "row 1: row_a is missing"),
         ({"row_a": [0], "row_b": [1], "similar": [0.5]}, "similar is 0.5; it must be 0 or 1"),

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hashnet.data.fetch import feature_matrix, fetch_images
+from hashnet.data.features import feature_matrix
+from hashnet.data.fetch import fetch_images
 from hashnet.data.images import decode
 from hashnet.data.manifest import Manifest
-from hashnet.data.sources import append_to, load_rows, make_manifest
+from hashnet.data.sources import append_source, load_source, make_manifest
 from hashnet.errors import DataError, ManifestError
 from tests.support.source_files import folders, rows_of, tar_of
 
@@ -41,7 +42,7 @@ def test_names_and_uris_of_all_rows_may_be_more_than_2_gib(tmp_path, monkeypatch
         "categories": [{"id": 1, "name": "cat"}],
     }
     (tmp_path / "c.json").write_text(json.dumps(coco))
-    rows = load_rows(name, defaults=False, **options)[0]
+    rows = load_source(name, defaults=False, **options).rows
     uris = rows.payload(0, rows.n)["uri"]
     assert rows.names.type == uris.type == pa.large_string()
     (tmp_path / "all.txt").write_text("\n".join(rows.names.to_pylist()))
@@ -54,16 +55,16 @@ def test_append_a_source(tmp_path):
     first = folders(tmp_path / "a", *(f"{c}/{i}.jpg" for c in ("cat", "dog", "eel") for i in range(4)))
     manifest = make_manifest("imagefolder", str(tmp_path / "m"), path=first, n_query=2, n_train=9)
     more = folders(tmp_path / "b", "eel/9.jpg", "cat/9.jpg")  # its own numbering would be cat 0, eel 1
-    longer = append_to(manifest, "imagefolder", path=more)
+    longer = append_source(manifest, "imagefolder", path=more)
     assert rows_of(longer, "labels", "splits")[12:] == [([0], ["database"]), ([2], ["database"])]
     assert longer.source["appended"][0]["name"] == "imagefolder"
-    queries = append_to(longer, "imagefolder", path=more, all_in=["query"])
+    queries = append_source(longer, "imagefolder", path=more, all_in=["query"])
     assert queries.splits["query"] == 4
     unknown = folders(tmp_path / "c", "fox/1.jpg")
     with pytest.raises(DataError, match="classes are not in the manifest, the first is 'fox'"):
-        append_to(queries, "imagefolder", path=unknown)
+        append_source(queries, "imagefolder", path=unknown)
     with pytest.raises(ManifestError, match="holds image, the new rows are features"):
-        append_to(queries, "digits", modality="features")
+        append_source(queries, "digits", modality="features")
     assert Manifest.open(manifest.uri).sha256 == queries.sha256
 
 

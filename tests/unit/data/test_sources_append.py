@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from hashnet.data.manifest import Manifest
-from hashnet.data.sources import append_to, make_manifest
+from hashnet.data.sources import append_source, make_manifest
 
 
 @pytest.fixture
@@ -23,12 +23,12 @@ def listed(folder) -> str:
 
 @pytest.mark.parametrize("wishes", [{}, {"seed": 3}, {"seed": 0}, {"n_query": None, "all_in": []}])
 def test_new_rows_are_database_whatever_the_seed(tmp_path, manifest, wishes):
-    longer = append_to(manifest, "listfile", path=listed(tmp_path), **wishes)
+    longer = append_source(manifest, "listfile", path=listed(tmp_path), **wishes)
     assert longer.splits == {"database": 50}
 
 
 def test_a_seed_that_draws_the_pictures_draws_no_queries(manifest):
-    longer = append_to(manifest, "synthetic", n_images=40, n_classes=2, seed=3)
+    longer = append_source(manifest, "synthetic", n_images=40, n_classes=2, seed=3)
     assert longer.splits == {"database": 50}
     assert longer.source["appended"][0]["options"]["seed"] == 3
 
@@ -41,7 +41,7 @@ def test_a_seed_that_draws_the_classes_draws_no_queries(tmp_path):
     path = str(tmp_path)
     options = {"path": path, "n_classes": 2, "all_in": ["database"]}
     manifest = make_manifest("imagenet100", str(tmp_path / "m"), **options)
-    longer = append_to(manifest, "imagenet100", path=path, n_classes=2, seed=5)
+    longer = append_source(manifest, "imagenet100", path=path, n_classes=2, seed=5)
     assert longer.splits == {"database": 8}
 
 
@@ -54,4 +54,4 @@ def test_a_seed_that_draws_the_classes_draws_no_queries(tmp_path):
     ],
 )
 def test_a_wish_of_none_is_a_wish(tmp_path, manifest, wishes, expected):
-    assert append_to(manifest, "listfile", path=listed(tmp_path), **wishes).splits == expected
+    assert append_source(manifest, "listfile", path=listed(tmp_path), **wishes).splits == expected

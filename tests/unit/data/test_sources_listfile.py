@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from hashnet.data.sources import load_rows, make_manifest
+from hashnet.data.sources import load_source, make_manifest
 from hashnet.errors import ConfigError, DataError
 from tests.support.source_files import rows_of
 
@@ -142,7 +142,7 @@ def test_a_path_with_and_without_the_beginning_is_one_picture(tmp_path, files, m
 @pytest.mark.parametrize("strip", ["", "theirs/"])
 def test_names_are_large_strings_and_blocks_fit_a_manifest(tmp_path, strip):
     (tmp_path / "all.txt").write_text("theirs/a.jpg\nb.jpg\n")
-    rows, _, _ = load_rows("listfile", path=str(tmp_path / "all.txt"), root="/data", strip=strip)
+    rows = load_source("listfile", path=str(tmp_path / "all.txt"), root="/data", strip=strip).rows
     assert rows.names.type == pa.large_string()
     block = rows.payload(0, 2)["uri"]
     assert block.type == pa.string()

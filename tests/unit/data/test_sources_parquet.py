@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hashnet.data.fetch import feature_matrix, fetch_images
+from hashnet.data.features import feature_matrix
+from hashnet.data.fetch import fetch_images
 from hashnet.data.sources import make_manifest
 from hashnet.errors import BadImage, DataError
 from hashnet.io import storage
@@ -163,7 +164,7 @@ def test_parquet_label_columns(tmp_path, column, options, expected, n_classes):
         (
             {"f": [[1.0, 2.0], [1.0]]},
             {},
-            "row 1 has 1 values, the first has 2; all feature vectors must be of one",
+            "row 1 has 1 values, the first has 2; all feature vectors must have",
         ),
         ({"id": ["a", None], "image": [b"x"] * 2}, {"id": "id"}, "row 1 has no id; give every row one"),
         ({"f": [[1.0, 2.0], None]}, {}, "row 1 has no feature vector"),

@@ -79,7 +79,7 @@ def test_webdataset_several_class_ids_a_line(tmp_path):
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ([("caf\udce9.jpg", b"1")], "the name of .* in .*x.tar is no UTF-8; rename the file"),
+        ([("caf\udce9.jpg", b"1")], "the name of .* in .*x.tar is not UTF-8; rename the file"),
         ([("a.jpg", b"1"), ("a.cls", b"9999999999")], "x.tar: a.cls holds class 9999999999; number classes"),
         ([("a.jpg", b"1"), ("a.json", b"[1000000]")], "x.tar: a.json holds class 1000000; number classes"),
     ],

@@ -143,7 +143,7 @@ def test_features_come_in_any_number_type(feature_encoder):
 def test_wrong_features_are_named(feature_encoder):
     with pytest.raises(ModelError, match=r"takes feature rows \(n, 5\), got float64 \(2, 4\)"):
         feature_encoder.encode(np.zeros((2, 4)))
-    with pytest.raises(CodeError, match="feature rows are no array: their rows differ in length"):
+    with pytest.raises(CodeError, match="feature rows are not an array: their rows differ in length"):
         feature_encoder.encode([[1.0, 2.0], [3.0]])
     rows = np.zeros((3, 5))
     rows[1, 2] = np.nan

@@ -14,7 +14,7 @@ from PIL import Image
 
 from hashnet import CodeStore, Encoder, Manifest
 from hashnet.data.fetch import fetch_images
-from hashnet.data.rows import SourceRows
+from hashnet.data.source_rows import SourceRows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
 from hashnet.encoding.pipeline import (
@@ -25,7 +25,7 @@ from hashnet.encoding.pipeline import (
     encode_rows,
     picture_rows,
 )
-from hashnet.encoding.tasks import EncodeTask, RowReader, feature_tasks, picture_tasks, pieces, repair_tasks
+from hashnet.encoding.tasks import EncodeTask, RowReader, feature_tasks, picture_tasks, repair_tasks
 from hashnet.models.bundle import save_bundle
 from hashnet.models.hash_model import build_model
 from hashnet.store import commit
@@ -212,12 +212,6 @@ def test_mended_rows_are_read_by_their_ids(pictures):
     source = RowReader(manifest, "database")
     tables = [table for task in tasks for table in source.rows(task)]
     assert pa.concat_tables(tables)["row_id"].to_pylist() == [1, 7, 20, 33, 59]
-
-
-def test_pieces_have_the_asked_lengths():
-    table = pa.table({"x": range(10)})
-    cut = list(pieces(iter([table[:4], table[4:5], table[5:]]), [3, 3, 2]))
-    assert [piece["x"].to_pylist() for piece in cut] == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
 
 
 def huge_png() -> bytes:

@@ -142,11 +142,19 @@ def mistakes(index, codes, ids):
         (lambda: index.search(codes, 0), errors.IndexMismatch, "k must be at least 1, got 0"),
         (lambda: index.search(codes, 2.5), errors.IndexMismatch, "k must be a whole number, got 2.5"),
         (lambda: index.search(codes[:0], 10**30), errors.Unsupported, "too large for one answer"),
-        (lambda: index.search([[1], [2, 3]], 3), errors.CodeError, "codes are no array: their rows differ"),
+        (
+            lambda: index.search([[1], [2, 3]], 3),
+            errors.CodeError,
+            "codes are not an array: their rows differ",
+        ),
         (lambda: index.search(codes, 3, where=[[1], [2, 3]]), errors.CodeError, "rows differ in length"),
         (lambda: index.search(codes, 3, where={1: 2, "a": 3}), errors.IndexMismatch, "labels, got 1, a"),
-        (lambda: index.remove([[1], [2, 3]]), errors.CodeError, "ids are no array"),
-        (lambda: index.add(codes[:2], [5000, 5001], [[1], [0, 2]]), errors.CodeError, "labels are no array"),
+        (lambda: index.remove([[1], [2, 3]]), errors.CodeError, "ids are not an array"),
+        (
+            lambda: index.add(codes[:2], [5000, 5001], [[1], [0, 2]]),
+            errors.CodeError,
+            "labels are not an array",
+        ),
         (
             lambda: BinaryIndex.from_arrays(codes, ids, labels=[0] * 200, n_classes="x"),
             errors.IndexMismatch,

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hashnet.data.manifest import Manifest
-from hashnet.data.rows import SourceRows
+from hashnet.data.source_rows import SourceRows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
 from hashnet.errors import BadImage, StoreError

@@ -16,7 +16,7 @@ from hashnet.codes import hamming_distances
 from hashnet.data.images import Preprocess
 from hashnet.data.manifest import Manifest
 from hashnet.data.pairs import PairTable
-from hashnet.data.rows import SourceRows
+from hashnet.data.source_rows import SourceRows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
 from hashnet.encoding.encoder import Encoder
@@ -113,7 +113,7 @@ def test_other_data_is_refused(tmp_path, manifest):
     make_manifest("digits", other, modality="features", n_query=10, n_train=300)
     with pytest.raises(LineageMismatch, match="was trained on other data"):
         prepare(_config(tmp_path, other))
-    with pytest.raises(ManifestError, match="is no manifest"):
+    with pytest.raises(ManifestError, match="is not a manifest"):
         prepare(_config(tmp_path, str(tmp_path / "nothing")))
 
 

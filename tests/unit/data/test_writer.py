@@ -1,8 +1,10 @@
+"""A copy of a manifest under the zero-shot protocol."""
+
 import numpy as np
 import pytest
 
-from hashnet.data.resplit import zero_shot_copy
 from hashnet.data.sources import make_manifest
+from hashnet.data.writer import zero_shot_copy
 from hashnet.errors import DataError
 
 

@@ -8,7 +8,14 @@ import re
 import pyarrow as pa
 import pytest
 
-from hashnet.data.files import beside, complete, expand, find_below, parent, split_options
+from hashnet.data.input_files import (
+    expand_pattern,
+    find_below,
+    parent_folder,
+    split_options,
+    uris_below,
+    with_suffix,
+)
 from hashnet.errors import DataError
 
 
@@ -27,7 +34,7 @@ from hashnet.errors import DataError
     ],
 )
 def test_parent(uri, folder):
-    assert parent(uri) == folder
+    assert parent_folder(uri) == folder
 
 
 def test_options_are_a_uris():
@@ -38,10 +45,10 @@ def test_options_are_a_uris():
 def test_names_below_a_folder():
     names = pa.array(["a.jpg", "/abs/b.jpg", "s3://other/c.jpg", None])
     whole = ["/abs/b.jpg", "s3://other/c.jpg", None]
-    assert complete("/data/", names).to_pylist() == ["/data/a.jpg", *whole]
-    assert complete("/", names).to_pylist() == ["/a.jpg", *whole]
-    assert complete("s3://b/data?x=1", names).to_pylist() == ["s3://b/data/a.jpg?x=1", *whole]
-    large = complete("/data", names.cast(pa.large_string()))
+    assert uris_below("/data/", names).to_pylist() == ["/data/a.jpg", *whole]
+    assert uris_below("/", names).to_pylist() == ["/a.jpg", *whole]
+    assert uris_below("s3://b/data?x=1", names).to_pylist() == ["s3://b/data/a.jpg?x=1", *whole]
+    large = uris_below("/data", names.cast(pa.large_string()))
     assert (large.type, large.to_pylist()) == (pa.large_string(), ["/data/a.jpg", *whole])
 
 
@@ -52,20 +59,24 @@ def test_names_below_a_file_uri_mean_what_they_mean_below_its_path(tmp_path):
     for name in names:
         (folder / name).touch()
     uri = f"file://{tmp_path}/my%20data"
-    assert complete(uri, pa.array(names)).to_pylist() == [f"{folder}/{name}" for name in names]
-    assert expand(uri, ".tar") == expand(f"{uri}/*.tar", ".tar") == [f"{folder}/{name}" for name in names]
+    assert uris_below(uri, pa.array(names)).to_pylist() == [f"{folder}/{name}" for name in names]
+    assert (
+        expand_pattern(uri, ".tar")
+        == expand_pattern(f"{uri}/*.tar", ".tar")
+        == [f"{folder}/{name}" for name in names]
+    )
 
 
 def test_a_range_that_runs_backwards_names_no_file(tmp_path):
     (tmp_path / "s-0.tar").touch()
-    assert expand(f"{tmp_path}/s-{{0..0}}.tar", ".tar") == [f"{tmp_path}/s-0.tar"]
+    assert expand_pattern(f"{tmp_path}/s-{{0..0}}.tar", ".tar") == [f"{tmp_path}/s-0.tar"]
     with pytest.raises(DataError, match=re.escape("there is no .tar file at") + ".*2..0.*check the path"):
-        expand(f"{tmp_path}/s-{{2..0}}.tar", ".tar")
+        expand_pattern(f"{tmp_path}/s-{{2..0}}.tar", ".tar")
 
 
 def test_neighbours():
-    assert beside("out/m.parquet", "-images") == "out/m-images"
-    assert beside("s3://b/m.parquet?x=1", "-images") == "s3://b/m-images?x=1"
+    assert with_suffix("out/m.parquet", "-images") == "out/m-images"
+    assert with_suffix("s3://b/m.parquet?x=1", "-images") == "s3://b/m-images?x=1"
 
 
 def test_links_are_followed_but_not_in_a_circle(tmp_path):
@@ -80,14 +91,14 @@ def test_links_are_followed_but_not_in_a_circle(tmp_path):
 
 def test_a_name_that_is_no_utf8_is_said(tmp_path):
     open(os.fsencode(tmp_path) + b"/caf\xe9.jpg", "w").close()
-    with pytest.raises(DataError, match="is no UTF-8; rename the file"):
+    with pytest.raises(DataError, match="is not UTF-8; rename the file"):
         find_below(str(tmp_path), [".jpg"])
 
 
 def test_a_link_to_itself_is_said(tmp_path):
     (tmp_path / "x.jpg").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(DataError, match=r"cannot look below .*loop.*; mend it or take it out"):
+    with pytest.raises(DataError, match=r"cannot list .*loop.*; repair or remove it"):
         find_below(str(tmp_path), [".jpg"])
 
 
@@ -102,7 +113,7 @@ def test_an_unreadable_folder_is_said_unless_it_is_hidden(tmp_path, monkeypatch)
         return scandir(folder)
 
     monkeypatch.setattr(os, "scandir", refusing)
-    with pytest.raises(DataError, match=r"cannot look below .*Permission denied: .*locked.*; mend it"):
+    with pytest.raises(DataError, match=r"cannot list .*Permission denied: .*locked.*; repair or remove it"):
         find_below(str(tmp_path), [".jpg"])
     (tmp_path / "locked").rmdir()
     assert find_below(str(tmp_path), [".jpg"]) == []

@@ -1,4 +1,4 @@
-"""Rows: what every source returns, whatever it read: payload, labels and names, before the split."""
+"""SourceRows: what every source returns, whatever it read: payload, labels and names, before the split."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hashnet.errors import DataError
 class SourceRows:
     """n rows in their final order.
 
-    ``payload(start, stop)`` is the table of those rows with ``uri``, and ``image`` or ``feature``:
-    asked for in ascending blocks, so that features larger than memory stream through. ``labels``
-    are class id lists list<int32> (n,), ``names`` what a split file calls a row, ``fixed`` split
-    flags that came with the data. Text of all rows is large_string, since 32-bit offsets end at
-    2 GiB; a block of it becomes string when it is written.
+    ``payload(start, stop)`` is the table of those rows with ``uri``, and ``image`` or ``feature``. It is
+    called for ascending blocks, so that features larger than memory can be streamed. ``labels`` are
+    class id lists list<int32> (n,), ``names`` the names that split files use for rows, ``fixed`` the
+    split flags that came with the data. Text of all rows is large_string, because 32-bit offsets end
+    at 2 GiB; it becomes string when a block is written.
     """
 
     n: int
@@ -33,18 +33,18 @@ class SourceRows:
     inline: bool = False
     names: pa.Array | None = None
     fixed: np.ndarray | None = None
-    about: dict[str, Any] = field(default_factory=dict)  # for the manifest's ``source``
+    notes: dict[str, int | str] = field(default_factory=dict)  # for the manifest's ``source``
     block_rows: int = 32_768
-    undo: Callable[[], None] | None = None  # removes what the payload wrote beside the manifest
+    undo: Callable[[], None] | None = None  # removes the files that the payload wrote
 
 
-def from_uris(uris: pa.Array, **about: Any) -> SourceRows:
-    """Rows of pictures given by their uris alone."""
-    return SourceRows(n=len(uris), payload=lambda start, stop: pa.table({"uri": uris[start:stop]}), **about)
+def rows_of_uris(uris: pa.Array, **fields: Any) -> SourceRows:
+    """Rows of pictures that are given by their uris; ``fields`` are those of ``SourceRows``."""
+    return SourceRows(n=len(uris), payload=lambda start, stop: pa.table({"uri": uris[start:stop]}), **fields)
 
 
 class Duplicate(NamedTuple):
-    """An id that comes twice, its first two rows, and the number of such repetitions."""
+    """An id that occurs twice, its first two rows, and the number of repetitions in all."""
 
     id: str
     first: int
@@ -53,7 +53,7 @@ class Duplicate(NamedTuple):
 
 
 def find_duplicate(ids: pa.Array) -> Duplicate | None:
-    """The first id that comes twice, or None."""
+    """The first id that occurs twice, or None."""
     codes = ids.dictionary_encode().indices.to_numpy()
     if len(codes) == 0 or len(codes) == codes.max() + 1:
         return None
@@ -64,7 +64,7 @@ def find_duplicate(ids: pa.Array) -> Duplicate | None:
 
 
 def refuse_duplicates(ids: pa.Array, what: str) -> None:
-    """DataError that names the first id that comes twice, with both rows, or the first row without one."""
+    """DataError that names the first id that occurs twice, with both rows, or the first row without one."""
     if ids.null_count:
         row = ids.is_null().index(True).as_py()
         raise DataError(f"{what}: row {row} has no id; give every row one")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hashnet.data import lists
-from hashnet.data.lists import read_list
+from hashnet.data.sources import list_parser
+from hashnet.data.sources.list_parser import read_list
 from hashnet.errors import DataError
 
 
@@ -48,7 +48,7 @@ def test_multi_hot_lists_are_what_a_loop_reads(tmp_path_factory, rows, chunk, ne
     text = newline.join(path + gap + gap.join(labels) for path, labels in rows) + end
     folder = tmp_path_factory.mktemp("lists")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lists, "CHUNK", chunk)
+        patch.setattr(list_parser, "CHUNK", chunk)
         found = read_list(written(folder, text))
     assert list(zip(found.paths.to_pylist(), found.labels.to_pylist(), strict=True)) == slow(text)
     assert found.n_classes == 3
@@ -57,7 +57,7 @@ def test_multi_hot_lists_are_what_a_loop_reads(tmp_path_factory, rows, chunk, ne
 
 @pytest.mark.parametrize("chunk", [7, 64, 1 << 20])
 def test_class_ids_and_paths_with_spaces(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(lists, "CHUNK", chunk)
+    monkeypatch.setattr(list_parser, "CHUNK", chunk)
     found = read_list(written(tmp_path, "a cat.jpg 3\n\nb.jpg 0\n  dir/c.JPEG   12  \n"))
     assert found.paths.to_pylist() == ["a cat.jpg", "b.jpg", "dir/c.JPEG"]
     assert found.labels.to_pylist() == [[3], [0], [12]]
@@ -84,7 +84,7 @@ def test_class_ids_and_paths_with_spaces(tmp_path, monkeypatch, chunk):
 )
 @pytest.mark.parametrize("chunk", [2, 1 << 20])
 def test_a_path_keeps_what_is_its_own(tmp_path, monkeypatch, text, paths, chunk):
-    monkeypatch.setattr(lists, "CHUNK", chunk)
+    monkeypatch.setattr(list_parser, "CHUNK", chunk)
     assert read_list(written(tmp_path, text)).paths.to_pylist() == paths
 
 
@@ -128,7 +128,7 @@ def test_no_labels_at_all(tmp_path):
 )
 @pytest.mark.parametrize("chunk", [16, 1 << 20])
 def test_mistakes_name_file_line_and_fix(tmp_path, monkeypatch, text, message, chunk):
-    monkeypatch.setattr(lists, "CHUNK", chunk)
+    monkeypatch.setattr(list_parser, "CHUNK", chunk)
     path = written(tmp_path, text)
     with pytest.raises(DataError) as caught:
         read_list(path)
@@ -137,7 +137,7 @@ def test_mistakes_name_file_line_and_fix(tmp_path, monkeypatch, text, message, c
 
 
 def test_a_mistake_far_down_has_the_right_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(lists, "CHUNK", 1000)
+    monkeypatch.setattr(list_parser, "CHUNK", 1000)
     lines = [f"{i}.jpg 0 1 0" for i in range(5000)]
     lines[4321] = "4321.jpg 0 7 0"
     with pytest.raises(DataError, match="line 4322: label column 2 is '7'"):
@@ -152,7 +152,7 @@ def test_a_missing_list_is_named(tmp_path):
 
 
 def test_many_rows_come_out_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(lists, "CHUNK", 50_000)
+    monkeypatch.setattr(list_parser, "CHUNK", 50_000)
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, (20_000, 20))
     text = "".join(f"d/{i}.jpg {' '.join(map(str, row))}\n" for i, row in enumerate(labels))
