@@ -145,7 +145,7 @@ def mistakes(index, codes, ids):
         (
             lambda: index.search([[1], [2, 3]], 3),
             errors.CodeError,
-            "codes are not an array: their rows differ",
+            "codes are not an array",
         ),
         (lambda: index.search(codes, 3, where=[[1], [2, 3]]), errors.CodeError, "rows differ in length"),
         (lambda: index.search(codes, 3, where={1: 2, "a": 3}), errors.IndexMismatch, "labels, got 1, a"),
