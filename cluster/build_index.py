@@ -17,19 +17,17 @@ from typing import Any
 import numpy as np
 
 from cluster.runtime import Need, capacity, connection, telemetry
-from hashnet.errors import FormatError, LineageMismatch
+from hashnet.errors import LineageMismatch
 from hashnet.index import (
-    ABOUT,
-    FORMAT_VERSION,
     KINDS,
     OPTIONS,
     BinaryIndex,
+    IndexArtefact,
     Part,
     build_state,
     lineage_of,
     parse_options,
     read_parts,
-    stored_bytes,
 )
 from hashnet.io import REQUIRED, Progress, events, key, storage
 from hashnet.store import CodeStore
@@ -82,7 +80,7 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
     store = CodeStore.open(config.codes_uri)
     started = time.monotonic()
     if config.overwrite:
-        _drop_damaged(storage.join(config.out_uri, ABOUT))
+        IndexArtefact(config.out_uri).drop_damaged()
     index = _existing(config, store)
     reused = index is not None
     if index is None:
@@ -109,29 +107,15 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
         **{name: about[name] for name in ("kind", "n_bits", "rows", "version", "n_classes", "options")},
         **({"tuned": about["tuned"]} if "tuned" in about else {}),
         "reused": reused,
-        "bytes": stored_bytes(config.out_uri),
+        "bytes": IndexArtefact(config.out_uri).stored_bytes(),
         "seconds": round(seconds, 3),
         "rows_per_second": round(len(index) / max(seconds, 1e-9)),
     }
 
 
-def _drop_damaged(where: str) -> None:
-    """Deletes an index.json that is damaged, since saving reads it; a newer or foreign one is refused."""
-    if not storage.exists(where):
-        return
-    try:
-        about = storage.read_json(where)
-    except FormatError:
-        storage.delete(where)
-        return
-    storage.check_format(about, where, "index", FORMAT_VERSION)
-    if about.get("sha256") != storage.seal(about):
-        storage.delete(where)
-
-
 def _existing(config: IndexConfig, store: CodeStore) -> BinaryIndex | None:
     """The index that is there already, when it is the one asked for; refused when updates would go."""
-    if config.overwrite or not storage.exists(storage.join(config.out_uri, ABOUT)):
+    if config.overwrite or not IndexArtefact(config.out_uri).exists():
         return None
     index = BinaryIndex.load(config.out_uri)
     about = index.describe()

@@ -20,6 +20,7 @@ _HOME = {  # public name → the module it lives in
     "EvalReport": "hashnet.metrics",
     "HashnetError": "hashnet.errors",
     "Manifest": "hashnet.data",
+    "Run": "hashnet.run",
     "SearchResult": "hashnet.results",
     "evaluate": "hashnet.metrics",
 }
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from hashnet.index import BinaryIndex
     from hashnet.metrics import EvalReport, evaluate
     from hashnet.results import SearchResult
+    from hashnet.run import Run
     from hashnet.store import CodeStore
 
 

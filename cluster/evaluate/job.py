@@ -27,6 +27,7 @@ from hashnet.metrics import (
     EvalReport,
     LabelSets,
     QueryMeasures,
+    ReportArtefact,
     check_k,
     from_bytes,
     from_lists,
@@ -83,19 +84,19 @@ def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
     labels = _query_labels(queries)
     k = check_k(config.k, len(store))
     made_from = {"database": store.sha256, "queries": queries.sha256, "k": k, "seed": config.seed}
-    path = storage.join(config.out_uri, "report.json")
-    report = _finished(path, made_from)
+    artefact = ReportArtefact(config.out_uri)
+    report = _finished(artefact, made_from)
     if report is None:
         measures = _measure_all(config, store, queries, labels, k, made_from)
         # a model may have been trained on another list of classes than this run's
         names = info.class_names if len(info.class_names or ()) == labels.n_classes else None
         report = summarise(measures, labels, len(store), k, config.seed, names)
-        storage.write_json(path, {**report.to_dict(), "made_from": made_from})
+        artefact.write(report, made_from)
         _remove_parts(config.out_uri)
     page = _draw(config, report) if config.figures else None
     return {
         "run": config.run,
-        "report": path,
+        "report": artefact.header_uri,
         "page": page,
         "n_queries": report.n_queries,
         "n_database": report.n_database,
@@ -160,15 +161,12 @@ def _query_labels(queries: CodeStore) -> LabelSets:
     return labels
 
 
-def _finished(path: str, made_from: dict[str, Any]) -> EvalReport | None:
-    """The report at ``path`` when it was made from exactly this."""
-    if not storage.exists(path):
+def _finished(artefact: ReportArtefact, made_from: dict[str, Any]) -> EvalReport | None:
+    """The report that is there already, when it was made from exactly this."""
+    if artefact.made_from() != made_from:
         return None
-    values = storage.read_json(path)
-    if not isinstance(values, dict) or values.get("made_from") != made_from:
-        return None
-    log.info("%s is up to date", path)
-    return EvalReport.from_dict(values, path)
+    log.info("%s is up to date", artefact.header_uri)
+    return artefact.open()
 
 
 def _measure_all(

@@ -6,7 +6,8 @@ import argparse
 import json
 from typing import Any
 
-from hashnet.cli.inspection import Finding, inspect
+from hashnet.cli.inspection import inspect
+from hashnet.io import Description
 
 EXAMPLES = """
 examples:
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if found.sound else 1
 
 
-def _lines(found: Finding, indent: str = "") -> list[str]:
+def _lines(found: Description, indent: str = "") -> list[str]:
     lines = [f"{indent}{found.uri}: {found.kind}"]
     lines += _values(found.facts, indent + "  ")
     if found.lineage:

@@ -3,7 +3,7 @@
 from hashnet.data.features import feature_matrix, feature_rows
 from hashnet.data.fetch import fetch_images, too_many_bad
 from hashnet.data.images import FORMATS, PREPROCESS_VERSION, Preprocess, decode
-from hashnet.data.manifest import Manifest
+from hashnet.data.manifest import Manifest, ManifestArtefact
 from hashnet.data.pairs import PairTable
 from hashnet.data.sources import SOURCES, append_source, load_source, make_manifest, source_options
 from hashnet.data.splits import Protocol
@@ -15,6 +15,7 @@ __all__ = [
     "PREPROCESS_VERSION",
     "SOURCES",
     "Manifest",
+    "ManifestArtefact",
     "PairTable",
     "Preprocess",
     "Protocol",

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +29,11 @@ import pyarrow as pa
 from hashnet import labels as label_sets
 from hashnet.data import splits as split_flags
 from hashnet.data.parts import ManifestPart, read_groups, schema_of
-from hashnet.errors import FormatError, ManifestError, StorageError
-from hashnet.io import rechunk, storage
+from hashnet.errors import FormatError, HashnetError, ManifestError
+from hashnet.io import Artefact, rechunk, storage
 
 if TYPE_CHECKING:
     from hashnet.data.summary import ManifestSummary
-
-FORMAT_VERSION = 1
-FILE = "_manifest.json"
 
 
 @dataclass(frozen=True)
@@ -58,17 +55,11 @@ class Manifest:
     def open(cls, uri: str, check: bool = True) -> Manifest:
         """The manifest in a folder, or ManifestError."""
         uri = str(uri)
-        try:
-            about = storage.read_json(storage.join(uri, FILE))
-        except StorageError as error:
-            raise ManifestError(
-                f"{uri} is not a manifest ({FILE} is missing or unreadable: {error}); "
-                f"make one with: hashnet dataset NAME … --out {uri}"
-            ) from error
-        storage.check_format(about, uri, "manifest", FORMAT_VERSION)
+        artefact = ManifestArtefact(uri)
+        about = artefact.read()
         try:
             for part in about["parts"]:
-                storage.check_plain_name(part["name"], f"{uri}/{FILE}")
+                storage.check_plain_name(part["name"], artefact.header_uri)
             return cls(
                 uri=uri,
                 modality=about["modality"],
@@ -77,11 +68,11 @@ class Manifest:
                 n_features=about["n_features"],
                 inline=about["inline"],
                 parts=tuple(ManifestPart.from_dict(part) for part in about["parts"]),
-                source=about.get("source", {}),
+                source=about["lineage"]["source"] if "lineage" in about else about.get("source", {}),
                 check=check,
             )
         except (KeyError, TypeError) as error:
-            raise FormatError(f"{uri}/{FILE} is damaged: {error!r} is missing or wrong") from error
+            raise FormatError(f"{artefact.header_uri} is damaged: {error!r} is missing or wrong") from error
 
     def __len__(self) -> int:
         return sum(part.rows for part in self.parts)
@@ -100,9 +91,8 @@ class Manifest:
 
     @property
     def sha256(self) -> str:
-        """Fingerprint of the content: it depends on the parts, not on the folder."""
-        content = [self.modality, self.n_classes, self.class_names, [part.sha256 for part in self.parts]]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        """Fingerprint of the content: what the parts are, not where they lie."""
+        return _content_sha256(self.modality, self.n_classes, self.class_names, self.parts)
 
     @property
     def schema(self) -> pa.Schema:
@@ -176,7 +166,7 @@ class Manifest:
     def copy_to(self, uri: str) -> Manifest:
         """A copy under ``uri``, which may already hold this manifest or its first parts."""
         have: tuple[ManifestPart, ...] = ()
-        if storage.exists(storage.join(uri, FILE)):
+        if ManifestArtefact(uri).exists():
             have = Manifest.open(uri).parts
             if have != self.parts[: len(have)]:
                 raise ManifestError(
@@ -192,7 +182,7 @@ class Manifest:
                 while chunk := source.read(8 << 20):
                     sink.write(chunk)
         if have != self.parts or not have:
-            write_about(uri, self, self.parts, self.source)
+            ManifestArtefact(uri).write(self, self.parts, self.source)
         return Manifest.open(uri, check=self.check)
 
     def summary(self) -> ManifestSummary:
@@ -242,20 +232,58 @@ class Manifest:
         self._checked.add(part.sha256)
 
 
-def write_about(uri: str, manifest: Any, parts: tuple[ManifestPart, ...], source: Mapping[str, Any]) -> None:
-    """Writes ``_manifest.json``: the moment from which the parts count."""
-    storage.write_json(
-        storage.join(uri, FILE),
-        {
-            "kind": "manifest",
-            "format_version": FORMAT_VERSION,
+class ManifestArtefact(Artefact):
+    """A manifest as an artefact of a run."""
+
+    kind, header_file = "manifest", "_manifest.json"
+    made_by = "make one with `hashnet dataset NAME … --out PATH`"
+    error = ManifestError
+
+    def open(self, check: bool = True) -> Manifest:
+        return Manifest.open(self.uri, check)
+
+    def write(self, manifest: Any, parts: tuple[ManifestPart, ...], source: Mapping[str, Any]) -> None:
+        """Writes the header of parts that are already there: the moment from which they count."""
+        class_names = list(manifest.class_names) if manifest.class_names is not None else None
+        self.write_header(
+            {
+                "modality": manifest.modality,
+                "n_classes": manifest.n_classes,
+                "class_names": class_names,
+                "n_features": manifest.n_features,
+                "inline": manifest.inline,
+                "n_rows": sum(part.rows for part in parts),
+                "parts": [part.to_dict() for part in parts],
+            },
+            sha256=_content_sha256(manifest.modality, manifest.n_classes, class_names, parts),
+            lineage={"source": dict(source)},
+        )
+
+    def verify(self) -> list[str]:
+        try:
+            self.open().verify()
+        except HashnetError as error:
+            return [str(error)]
+        return []
+
+    def files(self, values: Mapping[str, Any]) -> dict[str, str]:
+        return {part["name"]: part["sha256"] for part in values["parts"]}
+
+    def facts(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        manifest = self.open()
+        facts = {
             "modality": manifest.modality,
             "n_classes": manifest.n_classes,
-            "class_names": list(manifest.class_names) if manifest.class_names is not None else None,
             "n_features": manifest.n_features,
-            "inline": manifest.inline,
-            "n_rows": sum(part.rows for part in parts),
-            "parts": [part.to_dict() for part in parts],
-            "source": source,
-        },
-    )
+            "parts": len(manifest.parts),
+            "sha256": manifest.sha256,
+        }
+        return facts if self.verify() else facts | manifest.summary().to_dict()
+
+
+def _content_sha256(
+    modality: str, n_classes: int | None, class_names: Sequence[str] | None, parts: Sequence[ManifestPart]
+) -> str:
+    """Fingerprint of a manifest's content: what the parts are, not where they lie."""
+    content = [modality, n_classes, class_names, [part.sha256 for part in parts]]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from hashnet.data import splits
 from hashnet.data.label_lists import check_labels, renumber
-from hashnet.data.manifest import FILE, Manifest, write_about
+from hashnet.data.manifest import Manifest, ManifestArtefact
 from hashnet.data.parts import PartsWriter, schema_of
 from hashnet.data.source_rows import SourceRows
 from hashnet.errors import DataError, ManifestError, StorageError
@@ -36,7 +36,7 @@ def write_manifest(
         writer = PartsWriter(folder, schema_of(rows.modality, rows.n_features, rows.inline), suffix=suffix)
         with _all_or_nothing(writer, rows):
             _write(writer, rows, rows.labels, flags, show_progress)
-            write_about(folder, rows, tuple(writer.finish()), source or {})
+            ManifestArtefact(folder).write(rows, tuple(writer.finish()), source or {})
     return Manifest.open(uri)
 
 
@@ -61,7 +61,7 @@ def append_rows(
         if Manifest.open(manifest.uri).parts != manifest.parts:
             raise ManifestError(f"{manifest.uri} was changed by another process meanwhile; append again")
         appended = [*manifest.source.get("appended", []), source or {}]
-        write_about(manifest.uri, manifest, parts, {**manifest.source, "appended": appended})
+        ManifestArtefact(manifest.uri).write(manifest, parts, {**manifest.source, "appended": appended})
     return Manifest.open(manifest.uri, check=manifest.check)
 
 
@@ -130,7 +130,7 @@ def _staged(uri: str, overwrite: bool) -> Iterator[tuple[str, str]]:
     On a local file system the folder is renamed. On an object store the new parts are written beside the
     old ones, which are deleted after the new list is written: a reader of the old list loses them.
     """
-    is_manifest = storage.exists(storage.join(uri, FILE))
+    is_manifest = ManifestArtefact(uri).exists()
     if is_manifest and not overwrite:
         raise ManifestError(f"{uri} exists; choose another --out, or replace it with --overwrite")
     if not is_manifest and storage.exists(uri) and (not storage.is_folder(uri) or storage.list_names(uri)):

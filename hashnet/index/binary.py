@@ -26,6 +26,7 @@ import numpy as np
 from hashnet.codes import check_codes
 from hashnet.errors import StaleIndex, Unsupported
 from hashnet.index import exact, files, gpu, loading, tuning
+from hashnet.index.artefact import IndexArtefact
 from hashnet.index.build import Part, build_state, lineage_of, read_parts
 from hashnet.index.filters import parse_where
 from hashnet.index.merge import merge, merge_hits
@@ -166,7 +167,7 @@ class BinaryIndex:
         folder = _folder(path)
         with self._writing, files.writer_lock(folder):
             state = self._state
-            found = files.disk_version(folder)
+            found = IndexArtefact(folder).version()
             if found and folder == self._path:
                 self._refuse_stale(folder)
             else:
@@ -270,7 +271,7 @@ class BinaryIndex:
     def refresh(self) -> bool:
         """Takes over the version on disk if it is another; unchanged segments are not read again."""
         with self._writing:
-            if self._path is None or files.disk_seal(self._path) == self._state.seal:
+            if self._path is None or IndexArtefact(self._path).sha256() == self._state.seal:
                 return False
             self._take(loading.read_state(self._path, known=self._state.segments))
             return True
@@ -282,7 +283,7 @@ class BinaryIndex:
         before they take it over.
         """
         with self._writing:
-            if self._path is None or files.disk_seal(self._path) == self._state.seal:
+            if self._path is None or IndexArtefact(self._path).sha256() == self._state.seal:
                 return self
             state = loading.read_state(self._path, known=self._state.segments)
             newest = BinaryIndex(state, engine=self.engine, path=self._path)
@@ -325,7 +326,7 @@ class BinaryIndex:
 
     def disk_version(self) -> int:
         """The version on disk, by reading one small file: newer than ``version`` → ``refresh()``."""
-        return files.disk_version(self._path) if self._path is not None else self.version
+        return IndexArtefact(self._path).version() if self._path is not None else self.version
 
     def ids(self) -> np.ndarray:
         """All ids, ascending int64."""
@@ -372,8 +373,8 @@ class BinaryIndex:
             self._move_to_gpu()
 
     def _refuse_stale(self, folder: str) -> None:
-        if files.disk_seal(folder) != self._state.seal:
-            on_disk = files.disk_version(folder)
+        if IndexArtefact(folder).sha256() != self._state.seal:
+            on_disk = IndexArtefact(folder).version()
             which = f"another {self.version}" if on_disk == self.version else self.version
             raise StaleIndex(
                 f"{folder} is at version {on_disk}, this index at {which}: somebody else wrote it; "

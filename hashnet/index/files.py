@@ -26,50 +26,19 @@ from typing import Any
 import faiss
 import numpy as np
 
-from hashnet.errors import FormatError, StorageError
+from hashnet.errors import StorageError
+from hashnet.index.artefact import IndexArtefact, file_entries
 from hashnet.index.segment import Segment
 from hashnet.index.state import State
 from hashnet.io import storage
 
 log = logging.getLogger(__name__)
 
-ABOUT = "index.json"
-FORMAT_VERSION = 1
-BUILD_AGAIN = "build the index again (jobs/build_index.py with overwrite=true)"
-
-
-def read_about(uri: str) -> dict[str, Any]:
-    """index.json, checked to be ours and unchanged."""
-    where = storage.join(uri, ABOUT)
-    if not storage.exists(where):
-        raise StorageError(f"{uri} holds no index (no {ABOUT}); build one with jobs/build_index.py")
-    about = storage.check_format(storage.read_json(where), where, "index", FORMAT_VERSION)
-    if about.get("sha256") != storage.seal(about):
-        raise FormatError(f"{where} was changed: it is not what its own sha256 says; {BUILD_AGAIN}")
-    return about
-
-
-def disk_version(uri: str) -> int:
-    """The version that lies at ``uri``, by reading one small file; 0 where there is no index yet."""
-    if not storage.exists(storage.join(uri, ABOUT)):
-        return 0
-    return whole_number(read_about(uri), "version", uri)
-
-
-def disk_seal(uri: str) -> str | None:
-    """The sha256 in index.json, None where there is none: an index built anew may have the old version."""
-    return read_about(uri)["sha256"] if storage.exists(storage.join(uri, ABOUT)) else None
-
-
-def stored_bytes(uri: str) -> int:
-    """Bytes of the files of the version at ``uri``; what older readers may still need is not counted."""
-    sizes, records = storage.list_sizes(uri), read_about(uri)["segments"]
-    return sizes[ABOUT] + sum(sizes[name] for name in _files(records))
-
 
 def write_state(uri: str, state: State) -> State:
     """Commits a state: new files first, then index.json. Returns it with the segments' records."""
-    before = read_about(uri)["segments"] if disk_version(uri) else []
+    artefact = IndexArtefact(uri)
+    before = artefact.read()["segments"] if artefact.exists() else []
     storage.make_folder(uri)
     segments = []
     for number, segment in enumerate(state.segments):
@@ -78,8 +47,6 @@ def write_state(uri: str, state: State) -> State:
             record["removed"] = _write_dead(uri, segment, state.version, number)
         segments.append(dataclasses.replace(segment, record=record))
     about: dict[str, Any] = {
-        "kind": "index",
-        "format_version": FORMAT_VERSION,
         "index_kind": state.kind,
         "n_bits": state.n_bits,
         "n_classes": state.n_classes,
@@ -88,13 +55,11 @@ def write_state(uri: str, state: State) -> State:
         "updates": state.updates,
         "options": dataclasses.asdict(state.options),
         "tuned": state.tuned,
-        "lineage": state.lineage,
         "segments": [segment.record for segment in segments],
     }
-    about["sha256"] = storage.seal(about)
-    storage.write_json(storage.join(uri, ABOUT), about)
+    written = artefact.write_header(about, lineage=state.lineage)
     _remove_old(uri, before + [segment.record or {} for segment in segments])
-    return dataclasses.replace(state, segments=tuple(segments), seal=about["sha256"])
+    return dataclasses.replace(state, segments=tuple(segments), seal=written["sha256"])
 
 
 @contextmanager
@@ -149,14 +114,9 @@ def _write_dead(uri: str, segment: Segment, version: int, number: int) -> dict[s
     return {"file": file, "sha256": hashlib.sha256(data.getvalue()).hexdigest(), "rows": len(segment.dead)}
 
 
-def _files(records: list[dict[str, Any]]) -> set[str]:
-    parts = [part for record in records for part in (record, record["labels"], record["removed"])]
-    return {part["file"] for part in parts if part}
-
-
 def _remove_old(uri: str, records: list[dict[str, Any]]) -> None:
     """Removes what neither this version nor the one before names, and leftovers of killed writers."""
-    needed = _files(records)
+    needed = {entry["file"] for entry in file_entries(records)}
     try:
         for name in storage.list_names(uri):
             ours = name.startswith(("index-", "labels-", "removed-")) or storage.TMP_MARK in name
@@ -164,11 +124,3 @@ def _remove_old(uri: str, records: list[dict[str, Any]]) -> None:
                 storage.delete(storage.join(uri, name))
     except StorageError as error:  # the version stands by now; the next commit removes the rest
         log.warning("old files of %s stay for now: %s", uri, error)
-
-
-def whole_number(about: dict[str, Any], name: str, uri: str) -> int:
-    """``about[name]``, checked: index.json may have been damaged by hand."""
-    value = about.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise FormatError(f"{uri}/{ABOUT} has {name} = {value!r}; it is damaged")
-    return value

@@ -12,7 +12,7 @@ import numpy as np
 
 from hashnet.codes import check_n_bits
 from hashnet.errors import FormatError, HashnetError, StorageError
-from hashnet.index.files import ABOUT, BUILD_AGAIN, disk_seal, read_about, whole_number
+from hashnet.index.artefact import BUILD_AGAIN, IndexArtefact
 from hashnet.index.kinds import IvfOptions, Options, parse_options
 from hashnet.index.postings import Postings
 from hashnet.index.rows import Rows
@@ -20,6 +20,7 @@ from hashnet.index.segment import Segment
 from hashnet.index.state import State
 from hashnet.io import storage
 
+HEADER = IndexArtefact.header_file
 ANY_SIZE = 1 << 62  # stored options are final, however few rows are left
 MAP_FLAGS = {"flat": faiss.IO_FLAG_MMAP_IFC, "ivf": faiss.IO_FLAG_MMAP}  # the kinds FAISS can map
 
@@ -27,16 +28,17 @@ MAP_FLAGS = {"flat": faiss.IO_FLAG_MMAP_IFC, "ivf": faiss.IO_FLAG_MMAP}  # the k
 def read_state(uri: str, *, mmap: bool = True, verify: bool = True, known: tuple[Segment, ...] = ()) -> State:
     """The state at ``uri``. ``known`` segments that it still has are taken over, not read again."""
     by_content = {_content(segment.record): segment for segment in known if segment.record}
+    artefact = IndexArtefact(uri)
     for attempt in range(3):
-        about = read_about(uri)
+        about = artefact.read()
         try:
             return _open_state(uri, about, mmap, verify, by_content)
         except (StorageError, FormatError):
             # a writer may have moved on and removed files while we were opening them
-            if attempt == 2 or disk_seal(uri) == about["sha256"]:
+            if attempt == 2 or artefact.sha256() == about["sha256"]:
                 raise
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise FormatError(f"{uri}/{ABOUT} is damaged ({type(error).__name__}: {error})") from error
+            raise FormatError(f"{uri}/{HEADER} is damaged ({type(error).__name__}: {error})") from error
     raise AssertionError("unreachable")
 
 
@@ -44,16 +46,16 @@ def _open_state(
     uri: str, about: dict[str, Any], mmap: bool, verify: bool, by_content: dict[Any, Segment]
 ) -> State:
     """The state that ``about`` names. Rows it opens join ``by_content``: another attempt has them."""
-    n_bits = check_n_bits(whole_number(about, "n_bits", uri))
+    n_bits = check_n_bits(IndexArtefact(uri).whole_number(about, "n_bits"))
     kind, n_classes = about["index_kind"], about["n_classes"]
     records = about["segments"]
-    n_rows = whole_number(about, "rows", uri)
+    n_rows = IndexArtefact(uri).whole_number(about, "rows")
     try:
         options = parse_options(kind, dict(about["options"]), n_bits, ANY_SIZE)
     except HashnetError as error:
-        raise FormatError(f"{uri}/{ABOUT} is damaged: {error}") from error
+        raise FormatError(f"{uri}/{HEADER} is damaged: {error}") from error
     if n_classes is not None:
-        whole_number(about, "n_classes", uri)
+        IndexArtefact(uri).whole_number(about, "n_classes")
     segments = []
     for record in records:
         segment_options = (
@@ -75,13 +77,13 @@ def _open_state(
         n_classes=n_classes,
         lineage=dict(about["lineage"]),
         segments=tuple(segments),
-        version=whole_number(about, "version", uri),
+        version=IndexArtefact(uri).whole_number(about, "version"),
         seal=about["sha256"],
-        updates=whole_number(about, "updates", uri),
+        updates=IndexArtefact(uri).whole_number(about, "updates"),
         tuned=about["tuned"],
     )
     if state.n_live != n_rows:
-        raise FormatError(f"{uri}/{ABOUT} says {n_rows} rows, its segments hold {state.n_live}")
+        raise FormatError(f"{uri}/{HEADER} says {n_rows} rows, its segments hold {state.n_live}")
     return state
 
 
@@ -99,13 +101,13 @@ def _open_rows(
     mmap: bool,
     verify: bool,
 ) -> Rows:
-    where = storage.join(uri, storage.check_plain_name(record["file"], f"{uri}/{ABOUT}"))
+    where = storage.join(uri, storage.check_plain_name(record["file"], f"{uri}/{HEADER}"))
     found = storage.size_of(where) if storage.exists(where) else None
     if found is None:
         raise FormatError(f"{where} is missing; {BUILD_AGAIN}")
     if found != record["bytes"]:
         raise FormatError(
-            f"{where} has {found} bytes, {ABOUT} says {record['bytes']}: it is truncated or changed; "
+            f"{where} has {found} bytes, {HEADER} says {record['bytes']}: it is truncated or changed; "
             + BUILD_AGAIN
         )
     flags = MAP_FLAGS.get(record["kind"], 0) if mmap else 0
@@ -119,21 +121,21 @@ def _open_rows(
     rows = Rows(index, record["kind"], _read_postings(uri, record, n_classes, verify), mapped=bool(flags))
     if rows.n_bits != n_bits or len(rows) != record["rows"]:
         raise FormatError(
-            f"{where} holds {len(rows)} codes of {rows.n_bits} bits, {ABOUT} says "
+            f"{where} holds {len(rows)} codes of {rows.n_bits} bits, {HEADER} says "
             f"{record['rows']} of {n_bits}"
         )
     rows.check()
     if rows.kind == "multihash":
         rows.rehash()
     if isinstance(options, IvfOptions) and int(rows.inner.nlist) != options.nlist:
-        raise FormatError(f"{where} has {rows.inner.nlist} lists, {ABOUT} says {options.nlist}")
+        raise FormatError(f"{where} has {rows.inner.nlist} lists, {HEADER} says {options.nlist}")
     return rows
 
 
 def _read_postings(uri: str, record: dict[str, Any], n_classes: int | None, verify: bool) -> Postings | None:
     if record["labels"] is None or n_classes is None:
         return None
-    where = storage.join(uri, storage.check_plain_name(record["labels"]["file"], f"{uri}/{ABOUT}"))
+    where = storage.join(uri, storage.check_plain_name(record["labels"]["file"], f"{uri}/{HEADER}"))
     if verify:
         _check_sha256(where, where, record["labels"]["sha256"])
     return Postings.read(where, record["rows"], n_classes)
@@ -142,10 +144,10 @@ def _read_postings(uri: str, record: dict[str, Any], n_classes: int | None, veri
 def _read_dead(uri: str, record: dict[str, Any], n: int, verify: bool) -> np.ndarray:
     if record["removed"] is None:
         return np.empty(0, dtype=np.int64)
-    where = storage.join(uri, storage.check_plain_name(record["removed"]["file"], f"{uri}/{ABOUT}"))
+    where = storage.join(uri, storage.check_plain_name(record["removed"]["file"], f"{uri}/{HEADER}"))
     data = storage.read_bytes(where)
     if verify and hashlib.sha256(data).hexdigest() != record["removed"]["sha256"]:
-        raise FormatError(f"{where} was changed: its sha256 is not the one {ABOUT} says")
+        raise FormatError(f"{where} was changed: its sha256 is not the one {HEADER} says")
     dead = np.load(io.BytesIO(data), allow_pickle=False)
     if dead.dtype != np.int64 or dead.ndim != 1 or (len(dead) and not 0 <= dead[0] <= dead[-1] < n):
         raise FormatError(f"{where} does not hold positions of removed rows")
@@ -156,6 +158,6 @@ def _check_sha256(path: str, shown: str, expected: str) -> None:
     found = storage.sha256_of(path)
     if found != expected:
         raise FormatError(
-            f"{shown} was changed: its sha256 is {found[:12]}…, {ABOUT} says {str(expected)[:12]}…; "
+            f"{shown} was changed: its sha256 is {found[:12]}…, {HEADER} says {str(expected)[:12]}…; "
             + BUILD_AGAIN
         )

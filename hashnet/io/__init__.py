@@ -2,12 +2,16 @@
 
 from hashnet.io import config, events, storage
 from hashnet.io.arrow import TableBuffer, as_array, binary_column, binary_matrix, rechunk
+from hashnet.io.artefact import Artefact, Description, Header, fingerprint, wrong_files
 from hashnet.io.config import REQUIRED, Renamed, check_whole, key
 from hashnet.io.lazy import lazy_names
 from hashnet.io.progress import Progress, counted, duration, speed
 
 __all__ = [
     "REQUIRED",
+    "Artefact",
+    "Description",
+    "Header",
     "Progress",
     "Renamed",
     "TableBuffer",
@@ -19,9 +23,11 @@ __all__ = [
     "counted",
     "duration",
     "events",
+    "fingerprint",
     "key",
     "lazy_names",
     "rechunk",
     "speed",
     "storage",
+    "wrong_files",
 ]

@@ -102,6 +102,12 @@ def name_of(uri: str | os.PathLike) -> str:
     return base.rstrip("/").rpartition("/")[2]
 
 
+def parent_of(uri: str | os.PathLike) -> str:
+    """The folder that holds a file, with the URI's options."""
+    base, mark, options = str(uri).partition("?") if is_uri(uri) else (str(uri), "", "")
+    return (base.rstrip("/").rpartition("/")[0] or ".") + mark + options
+
+
 def check_plain_name(name: Any, listed_in: str) -> str:
     """A file beside the list that names it and nothing else, whatever the list says."""
     if not isinstance(name, str) or not name or "/" in name or "\\" in name or name.startswith("."):
@@ -272,13 +278,6 @@ def read_json(uri: str | os.PathLike) -> Any:
 def write_json(uri: str | os.PathLike, value: Any) -> None:
     """Writes JSON that does not depend on dict order, so the same value is the same bytes."""
     write_bytes(uri, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
-
-
-def seal(about: dict[str, Any]) -> str:
-    """Hex sha256 of what a JSON file says, but for its own "sha256"; spaces and order do not count."""
-    said = {name: value for name, value in about.items() if name != "sha256"}
-    plain = json.loads(json.dumps(said))  # as a reader will find it
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def check_format(about: Any, uri: str, kind: str, version: int) -> dict:

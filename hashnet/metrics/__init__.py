@@ -11,7 +11,7 @@ from hashnet.metrics.definitions import DEFINITIONS
 from hashnet.metrics.evaluation import build_shard, check_k, evaluate, summarise
 from hashnet.metrics.measures import QueryMeasures, block_size, from_bytes, join, measure, to_bytes
 from hashnet.metrics.relevance import LabelSets, from_lists, refuse_unlabelled
-from hashnet.metrics.report import EvalReport, RadiusCurve, RankCurve
+from hashnet.metrics.report import EvalReport, RadiusCurve, RankCurve, ReportArtefact
 from hashnet.metrics.shard import Partial, merge
 from hashnet.metrics.ties import tie_hash
 from hashnet.metrics.validation import validation_k, validation_map
@@ -25,6 +25,7 @@ __all__ = [
     "QueryMeasures",
     "RadiusCurve",
     "RankCurve",
+    "ReportArtefact",
     "block_size",
     "build_shard",
     "check_k",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hashnet.errors import FormatError, HashnetError
-from hashnet.io import storage
+from hashnet.io import Artefact, storage
 from hashnet.metrics.definitions import DEFINITIONS
-
-KIND, FORMAT_VERSION = "evaluation", 1
 
 
 @dataclass(frozen=True)
@@ -118,12 +117,13 @@ class EvalReport:
             self.precision_within(2),
             self.empty_within(2),
         )
-        return {"kind": KIND, "format_version": FORMAT_VERSION, "definitions": DEFINITIONS, **_plain(values)}
+        header = {"kind": ReportArtefact.kind, "format_version": ReportArtefact.format_version}
+        return {**header, "definitions": DEFINITIONS, **_plain(values)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "this report") -> EvalReport:
         """The report that ``to_dict`` made."""
-        values = storage.check_format(values, where, KIND, FORMAT_VERSION)
+        values = storage.check_format(values, where, ReportArtefact.kind, ReportArtefact.format_version)
         known = {field.name for field in dataclasses.fields(cls)}
         try:
             kept = {name: _frozen(value) for name, value in values.items() if name in known}
@@ -142,6 +142,34 @@ class EvalReport:
     def load(cls, uri: str) -> EvalReport:
         """Reads a report that ``save`` wrote."""
         return cls.from_dict(storage.read_json(uri), str(uri))
+
+
+class ReportArtefact(Artefact):
+    """The report of an evaluation as an artefact of a run: ``report.json``, and its page beside it."""
+
+    kind, header_file = "evaluation", "report.json"
+    made_by = "evaluate the run with jobs/evaluate.py"
+
+    def open(self) -> EvalReport:
+        return EvalReport.from_dict(self.read(), self.header_uri)
+
+    def write(self, report: EvalReport, made_from: Mapping[str, Any]) -> None:
+        self.write_header(report.to_dict(), lineage=made_from)
+
+    def made_from(self) -> dict[str, Any] | None:
+        """What the report at hand was made from; None where there is none."""
+        if not self.exists():
+            return None
+        values = self.read()
+        return values.get("lineage") or values.get("made_from")  # the older name
+
+    def files(self, values: Mapping[str, Any]) -> dict[str, str]:
+        return {}
+
+    def facts(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        plain = (str, int, float, bool, type(None))
+        shared = ("kind", "format_version", self.seal_name)
+        return {n: value for n, value in values.items() if isinstance(value, plain) and n not in shared}
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ MIN_VALIDATION_K = 100
 
 
 def validation_k(n_held: int) -> int:
-    """The depth of validation MAP: a quarter of the rows searched, which are half of ``n_held``; at least 100.
+    """The depth of validation MAP: a quarter of the rows searched (half of ``n_held``), at least 100.
 
     It follows from the held-out rows alone, so that every job ranks settings by the same number.
 

@@ -6,7 +6,7 @@ from hashnet.io import lazy_names
 
 if TYPE_CHECKING:
     from hashnet.models.backbones import backbone_names, check_backbone, make_backbone, try_crop
-    from hashnet.models.bundle import ABOUT, BundleInfo, bundle_info, load_bundle, save_bundle
+    from hashnet.models.bundle import BundleInfo, ModelArtefact, bundle_info, load_bundle, save_bundle
     from hashnet.models.hash_model import HashModel, build_model, usable_std
     from hashnet.models.heads import HEADS, relax, to_signs
     from hashnet.models.inference import BatchedInference, OutputModule, as_tensor
@@ -16,7 +16,7 @@ __all__, __getattr__ = lazy_names(
     __name__,
     {
         "backbones": ["backbone_names", "check_backbone", "make_backbone", "try_crop"],
-        "bundle": ["ABOUT", "BundleInfo", "bundle_info", "load_bundle", "save_bundle"],
+        "bundle": ["BundleInfo", "ModelArtefact", "bundle_info", "load_bundle", "save_bundle"],
         "hash_model": ["HashModel", "build_model", "usable_std"],
         "heads": ["HEADS", "relax", "to_signs"],
         "inference": ["BatchedInference", "OutputModule", "as_tensor"],

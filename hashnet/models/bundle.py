@@ -11,19 +11,19 @@ input gets. Class names and the summary do not. What a bundle says can be read w
 from __future__ import annotations
 
 import hashlib
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hashnet.data import PREPROCESS_VERSION, Preprocess
 from hashnet.errors import FormatError
-from hashnet.io import storage
+from hashnet.io import Artefact, fingerprint, storage
 
 if TYPE_CHECKING:
     from hashnet.models.hash_model import HashModel
 
-KIND, FORMAT_VERSION = "model", 1
-WEIGHTS, ABOUT = "model.safetensors", "model.json"
+WEIGHTS = "model.safetensors"
+IDENTITY = ("arguments", "modality", "preprocess", "preprocess_version", "weights_sha256")  # decide the codes
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,47 @@ class BundleInfo:
     summary: dict[str, Any]
 
 
+class ModelArtefact(Artefact):
+    """A model bundle as an artefact of a run."""
+
+    kind, header_file = "model", "model.json"
+    made_by = "train one with jobs/train.py"
+
+    def open(self) -> tuple[HashModel, BundleInfo]:
+        return load_bundle(self.uri)
+
+    def info(self) -> BundleInfo:
+        """What the bundle says, without reading its weights."""
+        return bundle_info(self.uri)
+
+    def write(self, model: HashModel, **facts: Any) -> str:
+        return save_bundle(self.uri, model, **facts)
+
+    def read(self) -> dict[str, Any]:
+        values = super().read()
+        if values["sha256"] != fingerprint({name: values[name] for name in IDENTITY}):
+            raise FormatError(
+                f"{self.header_uri} was changed after it was written: its sha256 does not fit its content"
+            )
+        return values
+
+    def files(self, values: Mapping[str, Any]) -> dict[str, str]:
+        return {WEIGHTS: values["weights_sha256"]}
+
+    def facts(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        info = _info(values)
+        return {
+            "n_bits": info.n_bits,
+            "modality": info.modality,
+            "sha256": info.sha256,
+            "summary": info.summary,
+            "backbone": info.backbone,
+            "n_classes": len(info.class_names or ()) or None,
+            "preprocess": values["preprocess"],
+            "preprocess_version": info.preprocess_version,
+        }
+
+
 def save_bundle(
     uri: str,
     model: HashModel,
@@ -48,6 +89,7 @@ def save_bundle(
     class_names: list[str] | None = None,
     summary: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
+    lineage: Mapping[str, Any] | None = None,
 ) -> str:
     """Writes the bundle into the folder ``uri`` and returns its sha256."""
     from safetensors.torch import save
@@ -62,25 +104,25 @@ def save_bundle(
         "preprocess_version": PREPROCESS_VERSION,
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
     }
-    sha256 = _fingerprint(identity)
-    about = {
-        **identity,
-        "kind": KIND,
-        "format_version": FORMAT_VERSION,
-        "sha256": sha256,
-        "n_bits": model.n_bits,
-        "class_names": list(class_names) if class_names is not None else None,
-        "summary": summary or {},
-        "config": config or {},
-    }
+    sha256 = fingerprint(identity)
     storage.write_bytes(storage.join(uri, WEIGHTS), weights)
-    storage.write_json(storage.join(uri, ABOUT), about)
+    ModelArtefact(uri).write_header(
+        {
+            **identity,
+            "n_bits": model.n_bits,
+            "class_names": list(class_names) if class_names is not None else None,
+            "summary": summary or {},
+            "config": config or {},
+        },
+        sha256=sha256,
+        lineage=lineage or {},
+    )
     return sha256
 
 
 def bundle_info(uri: str) -> BundleInfo:
     """What the bundle says, without reading its weights."""
-    return _info(_read_about(uri))
+    return _info(ModelArtefact(uri).read())
 
 
 def load_bundle(uri: str) -> tuple[HashModel, BundleInfo]:
@@ -91,12 +133,12 @@ def load_bundle(uri: str) -> tuple[HashModel, BundleInfo]:
     from hashnet.models.hash_model import build_model
     from hashnet.models.weights import fit_weights
 
-    about = _read_about(uri)
+    about = ModelArtefact(uri).read()
     weights = storage.read_bytes(storage.join(uri, WEIGHTS))
     found = hashlib.sha256(weights).hexdigest()
     if found != about["weights_sha256"]:
         raise FormatError(
-            f"{storage.join(uri, WEIGHTS)} has sha256 {found[:12]}…, but {ABOUT} says "
+            f"{storage.join(uri, WEIGHTS)} has sha256 {found[:12]}…, but {ModelArtefact.header_file} says "
             f"{about['weights_sha256'][:12]}…: the file is damaged or from another bundle"
         )
     info = _info(about)
@@ -111,22 +153,7 @@ def load_bundle(uri: str) -> tuple[HashModel, BundleInfo]:
     return model.eval(), info
 
 
-def _read_about(uri: str) -> dict[str, Any]:
-    path = storage.join(uri, ABOUT)
-    if not storage.exists(path):
-        raise FormatError(f"{uri} is not a model bundle (it has no {ABOUT}); train one with jobs/train.py")
-    about = storage.check_format(storage.read_json(path), path, KIND, FORMAT_VERSION)
-    identity = ("arguments", "modality", "preprocess", "preprocess_version", "weights_sha256")
-    if about["sha256"] != _fingerprint({name: about[name] for name in identity}):
-        raise FormatError(f"{path} was changed after it was written: its sha256 does not fit its content")
-    return about
-
-
-def _fingerprint(identity: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-
-
-def _info(about: dict[str, Any]) -> BundleInfo:
+def _info(about: Mapping[str, Any]) -> BundleInfo:
     arguments, preprocess = about["arguments"], about["preprocess"]
     return BundleInfo(
         sha256=about["sha256"],

@@ -57,9 +57,9 @@ class IndexHolder:
         A version made with another model or code length is not taken over: the old one goes on. An
         index that was deleted and built anew begins with version 1 again and is followed, too.
         """
-        from hashnet.index import disk_seal
+        from hashnet.index import IndexArtefact
 
-        seal = disk_seal(self.uri)
+        seal = IndexArtefact(self.uri).sha256()
         if seal in (None, self.refused):
             return False
         fresh = self.index.newest()

@@ -26,10 +26,10 @@ class Ground:
 
 def look_over(config: ServeConfig) -> Ground:
     """Opens every part of the run; refuses parts that do not belong together."""
-    from hashnet.index import read_about
+    from hashnet.index import IndexArtefact
 
     index = config.index if config.index != "auto" else storage.join(config.run, "index")
-    about = read_about(index)
+    about = IndexArtefact(index).read()
     model = _model(config)
     codes = config.codes if config.codes != "auto" else _if_there(config.run, "codes", "_SUCCESS")
     manifest = _if_there(config.run, "manifest.parquet", "_manifest.json")

@@ -1,6 +1,7 @@
 """The codes artefact: CodeStore, its plan and commit protocol, and the lookup of items."""
 
 from hashnet.store import commit, plan
+from hashnet.store.artefact import CodesArtefact
 from hashnet.store.code_store import ROWS_PER_SHARD, CodeStore, FeatureStore, write_store
 from hashnet.store.commit import ShardRecord, commit_shard
 from hashnet.store.lookup import ItemLookup
@@ -10,6 +11,7 @@ __all__ = [
     "BIT_ORDER",
     "ROWS_PER_SHARD",
     "CodeStore",
+    "CodesArtefact",
     "FeatureStore",
     "ItemLookup",
     "PlannedPart",

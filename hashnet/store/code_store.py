@@ -30,6 +30,7 @@ from hashnet.errors import CodeError, FormatError, StoreError
 from hashnet.io import as_array, binary_column, binary_matrix, rechunk, storage
 from hashnet.store import commit
 from hashnet.store import plan as plans
+from hashnet.store.artefact import SUCCESS, CodesArtefact
 from hashnet.store.commit import ShardRecord
 from hashnet.store.plan import BIT_ORDER, PlannedPart, StorePlan
 
@@ -56,14 +57,14 @@ class ShardStore:
     def open(cls, uri: str):  # type: ignore[no-untyped-def]
         """The complete store at ``uri``; StoreError where it is missing or not finished."""
         uri = str(uri)
-        if not storage.exists(storage.join(uri, commit.SUCCESS)):
+        if not CodesArtefact(uri).exists():
             raise StoreError(_why_not(uri))
-        where = storage.join(uri, commit.LIST)
-        about = storage.check_format(storage.read_json(where), where, cls.output, plans.FORMAT_VERSION)
+        artefact = CodesArtefact(uri, cls.output)
+        about = artefact.read()
         try:
             return cls(uri, about)
         except (KeyError, TypeError) as error:
-            raise FormatError(f"{where} lacks {error}; it is damaged or not ours") from error
+            raise FormatError(f"{artefact.header_uri} lacks {error}; it is damaged or not ours") from error
 
     def __len__(self) -> int:
         return self.n_rows
@@ -258,9 +259,9 @@ def write_store(
 def _why_not(uri: str) -> str:
     plan = plans.read_plan(uri)
     if plan is None:
-        return f"{uri} is not a store of codes or features (it has no {commit.SUCCESS})"
+        return f"{uri} is not a store of codes or features (it has no {SUCCESS})"
     done = sum(not record.repair for record in commit.read_records(uri).values())
     return (
-        f"{uri} is not complete: {done} of {plan.n_shards} shards are there and no {commit.SUCCESS}; "
+        f"{uri} is not complete: {done} of {plan.n_shards} shards are there and no {SUCCESS}; "
         "run the same encode_db command again to finish it"
     )

@@ -30,11 +30,10 @@ import pyarrow.parquet as pq
 from hashnet.codes import bit_balance
 from hashnet.errors import StoreError
 from hashnet.io import binary_matrix, storage
+from hashnet.store.artefact import QUARANTINE, RECORDS, SUCCESS, CodesArtefact
 from hashnet.store.distinct_count import DistinctCounter
 from hashnet.store.plan import BIT_ORDER, FORMAT_VERSION, ShardRange, StorePlan, read_plan
 
-RECORDS, QUARANTINE = "_records", "_quarantine"
-LIST, SUCCESS = "manifest.json", "_SUCCESS"
 READERS = 16  # files read at once: on an object store each is a round trip
 QUARANTINE_SCHEMA = pa.schema([("row_id", pa.int64()), ("uri", pa.string()), ("reason", pa.string())])
 
@@ -211,11 +210,9 @@ def finish(uri: str, plan: StorePlan) -> dict[str, Any]:
     shards = listed(uri, plan)
     repaired = sum(record.rows for record in shards if record.repair)
     about = plan.to_dict() | {
-        "kind": plan.output,
         "rows": sum(record.rows for record in shards),
         "bad_rows": sum(record.bad_rows for record in shards if not record.repair) - repaired,
         "shards": [record.to_dict() for record in shards],
-        "sha256": content_sha256(shards),
         "statistics": code_statistics(uri, plan, shards) if plan.output == "codes" else {},
     }
     if was_extended(uri, plan):  # asked last, because the statistics take their time
@@ -223,7 +220,9 @@ def finish(uri: str, plan: StorePlan) -> dict[str, Any]:
             f"{uri} was extended meanwhile by a job that knows more parts of the manifest; that one finishes "
             "it, with the shards made here: there is nothing to do, unless it died, then run it again"
         )
-    storage.write_json(storage.join(uri, LIST), about)
+    about = CodesArtefact(uri, plan.output).write_header(
+        about, sha256=content_sha256(shards), lineage=plan.lineage
+    )
     storage.write_bytes(storage.join(uri, SUCCESS), b"")
     _remove_leftovers(uri, shards)
     return about

@@ -225,7 +225,7 @@ def test_an_existing_manifest_is_not_replaced_by_mistake(tmp_path, capsys):
 def test_append_to_what_is_no_manifest(tmp_path, capsys):
     code, _, err = run(capsys, "dataset", "append", tmp_path / "none", "digits")
     assert code == 2
-    assert "is not a manifest" in err
+    assert "holds no manifest" in err
 
 
 def test_a_command_is_needed(capsys):

@@ -190,14 +190,14 @@ def test_a_changed_part_is_refused_and_named(tmp_path, small_parts):
 
 
 def test_what_is_no_manifest_says_so(tmp_path):
-    with pytest.raises(ManifestError, match=r"is not a manifest .* make one with: hashnet dataset"):
+    with pytest.raises(ManifestError, match=r"holds no manifest .* make one with `hashnet dataset"):
         Manifest.open(str(tmp_path / "nothing"))
     make(tmp_path / "m")
     about = json.loads((tmp_path / "m" / "_manifest.json").read_text())
     (tmp_path / "m" / "_manifest.json").write_text(json.dumps({**about, "format_version": 99}))
     with pytest.raises(FormatError, match="format version 99; this hashnet reads up to 1: upgrade"):
         Manifest.open(str(tmp_path / "m"))
-    del about["parts"][0]["sha256"]
+    del about["parts"][0]["sha256"], about["seal"]
     (tmp_path / "m" / "_manifest.json").write_text(json.dumps(about))
     with pytest.raises(FormatError, match="damaged"):
         Manifest.open(str(tmp_path / "m"))
@@ -207,6 +207,7 @@ def test_a_list_that_names_files_elsewhere_is_refused(tmp_path):
     make(tmp_path / "m")
     about = json.loads((tmp_path / "m" / "_manifest.json").read_text())
     about["parts"][0]["name"] = "../m/part-00000.parquet"
+    del about["seal"]  # as one who knows how would
     (tmp_path / "m" / "_manifest.json").write_text(json.dumps(about))
     with pytest.raises(FormatError, match="which is not one of its own"):
         Manifest.open(str(tmp_path / "m"))

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from hashnet import BinaryIndex, errors
-from hashnet.index import files, loading
+from hashnet.index import loading
+from hashnet.index.artefact import IndexArtefact
 from hashnet.io import storage
 
 KINDS = ("flat", "ivf", "multihash", "hnsw")
@@ -39,11 +40,11 @@ def made(codes_of, tmp_path):
 
 def change(folder, seal=True, **values):
     """index.json with other values; ``seal`` as one who knows how would."""
-    about = json.loads((folder / files.ABOUT).read_text()) | values
+    about = json.loads((folder / IndexArtefact.header_file).read_text()) | values
     if seal:
         del about["sha256"]
         about["sha256"] = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-    (folder / files.ABOUT).write_text(json.dumps(about))
+    (folder / IndexArtefact.header_file).write_text(json.dumps(about))
 
 
 @pytest.mark.parametrize("mmap", [True, False])
@@ -103,7 +104,7 @@ def test_versions_grow_and_are_followed(made):
     assert reader.search(codes, 9) == writer.search(codes, 9)
     writer.remove(ids[:9])
     writer.compact()
-    assert files.disk_version(str(folder)) == 4
+    assert IndexArtefact(folder).version() == 4
     assert reader.refresh()
     assert reader.search(codes, 9) == writer.search(codes, 9)
     assert reader.search(codes, 9).version == 4
@@ -294,7 +295,9 @@ def test_damaged_files_are_refused_or_harmless(made, kind):
             damaged = BinaryIndex.load(folder)
             assert damaged.search(codes[:10], 8) == expected
             assert damaged.describe() == index.describe() | {"memory_mapped": kind in ("flat", "ivf")}
-            assert name != files.ABOUT or json.loads(whole[name]) == json.loads((folder / name).read_text())
+            assert name != IndexArtefact.header_file or json.loads(whole[name]) == json.loads(
+                (folder / name).read_text()
+            )
         except errors.HashnetError:
             refused += 1
         for path, data in whole.items():
@@ -332,8 +335,8 @@ def test_a_changed_index_json_is_refused(made, values):
     change(folder, seal=False)
     BinaryIndex.load(folder)  # other spaces are no change
     change(folder, seal=False, **values)
-    for read in (BinaryIndex.load, lambda path: files.disk_version(str(path))):
-        with pytest.raises(errors.FormatError, match=r"index\.json was changed.*build the index again"):
+    for read in (BinaryIndex.load, lambda path: IndexArtefact(path).version()):
+        with pytest.raises(errors.FormatError, match=r"index\.json was changed.*jobs/build_index.py"):
             read(folder)
 
 
@@ -346,7 +349,7 @@ def test_any_lineage_is_sealed_as_it_is_read(codes_of, tmp_path):
 
 def test_files_outside_the_folder_are_never_opened(made):
     folder, _, _ = made()
-    (segment,) = json.loads((folder / files.ABOUT).read_text())["segments"]
+    (segment,) = json.loads((folder / IndexArtefact.header_file).read_text())["segments"]
     change(folder, segments=[segment | {"file": "../secret.faiss"}])
     with pytest.raises(errors.FormatError, match="not one of its own"):
         BinaryIndex.load(folder)
@@ -370,7 +373,7 @@ def test_foreign_and_missing_files(made, tmp_path):
         BinaryIndex.load(folder)
     with pytest.raises(errors.StorageError, match="holds no index"):
         BinaryIndex.load(tmp_path / "nothing")
-    (folder / files.ABOUT).write_bytes(b"not json")
+    (folder / IndexArtefact.header_file).write_bytes(b"not json")
     with pytest.raises(errors.FormatError, match="not JSON"):
         BinaryIndex.load(folder)
 

@@ -63,7 +63,7 @@ def test_damage_is_refused(saved, tmp_path):
     changed = json.loads(about.read_text())
     changed["arguments"]["n_bits"] = 16
     about.write_text(json.dumps(changed))
-    with pytest.raises(FormatError, match="was changed after it was written"):
+    with pytest.raises(FormatError, match="was changed or damaged after it was written"):
         load_bundle(uri)
     changed["format_version"] = 99
     about.write_text(json.dumps(changed))

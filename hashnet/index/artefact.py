@@ -1,0 +1,81 @@
+"""The index artefact: its header ``index.json``, read without FAISS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hashnet.errors import FormatError, StorageError
+from hashnet.io import Artefact, storage
+
+BUILD_AGAIN = "build the index again (jobs/build_index.py with overwrite=true)"
+
+
+class IndexArtefact(Artefact):
+    """A search index as an artefact of a run. Its sha256 is the header's seal: that lists every file's."""
+
+    kind, header_file, seal_name = "index", "index.json", "sha256"
+    made_by = "build one with jobs/build_index.py (overwrite=true replaces a damaged one)"
+    error = StorageError
+
+    def open(self, **options: Any) -> Any:
+        from hashnet.index.binary import BinaryIndex
+
+        return BinaryIndex.load(self.uri, **options)
+
+    def write(self, index: Any) -> None:
+        index.save(self.uri)
+
+    def read(self) -> dict[str, Any]:
+        values = super().read()
+        if not values.get("sha256"):
+            raise FormatError(f"{self.header_uri} was changed: it lacks its sha256; {BUILD_AGAIN}")
+        return values
+
+    def version(self) -> int:
+        """The version on disk, by reading one small file; 0 where there is no index yet."""
+        return self.whole_number(self.read(), "version") if self.exists() else 0
+
+    def sha256(self) -> str | None:
+        """The sha256 in the header, None where there is none: a rebuilt index may have the old version."""
+        return self.read()["sha256"] if self.exists() else None
+
+    def stored_bytes(self) -> int:
+        """Bytes of the current version's files; those that older readers may still need do not count."""
+        sizes = storage.list_sizes(self.uri)
+        return sizes[self.header_file] + sum(sizes[name] for name in self.files(self.read()))
+
+    def drop_damaged(self) -> None:
+        """Deletes a damaged header, which saving would have to read; a newer or foreign one is refused."""
+        if not self.exists():
+            return
+        try:
+            values = storage.read_json(self.header_uri)
+        except FormatError:
+            storage.delete(self.header_uri)
+            return
+        storage.check_format(values, self.header_uri, self.kind, self.format_version)
+        try:
+            self.read()
+        except FormatError:
+            storage.delete(self.header_uri)
+
+    def whole_number(self, values: Mapping[str, Any], name: str) -> int:
+        """``values[name]``, checked: a header may have been edited by hand."""
+        value = values.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise FormatError(f"{self.header_uri} has {name} = {value!r}; it is damaged")
+        return value
+
+    def files(self, values: Mapping[str, Any]) -> dict[str, str]:
+        return {entry["file"]: entry["sha256"] for entry in file_entries(values.get("segments", []))}
+
+    def facts(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        names = ("index_kind", "n_bits", "n_classes", "rows", "version", "options", "tuned")
+        return {name: values.get(name) for name in names}
+
+
+def file_entries(segments: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Every {file, sha256, …} of the segments' records: rows, labels, removed rows."""
+    for segment in segments:
+        yield from (entry for entry in (segment, segment.get("labels"), segment.get("removed")) if entry)

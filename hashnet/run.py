@@ -1,0 +1,109 @@
+"""Run: one folder with everything a run of the stages makes, and the only place that knows its names.
+
+run = Run("runs/demo")                # a local path, or any URI pyarrow opens
+run.codes.exists()                    # every artefact: exists · open · write · describe · verify
+store = run.codes.open()
+
+RUN/manifest.parquet/   the data                 RUN/config.yaml    the settings it was trained with
+RUN/model/              the trained network      RUN/checkpoints/   training so far
+RUN/codes/              the database, encoded    RUN/codes-query/   the queries, encoded
+RUN/index/              the search index         RUN/report/        the evaluation
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from hashnet.io import Artefact, storage
+
+if TYPE_CHECKING:
+    from hashnet.data import ManifestArtefact
+    from hashnet.index import IndexArtefact
+    from hashnet.metrics import ReportArtefact
+    from hashnet.models import ModelArtefact
+    from hashnet.store import CodesArtefact
+
+
+class Run:
+    """A run's folder. Making one reads nothing; the artefacts are opened one by one.
+
+    ``elsewhere`` puts artefacts of the run at other places: ``Run(uri, model="s3://models/today")``;
+    None leaves one where it belongs.
+    """
+
+    def __init__(self, uri: str | os.PathLike, **elsewhere: str | None) -> None:
+        self.uri = str(uri)
+        unknown = set(elsewhere) - {"manifest", "model", "codes", "query_codes", "index", "report"}
+        if unknown:
+            raise TypeError(f"a run has no artefact called {', '.join(sorted(unknown))}")
+        self._elsewhere = {name: place for name, place in elsewhere.items() if place is not None}
+
+    def __repr__(self) -> str:
+        return f"Run({self.uri!r})"
+
+    @property
+    def name(self) -> str:
+        return storage.name_of(self.uri)
+
+    @property
+    def manifest(self) -> ManifestArtefact:
+        from hashnet.data import ManifestArtefact
+
+        return ManifestArtefact(self._place("manifest", "manifest.parquet"))
+
+    @property
+    def model(self) -> ModelArtefact:
+        from hashnet.models import ModelArtefact
+
+        return ModelArtefact(self._place("model", "model"))
+
+    @property
+    def codes(self) -> CodesArtefact:
+        return self.store("codes", "database")
+
+    @property
+    def query_codes(self) -> CodesArtefact:
+        return self.store("codes", "query")
+
+    def store(self, output: str, split: str) -> CodesArtefact:
+        """Codes or features (``output``) of one split; the database's need no suffix."""
+        from hashnet.store import CodesArtefact
+
+        folder = output if split == "database" else f"{output}-{split}"
+        artefact = {"codes": "codes", "codes-query": "query_codes"}.get(folder, folder)
+        return CodesArtefact(self._place(artefact, folder), output)
+
+    @property
+    def index(self) -> IndexArtefact:
+        from hashnet.index import IndexArtefact
+
+        return IndexArtefact(self._place("index", "index"))
+
+    @property
+    def report(self) -> ReportArtefact:
+        from hashnet.metrics import ReportArtefact
+
+        return ReportArtefact(self._place("report", "report"))
+
+    @property
+    def config(self) -> str:
+        """The URI of the settings the run was trained with."""
+        return storage.join(self.uri, "config.yaml")
+
+    @property
+    def checkpoints(self) -> str:
+        """The URI of the folder of training checkpoints."""
+        return storage.join(self.uri, "checkpoints")
+
+    def artefacts(self) -> list[Artefact]:
+        """The five artefacts in the order they are made, whether they exist or not."""
+        return [self.manifest, self.model, self.codes, self.index, self.report]
+
+    def begun(self) -> bool:
+        """Whether a stage has written here; a manifest alone is data, not yet a run."""
+        made = (self.model.uri, self.codes.uri, self.index.uri)
+        return any(storage.exists(uri) for uri in (self.config, self.checkpoints, *made))
+
+    def _place(self, artefact: str, name: str) -> str:
+        return self._elsewhere.get(artefact) or storage.join(self.uri, name)
