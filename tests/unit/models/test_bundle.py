@@ -70,7 +70,7 @@ def test_damage_is_refused(saved, tmp_path):
     with pytest.raises(FormatError, match="upgrade hashnet"):
         bundle_info(uri)
     about.unlink()
-    with pytest.raises(FormatError, match=r"is not a model bundle .*train one"):
+    with pytest.raises(FormatError, match=r"holds no model .*train one"):
         load_bundle(uri)
 
 
