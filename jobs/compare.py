@@ -4,8 +4,8 @@
         python jobs/compare.py --config jobs/configs/digits.yaml run=$PWD/runs/table bits=16,32,48,64
     python jobs/compare.py manifest=manifest.parquet run=runs/table methods=deep,itq seeds=0,1,2 tune=true
 
-Every cell (method, code length, seed) is one Ray task and is kept: start it again after a crash, or with
-more methods, lengths or seeds, and only what is missing is done. The result is RUN/report.
+Every cell (method, code length, seed) is one Ray task and is kept: the same command after a crash, or with
+more methods, lengths or seeds, runs only what is missing. The result is RUN/report.
 """
 
 import sys

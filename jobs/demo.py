@@ -2,7 +2,7 @@
 
     make demo
     python jobs/demo.py run=$PWD/runs/demo
-    python jobs/demo.py run=$PWD/runs/mine images=/data/pets       # your own pictures, one folder a class
+    python jobs/demo.py run=$PWD/runs/mine images=/data/pets       # your own pictures, one folder per class
 
 The run is an ordinary one: every stage can be run again alone, and jobs/serve.py serves it.
 """

@@ -1,10 +1,10 @@
-"""Choose the learning rate by MAP on a held-out part of the training set, on Ray Tune: RUN/best.yaml.
+"""Choose the learning rate by validation MAP on held-out training rows: RUN/best.yaml.
 
     python jobs/sweep.py --config jobs/configs/digits.yaml run=$PWD/runs/sweep lrs=0.001,0.00316,0.01,0.0316
     python jobs/train.py --config runs/sweep/best.yaml run=$PWD/runs/best
 
 Takes every key of jobs/train.py, but rates come from lrs (not lr), and a trial has one worker. Queries are
-never looked at. Start it again and it goes on; a grid that has grown trains only what is new.
+never used. The same command resumes; after rates were added it trains only those.
 """
 
 import sys

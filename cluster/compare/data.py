@@ -1,79 +1,73 @@
-"""What the methods of a comparison learn from: one manifest for the deep ones, features for the shallow ones.
+"""The data of a comparison: a manifest for the deep methods, features for the shallow ones.
 
-Shallow methods see the rows themselves where the manifest holds vectors; else features of the same
-backbone, untrained on this data, made by the encoding stage (RUN/backbone-PART); or, where that backbone has
-no weights to begin with, pixels.
+Shallow methods learn from the manifest's vectors where it has vectors. From pictures they learn through
+features of the same backbone, not trained on this data, which the encoding stage makes (RUN/backbone-PART);
+or, where that backbone starts without weights, from pixels.
 """
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from cluster.compare.config import CompareConfig
 from cluster.encode import EncodeConfig, encode_database
+from hashnet.comparison import Features
 from hashnet.data import Manifest, feature_matrix
 from hashnet.errors import ConfigError, DataError, LineageMismatch
 from hashnet.io import storage
 from hashnet.labels import from_lists
-from hashnet.reports import Features
 from hashnet.store import FeatureStore
 
-if TYPE_CHECKING:
-    from cluster.compare.job import CompareConfig
-
-logger = logging.getLogger(__name__)
 SPLITS = ("train", "query", "database")
-MAX_PIXELS = 3 * 64 * 64  # of a picture that is taken as a vector: beyond it, give a backbone with weights
+MAX_PIXELS = 3 * 64 * 64  # of a picture used as a vector; larger ones need a backbone with weights
 
 
 def comparison_manifest(config: CompareConfig) -> Manifest:
-    """The manifest given, or RUN/manifest.parquet made from the embedded data set; with all three sets."""
-    mine = storage.join(config.run, "manifest.parquet")
+    """The manifest given, or RUN/manifest.parquet made from the embedded data set; it has all three sets."""
+    own = storage.join(config.run, "manifest.parquet")
     if config.manifest is not None:
         manifest = Manifest.open(config.manifest)
-    elif storage.exists(storage.join(mine, "_manifest.json")):
-        manifest = Manifest.open(mine)
+    elif storage.exists(storage.join(own, "_manifest.json")):
+        manifest = Manifest.open(own)
     elif config.dataset is not None:
         from hashnet.data import make_manifest
 
         options = {"modality": config.modality} if config.dataset == "digits" else {}
-        manifest = make_manifest(config.dataset, mine, **options)
+        manifest = make_manifest(config.dataset, own, **options)
     else:
         raise ConfigError("give the data: manifest=PATH (made by `hashnet dataset`), or dataset=digits")
     missing = [split for split in SPLITS if manifest.count(split) == 0]
     if missing:
         raise DataError(f"{manifest.uri} has no {' and no '.join(missing)} rows; make it with a protocol")
     if manifest.n_classes is None:
-        raise DataError(f"{manifest.uri} has no labels: methods are compared by which rows share one")
+        raise DataError(f"{manifest.uri} has no labels: a comparison needs them to know what is relevant")
     return manifest
 
 
 def zero_shot_manifest(config: CompareConfig, manifest: Manifest) -> Manifest | None:
-    """The same rows split by classes into seen and unseen ones; None where that is not asked for."""
+    """The same rows split by seen and unseen classes; None where no zero-shot table is requested."""
     if config.zero_shot_manifest is not None:
         return Manifest.open(config.zero_shot_manifest)
     if not config.zero_shot:
         return None
     from hashnet.data import zero_shot_copy
 
-    mine = storage.join(config.run, "zero-shot.parquet")
-    if storage.exists(storage.join(mine, "_manifest.json")):
-        made = Manifest.open(mine)
+    own = storage.join(config.run, "zero-shot.parquet")
+    if storage.exists(storage.join(own, "_manifest.json")):
+        made = Manifest.open(own)
         if made.source["share"] != config.zero_shot:
             raise LineageMismatch(
-                f"zero_shot was {made.source['share']}, now {config.zero_shot}: {config.run} has its classes "
-                "split already; use another run folder"
+                f"zero_shot was {made.source['share']}, now {config.zero_shot}: {config.run} has split its "
+                "classes already; use another run folder"
             )
-        made_of = made.source.get("manifest_sha256", manifest.sha256)  # the first ones did not say it
+        made_of = made.source.get("manifest_sha256", manifest.sha256)  # older versions did not record it
         if made_of != manifest.sha256:
             raise LineageMismatch(
-                f"{mine} was made of data with sha256 {made_of[:12]}…, {manifest.uri} has "
+                f"{own} was made of data with sha256 {made_of[:12]}…, {manifest.uri} has "
                 f"{manifest.sha256[:12]}…; use another run folder"
             )
         return made
-    return zero_shot_copy(manifest, mine, config.zero_shot)
+    return zero_shot_copy(manifest, own, config.zero_shot)
 
 
 def shallow_features(config: CompareConfig, manifest: Manifest, folder: str) -> Features:
@@ -100,14 +94,14 @@ def _stored(manifest: Manifest, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pixels(config: CompareConfig, manifest: Manifest) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Pictures as the backbone would see them, as rows of numbers; one channel when all of them are grey."""
+    """Pictures, preprocessed as for the backbone, as vectors; one channel where all of them are grey."""
     found = {split: _pictures(config, manifest, split) for split in SPLITS}
     channels = max(block.shape[1] for blocks, _ in found.values() for block in blocks)
     return {split: (_joined(blocks, channels), labels) for split, (blocks, labels) in found.items()}
 
 
 def _pictures(config: CompareConfig, manifest: Manifest, split: str) -> tuple[list[np.ndarray], np.ndarray]:
-    """Usable pictures of a set in blocks uint8 (n, 1 where all are grey or 3, h, w), and their labels."""
+    """Readable pictures of a set in blocks uint8 (n, 1 where all are grey else 3, h, w), and their labels."""
     from hashnet.training import make_model, open_rows
 
     resolved = config.train_config().resolved(manifest.modality, manifest.count("train"))
@@ -118,8 +112,8 @@ def _pictures(config: CompareConfig, manifest: Manifest, split: str) -> tuple[li
         pictures = batch.numpy()[good]
         if pictures[:1].size > MAX_PIXELS:
             raise ConfigError(
-                f"pictures of {pictures.shape[2]} x {pictures.shape[3]} pixels are too many numbers for "
-                "shallow methods; give a backbone with weights=pretrained, whose features they take"
+                f"pictures of {pictures.shape[2]} x {pictures.shape[3]} pixels are too large for shallow "
+                "methods; give a backbone with weights=pretrained, whose features they then learn from"
             )
         grey = (pictures == pictures[:, :1]).all()
         blocks.append(pictures[:, :1].copy() if grey else pictures)
@@ -129,7 +123,7 @@ def _pictures(config: CompareConfig, manifest: Manifest, split: str) -> tuple[li
 
 
 def _joined(blocks: list[np.ndarray], channels: int) -> np.ndarray:
-    """Rows float32 (n, channels * h * w); grey blocks among coloured ones get equal channels again."""
+    """Rows float32 (n, channels * h * w); grey blocks among coloured ones get their channel three times."""
     joined = np.empty((sum(map(len, blocks)), channels, *blocks[0].shape[2:]), dtype=np.float32)
     start = 0
     for block in blocks:
@@ -141,7 +135,7 @@ def _joined(blocks: list[np.ndarray], channels: int) -> np.ndarray:
 def _encoded(
     config: CompareConfig, manifest: Manifest, folder: str, split: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Features of the untrained backbone by the encoding stage; what is done is not done again."""
+    """Features and labels of a set from the untrained backbone, by the encoding stage, which resumes."""
     import torch
 
     from hashnet.models import save_bundle
@@ -159,10 +153,16 @@ def _encoded(
         output="features",
         split=split,
         base_uri=config.base_uri,
-        engine=config.engine,
+        engine=_engine(config),
     )
     encode_database(encode)
     store = FeatureStore.open(encode.out_uri)
     labels = store.labels()
     assert labels is not None
     return store.features(), labels
+
+
+def _engine(config: CompareConfig) -> str:
+    if config.compile is None or config.device == "cuda":
+        return config.device if config.device == "cuda" else "auto"
+    return "cpu-compiled" if config.compile else "cpu-eager"

@@ -212,16 +212,16 @@ def _draw(config: EvaluateConfig, report: EvalReport) -> str:
     """Figures and page, drawn by a task: the driver's node may have no processor to spare."""
     import ray
 
-    from hashnet.reports import write_run_report
+    from hashnet.reports import RunSources, write_run_report
 
     connection.connect()
     draw = ray.remote(write_run_report).options(num_cpus=1, max_retries=3)
-    sources = {
-        "run": config.run,
-        "model": config.model_uri,
-        "codes": config.codes_uri,
-        "query_codes": config.query_uri,
-        "base_uri": config.base_uri,
-        "beside": config.beside,
-    }
+    sources = RunSources(
+        run=config.run,
+        model=config.model_uri,
+        codes=config.codes_uri,
+        query_codes=config.query_uri,
+        base_uri=config.base_uri,
+        beside=tuple(config.beside),
+    )
     return ray.get(draw.remote(report.to_dict(), sources, config.out_uri))

@@ -1,4 +1,4 @@
-"""What a few queries retrieve: their ten nearest items, with pictures where there are any."""
+"""Examples of retrieval: the ten nearest items of a few queries, with pictures where there are any."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from hashnet.codes import hamming_distances
 from hashnet.data import Manifest, decode, fetch_images
 from hashnet.errors import BadImage, HashnetError
-from hashnet.metrics import tie_hash
+from hashnet.metrics import EvalReport, tie_hash
 from hashnet.store import CodeStore
 
 log = logging.getLogger(__name__)
@@ -23,8 +23,8 @@ SIDE = 96  # pixels of a thumbnail
 
 
 @dataclass(frozen=True)
-class Item:
-    """One picture of the strip: ``picture`` is a data URI, or None where there is none."""
+class Tile:
+    """One picture of an example; ``picture`` is a data URI, None where there is no picture."""
 
     row_id: int
     classes: str
@@ -39,16 +39,40 @@ class Example:
 
     kind: str
     ap: float
-    query: Item
-    items: tuple[Item, ...]
+    query: Tile
+    items: tuple[Tile, ...]
 
     @property
     def precision(self) -> float:
         return sum(item.relevant for item in self.items) / max(len(self.items), 1)
 
 
+@dataclass(frozen=True)
+class Neighbour:
+    """An item near a query; ``labels`` is its multi-hot row."""
+
+    row_id: int
+    distance: int
+    relevant: bool
+    labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Where pictures and class names come from; without a manifest, examples show classes alone."""
+
+    manifest: Manifest | None = None
+    class_names: Sequence[str] | None = None
+    base_uri: str | None = None  # folder that relative picture paths start from
+
+    def names(self, labels: np.ndarray) -> str:
+        """The class names of a multi-hot row."""
+        classes = np.flatnonzero(labels).tolist()
+        return ", ".join(self.class_names[c] if self.class_names else str(c) for c in classes)
+
+
 def pick_queries(ap: Sequence[float], each: int = 2) -> list[tuple[str, int]]:
-    """(kind, query) of the best, median and worst queries by AP; of equal ones the first count as better."""
+    """(kind, query) of the best, median and worst queries by AP; of equal ones the first is the better."""
     order = np.argsort(-np.asarray(ap), kind="stable")
     middle = max(0, (len(order) - each) // 2)
     picked: dict[int, str] = {}
@@ -62,11 +86,11 @@ def pick_queries(ap: Sequence[float], each: int = 2) -> list[tuple[str, int]]:
     )
 
 
-def nearest(
+def nearest_items(
     store: CodeStore, codes: np.ndarray, labels: np.ndarray, seed: int = 0, k: int = TOP
-) -> list[list[tuple[int, int, bool, np.ndarray]]]:
-    """The k nearest of each query, ties by the hash MAP uses: (row id, distance, relevant, labels)."""
-    best: list[list[tuple[int, int, int, bool, np.ndarray]]] = [[] for _ in codes]
+) -> list[list[Neighbour]]:
+    """The k nearest items of each query; ties are broken by the hash that MAP uses."""
+    best: list[list[tuple[int, int, Neighbour]]] = [[] for _ in codes]
     for ids, block, block_labels in store.blocks():
         assert block_labels is not None
         hashes = tie_hash(ids, seed)
@@ -74,48 +98,38 @@ def nearest(
         shared = labels.astype(np.float32) @ block_labels.T.astype(np.float32) > 0
         for i, row in enumerate(distances):
             for j in np.lexsort((hashes, row))[:k]:
-                best[i].append(
-                    (int(row[j]), int(hashes[j]), int(ids[j]), bool(shared[i, j]), block_labels[j])
-                )
-            best[i] = sorted(best[i], key=lambda found: found[:3])[:k]
-    return [[(row_id, d, relevant, classes) for d, _, row_id, relevant, classes in found] for found in best]
+                found = Neighbour(int(ids[j]), int(row[j]), bool(shared[i, j]), block_labels[j])
+                best[i].append((found.distance, int(hashes[j]), found))
+            best[i] = sorted(best[i], key=lambda ranked: ranked[:2])[:k]
+    return [[found for _, _, found in ranked] for ranked in best]
 
 
-def gather(
-    store: CodeStore,
-    queries: CodeStore,
-    ap: Sequence[float],
-    class_names: Sequence[str] | None,
-    manifest: Manifest | None,
-    seed: int = 0,
-    base_uri: str | None = None,
-) -> list[Example]:
-    """The examples of a report; without a manifest of pictures they show classes alone."""
-    picked = pick_queries(ap)
+def gather(store: CodeStore, queries: CodeStore, report: EvalReport, pictures: Pictures) -> list[Example]:
+    """The examples of a report: its best, median and worst queries."""
+    picked = pick_queries(report.ap)
     rows = [i for _, i in picked]
     codes, all_labels, ids = queries.codes()[rows], queries.labels(), queries.ids()[rows]
     assert all_labels is not None
-    labels = all_labels[rows]
-    found = nearest(store, codes, labels, seed)
-    wanted = {int(i) for i in ids} | {row_id for items in found for row_id, *_ in items}
-    pictures = thumbnails(manifest, wanted, base_uri) if manifest is not None else {}
+    found = nearest_items(store, codes, all_labels[rows], report.seed)
+    shown = {int(i) for i in ids} | {item.row_id for items in found for item in items}
+    thumbs = thumbnails(pictures.manifest, shown, pictures.base_uri) if pictures.manifest is not None else {}
 
-    def names(row: np.ndarray) -> str:
-        return ", ".join(class_names[c] if class_names else str(c) for c in np.flatnonzero(row).tolist())
+    def tile(row_id: int, labels: np.ndarray, distance: int = 0, relevant: bool = True) -> Tile:
+        return Tile(row_id, pictures.names(labels), distance, relevant, thumbs.get(row_id))
 
     return [
         Example(
             kind,
-            float(ap[i]),
-            Item(int(query_id), names(own), 0, True, pictures.get(int(query_id))),
-            tuple(Item(r, names(classes), d, hit, pictures.get(r)) for r, d, hit, classes in items),
+            float(report.ap[i]),
+            tile(int(query_id), all_labels[i]),
+            tuple(tile(item.row_id, item.labels, item.distance, item.relevant) for item in items),
         )
-        for (kind, i), query_id, own, items in zip(picked, ids, labels, found, strict=True)
+        for (kind, i), query_id, items in zip(picked, ids, found, strict=True)
     ]
 
 
 def thumbnails(manifest: Manifest, row_ids: set[int], base_uri: str | None = None) -> dict[int, str]:
-    """Row id → small picture as a data URI; rows whose picture cannot be had are left out."""
+    """Row id → small picture as a data URI; rows whose picture cannot be read are left out."""
     if manifest.modality != "image":
         return {}
     columns = [name for name in ("row_id", "uri", "image") if name in manifest.schema.names]
@@ -123,8 +137,8 @@ def thumbnails(manifest: Manifest, row_ids: set[int], base_uri: str | None = Non
     for row_id in sorted(row_ids):
         if not 0 <= row_id < len(manifest):
             continue
-        try:  # a report without a picture is better than none
-            # row ids are 0, 1, 2, …: a row's place is its id
+        try:  # a report without one picture is better than no report
+            # row ids are 0, 1, 2, …: a row's position is its id
             data = fetch_images(manifest.read(columns=columns, start=row_id, stop=row_id + 1), base_uri)[0]
             if not isinstance(data, BadImage):
                 made[row_id] = _thumbnail(data)
@@ -139,7 +153,7 @@ def _thumbnail(data: bytes) -> str:
     picture = Image.fromarray(decode(data, at_least=SIDE))
     side = min(picture.size)
     left, top = (picture.width - side) // 2, (picture.height - side) // 2
-    small = side < SIDE // 2  # pixels of tiny pictures stay pixels
+    small = side < SIDE // 2  # tiny pictures are shown pixel by pixel, not blurred
     square = picture.crop((left, top, left + side, top + side)).resize(
         (SIDE, SIDE), Image.Resampling.NEAREST if small else Image.Resampling.LANCZOS
     )

@@ -1,7 +1,7 @@
 """The paper's figures as functions of reports; each returns matplotlib axes.
 
-Those that take ``reports`` draw one line for each name → EvalReport, so that one function serves a
-single run and a comparison of many methods.
+Functions that take ``reports`` draw one line per name → EvalReport, for a single run as for a comparison of
+many methods.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hashnet.codes import dead_bits
+from hashnet.codes import dead_bits, unpack_codes
 from hashnet.errors import ConfigError
 from hashnet.reports.style import BAD, INK, PALETTE, QUIET, legend, line_style, new_axes
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hashnet.metrics import EvalReport
 
 Reports = Mapping[str, "EvalReport"]
+TSNE_CLASSES, TSNE_ROWS = 10, 1000
 
 
 def precision_recall(reports: Reports, ax: Axes | None = None, by: str = "rank") -> Axes:
@@ -68,7 +69,7 @@ def _over_ranks(reports: Reports, ax: Axes | None, what: str) -> Axes:
 def precision_over_bits(
     reports: Mapping[str, Sequence[EvalReport]], ax: Axes | None = None, radius: int = 2
 ) -> Axes:
-    """P@H<=r over code lengths: one line for each name → reports of several lengths."""
+    """P@H<=r over code lengths: one line per name → reports of several lengths."""
     ax = new_axes(ax)
     lengths: set[int] = set()
     for place, (name, of_name) in enumerate(reports.items()):
@@ -123,7 +124,7 @@ def per_class(report: EvalReport, ax: Axes | None = None, most: int = 20) -> Axe
     names = [score.name or f"class {score.class_id}" for score in scores]
     ax.barh(range(len(scores)), [score.map for score in scores], color=PALETTE[0], height=0.72)
     shown = [name if len(name) <= 18 else name[:17] + "…" for name in names]
-    ax.set_yticks(range(len(scores)), shown, parse_math=False)  # a name may hold $
+    ax.set_yticks(range(len(scores)), shown, parse_math=False)  # a name may contain $
     ax.axvline(report.map, color=INK, linewidth=1, linestyle="--")
     ax.set(xlabel=f"MAP@{report.k:,} of the class (dashed: all queries)", xlim=(0, 1))
     ax.grid(axis="y", visible=False)
@@ -177,8 +178,8 @@ def _mark_stages(ax: Axes, history: Any) -> None:
     starts = np.flatnonzero(np.diff(stage, prepend=stage[:1] - 1)) if len(stage) else np.zeros(0, int)
     if len(starts) < 2:
         return
-    top, free = ax.get_xaxis_transform(), -1.0  # the text before ends at ``free``
-    wide = (steps[-1] - steps[0]) * 0.018  # of one character, about
+    top, free = ax.get_xaxis_transform(), -1.0  # the previous text ends at ``free``
+    wide = (steps[-1] - steps[0]) * 0.018  # the width of a character, roughly
     for count, place in enumerate(starts):
         if count:
             ax.axvline(steps[place], color=QUIET, linewidth=0.7, linestyle=":")
@@ -198,7 +199,7 @@ def _smooth(values: np.ndarray) -> np.ndarray:
 
 
 def bit_balance(shares: Sequence[float] | np.ndarray, ax: Axes | None = None) -> Axes:
-    """The share of ones of each bit over the database: 0.5 carries most, 0 and 1 carry nothing."""
+    """The share of ones of each bit over the database: 0.5 carries most information, 0 and 1 none."""
     ax = new_axes(ax)
     values = np.asarray(shares)
     colours = np.where(dead_bits(values), BAD, PALETTE[0]).tolist()
@@ -222,6 +223,35 @@ def embedding(points: np.ndarray, classes: Sequence[str], ax: Axes | None = None
         ax.spines[side].set_visible(False)
     legend(ax, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, markerscale=1.8, handletextpad=0.1)
     return ax
+
+
+def tsne_rows(labels: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Rows int64 (m,) to show and their class (m,): equally many of each of the ten most frequent classes.
+
+    ``labels`` multi-hot (n, n_classes). Rows with several labels are left out: they have no single colour.
+    """
+    single = labels.sum(axis=1, dtype=np.int64) == 1
+    classes = np.where(single, labels.argmax(axis=1), -1)
+    sizes = np.bincount(classes[single], minlength=labels.shape[1])
+    chosen = np.sort(np.argsort(-sizes, kind="stable")[: min(TSNE_CLASSES, int((sizes > 0).sum()))])
+    rng = np.random.default_rng(seed)
+    per_class = TSNE_ROWS // max(len(chosen), 1)
+    rows = [rng.permutation(np.flatnonzero(classes == c))[:per_class] for c in chosen]
+    picked = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+    return picked, classes[picked]
+
+
+def tsne(codes: np.ndarray, seed: int = 0) -> np.ndarray:
+    """float (n, 2): t-SNE of the signs, whose squared distance is four times the Hamming distance."""
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    signs = unpack_codes(codes).astype(np.float32)
+    # equal codes would start at the same point and stay on it
+    signs += np.random.default_rng(seed).normal(0, 1e-3, signs.shape).astype(np.float32)
+    perplexity = min(30.0, (len(signs) - 1) / 3)
+    with threadpool_limits(1):  # on a busy machine, OpenMP threads that wait for each other take minutes
+        return TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(signs)
 
 
 def _finish(ax: Axes, reports: Mapping[str, Any]) -> Axes:

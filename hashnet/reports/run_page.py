@@ -1,74 +1,97 @@
-"""One HTML page that needs nothing but itself: styles, figures and pictures are inside."""
+"""What the page of a run shows: the numbers at the top, the table of metrics with their definitions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from hashnet.metrics import DEFINITIONS, EvalReport
 from hashnet.reports.examples import Example
+from hashnet.reports.page import render
 
-TEMPLATE = Path(__file__).with_name("run_page.html")
+
+@dataclass(frozen=True)
+class PageFigure:
+    name: str
+    title: str
+    note: str
+    svg: str
 
 
-def render(
-    report: EvalReport,
-    figures: Sequence[Mapping[str, str]],
-    examples: Sequence[Example] = (),
-    *,
-    title: str,
-    warnings: Sequence[str] = (),
-    made_from: Mapping[str, Any] | None = None,
-) -> str:
-    """The page's text. ``figures`` have ``name``, ``title``, ``note`` and ``svg``."""
-    import jinja2
+@dataclass(frozen=True)
+class Card:
+    """One of the numbers at the top."""
 
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        title=title,
+    name: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """One line of the table of metrics; ``note`` is the interval, where there is one."""
+
+    name: str
+    value: str
+    definition: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """Everything on the page besides the report itself."""
+
+    title: str
+    figures: Sequence[PageFigure]
+    examples: Sequence[Example] = ()
+    warnings: Sequence[str] = ()
+    made_from: Mapping[str, str] | None = None
+
+
+def run_page(report: EvalReport, page: RunPage) -> str:
+    """The page's HTML."""
+    return render(
+        "run_page.html",
+        title=page.title,
         subtitle=f"{report.n_queries:,} queries against {report.n_database:,} items, {report.n_bits}-bit "
         f"codes, {report.n_classes:,} classes, ranked to k = {report.k:,}.",
         cards=cards(report),
-        warnings=warnings,
-        figures=figures,
-        examples=examples,
-        rows=rows(report),
-        made_from=list((made_from or {}).items()),
+        warnings=page.warnings,
+        figures=page.figures,
+        examples=page.examples,
+        rows=metric_rows(report),
+        made_from_title="Made from",
+        made_from=list((page.made_from or {}).items()),
     )
 
 
-def cards(report: EvalReport) -> list[dict[str, str]]:
+def cards(report: EvalReport) -> list[Card]:
     """The numbers at the top."""
     low, high = report.map_interval
     chance = report.chance
     return [
-        _card(f"MAP@{report.k:,}", f"{report.map:.4f}", f"95 % interval {low:.4f} – {high:.4f}"),
-        _card("tie-aware MAP", f"{report.map_tie_aware:.4f}", "relevant denominator, all tie orders"),
-        _card(
+        Card(f"MAP@{report.k:,}", f"{report.map:.4f}", f"95 % interval {low:.4f} – {high:.4f}"),
+        Card("tie-aware MAP", f"{report.map_tie_aware:.4f}", "relevant denominator, all tie orders"),
+        Card(
             "P@H≤2", f"{report.precision_within(2):.4f}", f"{report.empty_within(2):.1%} of balls are empty"
         ),
-        _card(
+        Card(
             "chance",
             f"{chance:.4f}",
             f"MAP is {report.map / chance:.1f} times that" if chance else "nothing is relevant",
         ),
-        _card("without a hit", f"{report.queries_without_hit:,}", f"of {report.n_queries:,} queries"),
+        Card("without a hit", f"{report.queries_without_hit:,}", f"of {report.n_queries:,} queries"),
     ]
 
 
-def _card(name: str, value: str, note: str) -> dict[str, str]:
-    return {"name": name, "value": value, "note": note}
-
-
-def rows(report: EvalReport) -> list[dict[str, str]]:
-    """The table: every metric, its value, its definition."""
+def metric_rows(report: EvalReport) -> list[MetricRow]:
+    """Every metric with its value and its definition."""
     found = []
 
-    def add(name: str, value: float | int, says: str, interval: tuple[float, float] | None = None) -> None:
+    def add(name: str, value: float | int, key: str, interval: tuple[float, float] | None = None) -> None:
         shown = f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
         note = f"{interval[0]:.4f} – {interval[1]:.4f}" if interval else ""
-        found.append({"name": name, "value": shown, "note": note, "says": DEFINITIONS[says]})
+        found.append(MetricRow(name, shown, DEFINITIONS[key], note))
 
     k = f"@{report.k:,}"
     add(f"MAP{k}", report.map, "map", report.map_interval)
@@ -87,13 +110,6 @@ def rows(report: EvalReport) -> list[dict[str, str]]:
     add("P@H≤2", report.precision_within(2), "precision_within")
     add("recall, H≤2", report.recall_within(2), "recall_within")
     add("empty balls, H≤2", report.empty_within(2), "empty_within")
-    found.append({"name": "intervals", "value": "95 %", "note": "", "says": DEFINITIONS["interval"]})
-    found.append(
-        {
-            "name": "per class",
-            "value": f"{len(report.per_class):,}",
-            "note": "",
-            "says": DEFINITIONS["per_class"],
-        }
-    )
+    found.append(MetricRow("intervals", "95 %", DEFINITIONS["interval"]))
+    found.append(MetricRow("per class", f"{len(report.per_class):,}", DEFINITIONS["per_class"]))
     return found

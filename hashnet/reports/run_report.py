@@ -1,4 +1,4 @@
-"""The report of a run: gathers what the run holds, draws it, writes page and figures.
+"""The report of a run: collects what the run folder holds, draws it, writes the page and the figures.
 
 OUT/report.html            the page, self-contained
 OUT/figures/NAME.png .svg  every figure
@@ -7,7 +7,9 @@ OUT/figures/NAME.png .svg  every figure
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,99 +18,117 @@ from hashnet.data import Manifest
 from hashnet.errors import HashnetError
 from hashnet.io import storage
 from hashnet.metrics import EvalReport
-from hashnet.reports import embedding, examples, figures
-from hashnet.reports.run_page import render
-from hashnet.reports.style import inline_svg, to_png, to_svg
+from hashnet.reports import examples, figures
+from hashnet.reports.run_page import PageFigure, RunPage, run_page
+from hashnet.reports.style import figure_of, inline_svg, to_png, to_svg
 from hashnet.store import CodeStore
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
-Drawn = list[tuple[str, str, str, "Axes"]]  # name, title, note, axes
+
+@dataclass(frozen=True)
+class RunSources:
+    """What a report is made from: a run folder, and artefacts that lie elsewhere (None: in the run).
+
+    ``beside`` are runs of other code lengths to draw in the same plots; ``base_uri`` is the folder that
+    relative picture paths start from.
+    """
+
+    run: str
+    model: str | None = None
+    codes: str | None = None
+    query_codes: str | None = None
+    base_uri: str | None = None
+    beside: tuple[str, ...] = ()
+
+    def uri(self, name: str, given: str | None) -> str:
+        return given or storage.join(self.run, name)
 
 
-def write_run_report(values: dict[str, Any], sources: dict[str, Any], out: str) -> str:
-    """Writes the page and the figures into the folder ``out``; the page's URI.
+@dataclass(frozen=True)
+class Plot:
+    """A drawn figure of the report."""
 
-    ``values`` is ``EvalReport.to_dict()``. ``sources`` has ``run`` and may have ``model``, ``codes``,
-    ``query_codes``, ``base_uri`` and ``beside`` (runs of other code lengths). What a run does not hold
-    (a history, pictures, labels) is left out.
+    name: str
+    title: str
+    note: str
+    ax: Axes
+
+
+def write_run_report(values: dict[str, Any], sources: RunSources, out: str) -> str:
+    """Writes the page and the figures into the folder ``out``; returns the page's URI.
+
+    ``values`` is ``EvalReport.to_dict()``. What a run does not have (a history, pictures) is left out.
     """
     report = EvalReport.from_dict(values)
-    run = str(sources["run"])
-    store = CodeStore.open(sources.get("codes") or storage.join(run, "codes"))
-    queries = CodeStore.open(sources.get("query_codes") or storage.join(run, "codes-query"))
-    summary = model_summary(sources.get("model") or storage.join(run, "model"))
-    manifest = _or_none(_open_manifest, storage.join(run, "manifest.parquet"))
+    store = CodeStore.open(sources.uri("codes", sources.codes))
+    queries = CodeStore.open(sources.uri("codes-query", sources.query_codes))
+    model = sources.uri("model", sources.model)
+    summary = model_summary(model)
+    manifest = _or_none(_open_manifest, storage.join(sources.run, "manifest.parquet"))
     class_names = list(manifest.class_names) if manifest and manifest.class_names else None
-    drawn = evaluation_figures(report, siblings(report, sources.get("beside") or []))
-    drawn += training_figures(sources.get("model") or storage.join(run, "model"), summary)
-    drawn += code_figures(store, class_names, report.seed)
-    shown = examples.gather(
-        store, queries, report.ap, class_names, manifest, report.seed, sources.get("base_uri")
+    plots = evaluation_figures(report, reports_beside(report, sources.beside))
+    plots += training_figures(model, summary)
+    plots += code_figures(store, class_names, report.seed)
+    pictures = examples.Pictures(manifest, class_names, sources.base_uri)
+    page = RunPage(
+        title=f"Evaluation of {storage.name_of(sources.run)}",
+        figures=[_write_figure(plot, out) for plot in plots],
+        examples=examples.gather(store, queries, report, pictures),
+        warnings=summary.get("warnings", []),
+        made_from={
+            "run": storage.name_of(sources.run),
+            "model": store.lineage.get("model_sha256", "unknown"),
+            "database codes": store.sha256,
+            "query codes": queries.sha256,
+            "ties and bootstrap": f"seed {report.seed}",
+            "hashnet": __version__,
+        },
     )
-    made_from = {
-        "run": storage.name_of(run),
-        "model": store.lineage.get("model_sha256", "unknown"),
-        "database codes": store.sha256,
-        "query codes": queries.sha256,
-        "ties and bootstrap": f"seed {report.seed}",
-        "hashnet": __version__,
-    }
-    title = f"Evaluation of {storage.name_of(run)}"
-    return write_page(report, drawn, shown, out, title, summary.get("warnings", []), made_from)
-
-
-def write_page(
-    report: EvalReport,
-    drawn: Drawn,
-    shown: list[examples.Example],
-    out: str,
-    title: str,
-    warnings: list[str],
-    made_from: dict[str, Any],
-) -> str:
-    """Writes OUT/figures and OUT/report.html."""
-    entries = []
-    for name, heading, note, ax in drawn:
-        figure = ax.get_figure(root=True)
-        assert figure is not None
-        svg = to_svg(figure)
-        storage.write_bytes(storage.join(out, "figures", f"{name}.svg"), svg.encode())
-        storage.write_bytes(storage.join(out, "figures", f"{name}.png"), to_png(figure))
-        entries.append({"name": name, "title": heading, "note": note, "svg": inline_svg(svg, name, heading)})
-    text = render(report, entries, shown, title=title, warnings=warnings, made_from=made_from)
     uri = storage.join(out, "report.html")
-    storage.write_bytes(uri, text.encode())
+    storage.write_bytes(uri, run_page(report, page).encode())
     return uri
 
 
-def evaluation_figures(report: EvalReport, lengths: list[EvalReport]) -> Drawn:
+def _write_figure(plot: Plot, out: str) -> PageFigure:
+    """Writes the figure's SVG and PNG files; returns it for the page."""
+    figure = figure_of(plot.ax)
+    svg = to_svg(figure)
+    storage.write_bytes(storage.join(out, "figures", f"{plot.name}.svg"), svg.encode())
+    storage.write_bytes(storage.join(out, "figures", f"{plot.name}.png"), to_png(figure))
+    return PageFigure(plot.name, plot.title, plot.note, inline_svg(svg, plot.name, plot.title))
+
+
+def evaluation_figures(report: EvalReport, lengths: list[EvalReport]) -> list[Plot]:
     """The figures that follow from the evaluation alone; ``lengths`` are reports of other code lengths."""
     by_length = {
         f"{other.n_bits} bits": other for other in sorted([report, *lengths], key=lambda r: r.n_bits)
     }
-    drawn: Drawn = [
-        (
+    drawn = [
+        Plot(
             "precision-recall",
             "Precision–recall by rank",
             f"Means over queries at ranks 1 to {report.k:,}.",
             figures.precision_recall(by_length),
         ),
-        (
+        Plot(
             "precision-recall-radius",
             "Precision–recall by Hamming radius",
-            "One point a radius; a query with an empty ball has precision 0.",
+            "One point per radius; a query with an empty ball has precision 0.",
             figures.precision_recall(by_length, by="radius"),
         ),
-        ("precision-top-n", "Precision of the top N", "Mean over queries.", figures.precision_at(by_length)),
-        ("recall-top-n", "Recall of the top N", "Mean over queries.", figures.recall_at(by_length)),
+        Plot(
+            "precision-top-n", "Precision of the top N", "Mean over queries.", figures.precision_at(by_length)
+        ),
+        Plot("recall-top-n", "Recall of the top N", "Mean over queries.", figures.recall_at(by_length)),
     ]
     if len(by_length) > 1:
         drawn.append(
-            (
+            Plot(
                 "precision-h2-bits",
                 "Precision within Hamming radius 2 over code lengths",
                 "Longer codes leave more balls empty, which count 0.",
@@ -116,25 +136,27 @@ def evaluation_figures(report: EvalReport, lengths: list[EvalReport]) -> Drawn:
             )
         )
     drawn += [
-        ("radius", "Within a Hamming radius", "The thin line marks radius 2.", figures.radius(report)),
-        (
+        Plot("radius", "Within a Hamming radius", "The thin line marks radius 2.", figures.radius(report)),
+        Plot(
             "distances",
             "Distances of similar and dissimilar pairs",
-            "Every query with every item; the less overlap, the better.",
+            "Every query with every item: the less overlap, the better.",
             figures.distances(report),
         ),
-        ("per-class", "MAP by class", "A query counts for each of its labels.", figures.per_class(report)),
+        Plot(
+            "per-class", "MAP by class", "A query counts for each of its labels.", figures.per_class(report)
+        ),
     ]
     return drawn
 
 
-def training_figures(model: str, summary: dict[str, Any]) -> Drawn:
+def training_figures(model: str, summary: dict[str, Any]) -> list[Plot]:
     """J and L through training and the histogram of |g|, where the model has them."""
-    drawn: Drawn = []
+    drawn = []
     history = _or_none(_read_history, model)
     if history is not None and len(history):
         drawn.append(
-            (
+            Plot(
                 "losses",
                 "J and L through training",
                 "Thin: single batches; thick: running mean. Above: beta of each stage.",
@@ -144,7 +166,7 @@ def training_figures(model: str, summary: dict[str, Any]) -> Drawn:
     measured = summary.get("measured") or {}
     if measured.get("histogram"):
         drawn.append(
-            (
+            Plot(
                 "relaxed-histogram",
                 "Histogram of |g| before binarisation",
                 f"{measured['binary_share']:.1%} of the values lie above 0.99 (beta = {measured['beta']:g}).",
@@ -154,10 +176,10 @@ def training_figures(model: str, summary: dict[str, Any]) -> Drawn:
     return drawn
 
 
-def code_figures(store: CodeStore, class_names: list[str] | None, seed: int) -> Drawn:
+def code_figures(store: CodeStore, class_names: list[str] | None, seed: int) -> list[Plot]:
     """Bit balance and t-SNE of the database codes."""
-    drawn: Drawn = [
-        (
+    drawn = [
+        Plot(
             "bit-balance",
             "Bit balance",
             "Share of ones of each bit in the database; red: a dead bit.",
@@ -165,12 +187,12 @@ def code_figures(store: CodeStore, class_names: list[str] | None, seed: int) -> 
         )
     ]
     codes, labels = _some_rows(store)
-    rows, classes = embedding.pick_rows(labels, seed)
+    rows, classes = figures.tsne_rows(labels, seed)
     if len(rows) > 10:
         names = [class_names[c] if class_names else str(c) for c in classes]
-        points = embedding.project(codes[rows], seed)
+        points = figures.tsne(codes[rows], seed)
         drawn.append(
-            (
+            Plot(
                 "tsne",
                 f"t-SNE of {len(rows):,} codes of {len(set(names))} classes",
                 "The most frequent classes, items with one label, equally many of each.",
@@ -192,15 +214,16 @@ def _some_rows(store: CodeStore) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(codes), np.concatenate(labels)
 
 
-def siblings(report: EvalReport, runs: list[str]) -> list[EvalReport]:
-    """The reports of runs of other code lengths; one of the same is left out, one of other data refused."""
+def reports_beside(report: EvalReport, runs: tuple[str, ...]) -> list[EvalReport]:
+    """The reports of runs of other code lengths; the same length is left out, other data is refused."""
     found = []
     for run in runs:
         other = EvalReport.load(storage.join(run, "report", "report.json"))
         if (other.n_queries, other.n_database, other.k) != (report.n_queries, report.n_database, report.k):
             raise HashnetError(
                 f"{run} has {other.n_queries} queries, {other.n_database} items and k = {other.k}, this run "
-                f"{report.n_queries}, {report.n_database} and {report.k}; only the same data can stand beside"
+                f"{report.n_queries}, {report.n_database} and {report.k}; give only runs on the same data "
+                "with the same k as beside="
             )
         if other.n_bits != report.n_bits:
             found.append(other)
@@ -208,7 +231,7 @@ def siblings(report: EvalReport, runs: list[str]) -> list[EvalReport]:
 
 
 def model_summary(model: str) -> dict[str, Any]:
-    """What training said about the model, {} where nothing is kept."""
+    """What training wrote about the model, {} where there is no model."""
     from hashnet.models import bundle_info
 
     info = _or_none(bundle_info, model)
@@ -216,7 +239,7 @@ def model_summary(model: str) -> dict[str, Any]:
 
 
 def _open_manifest(uri: str) -> Manifest:
-    return Manifest.open(uri, check=False)  # a few pictures are not worth hashing every part
+    return Manifest.open(uri, check=False)  # for a few pictures, hashing every part would take too long
 
 
 def _read_history(model: str) -> Any:
@@ -225,9 +248,9 @@ def _read_history(model: str) -> Any:
     return read_history(model)
 
 
-def _or_none(read: Any, uri: str) -> Any:
+def _or_none(read: Callable[[str], T], uri: str) -> T | None:
     try:
         return read(uri)
     except HashnetError as error:
-        log.info("the report does without %s: %s", uri, error)
+        log.info("left out of the report: %s: %s", uri, error)
         return None

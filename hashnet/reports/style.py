@@ -1,6 +1,6 @@
-"""How figures look, and how they become files: PNG and SVG, and SVG that follows the page's theme.
+"""The look of figures, and their files: PNG, SVG, and SVG that follows the page's theme.
 
-Colours come from a palette that stays apart for colour-blind eyes and on light and dark ground.
+The colours can be told apart by colour-blind readers, on light and on dark backgrounds.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ PALETTE = (
     "#6f8f2f", "#7a7a8c",
 )  # fmt: skip
 BAD = "#d6453d"
-DASHES = ("-", "--", "-.", ":")  # a second mark of difference once the colours come round again
+DASHES = ("-", "--", "-.", ":")  # tell series apart once the colours repeat
 
-_RC: Any = {  # matplotlib's own type lists every key there is
+_RC: Any = {  # matplotlib's own type is a Literal of every key
     "font.family": "sans-serif",
     "font.size": 10,
     "axes.titlesize": 11,
@@ -48,7 +48,7 @@ _RC: Any = {  # matplotlib's own type lists every key there is
 
 
 def new_axes(ax: Axes | None = None, size: tuple[float, float] = (5.2, 3.6)) -> Axes:
-    """``ax`` itself, or the axes of a new figure in our style that no window shows."""
+    """``ax`` itself, or the axes of a new figure in this style, which no window shows."""
     if ax is not None:
         return ax
     import matplotlib
@@ -62,7 +62,7 @@ def new_axes(ax: Axes | None = None, size: tuple[float, float] = (5.2, 3.6)) -> 
 
 
 def new_row(columns: int, size: tuple[float, float] = (5.2, 3.8)) -> tuple[Figure, list[Axes]]:
-    """A new figure in our style with axes side by side, each of that size."""
+    """A new figure in this style with axes side by side, each of that size."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as NewFigure
@@ -71,6 +71,13 @@ def new_row(columns: int, size: tuple[float, float] = (5.2, 3.8)) -> tuple[Figur
         figure = NewFigure(figsize=(size[0] * columns, size[1]), layout="constrained")
         FigureCanvasAgg(figure)
         return figure, [figure.add_subplot(1, columns, place + 1) for place in range(columns)]
+
+
+def figure_of(ax: Axes) -> Figure:
+    """The figure that axes belong to."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    return figure
 
 
 def line_style(place: int) -> dict[str, Any]:
@@ -82,13 +89,13 @@ def line_style(place: int) -> dict[str, Any]:
 
 
 def legend(ax: Axes, **options: Any) -> None:
-    """A legend without a box, its text in the colour of text and as it is: a name may hold $."""
+    """Adds a legend without a box; its text is not parsed as mathematics: a name may contain $."""
     for text in ax.legend(frameon=False, labelcolor=INK, **options).get_texts():
         text.set_parse_math(False)
 
 
 def to_png(figure: Figure, dpi: int = 160) -> bytes:
-    """The figure on white ground."""
+    """The figure on a white background."""
     import matplotlib
 
     buffer = io.BytesIO()
@@ -108,7 +115,7 @@ def to_svg(figure: Figure) -> str:
 
 
 def inline_svg(svg: str, name: str, title: str) -> str:
-    """The SVG element alone, for an HTML page: own ids, the page's colours and font, a spoken title."""
+    """The SVG element alone, for an HTML page: ids of its own, the page's colours and font, an ARIA label."""
     element = svg[svg.index("<svg") :]
     element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
     element = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', element)
@@ -117,7 +124,7 @@ def inline_svg(svg: str, name: str, title: str) -> str:
     for colour, variable in ((INK, "--text"), (QUIET, "--quiet"), (LINE, "--line")):
         element = element.replace(colour, f"var({variable})")
     element = re.sub(r"font-family: [^;\"]*", "font-family: var(--font)", element)
-    # presentation attributes know no var(); style declarations do
+    # var() works in style declarations, not in presentation attributes
     element = re.sub(r'\b(fill|stroke)="(var\([^"]+\))"', r'style="\1: \2"', element)
     opening = element[: element.index(">") + 1]
     scaled = re.sub(r'\s(width|height)="[^"]+"', "", opening)

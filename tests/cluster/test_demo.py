@@ -77,8 +77,8 @@ def test_the_query_is_one_that_could_be_encoded(tmp_path):
     good = store.ids()[3:]
     write_store(store.uri, store.codes()[3:], ids=good, lineage=store.lineage, overwrite=True)
     found = demo._query(run)
-    assert found["row_id"] == good[0]
-    assert len(found["ids"]) == 10
+    assert found.row_id == good[0]
+    assert len(found.ids) == 10
 
 
 @pytest.mark.slow

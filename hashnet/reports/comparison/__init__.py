@@ -1,1 +1,1 @@
-"""Methods side by side: cells (method x code length x seed), the tables and figures of the paper."""
+"""What a comparison found: its tables, figures and page."""

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 import ray
 
-from cluster.compare.cells import needs_of
+from cluster.compare.runner import CellResources, cell_needs
 from cluster.encode import setup as encode_setup
 from cluster.encode.stages import ACTOR_CPUS
 from cluster.evaluate import tasks as counting
 from cluster.runtime import capacity, connection
 from cluster.runtime.capacity import Need, Node
 from cluster.train import worker_resources
+from hashnet.comparison.cell import Cell
 from hashnet.errors import ClusterError, ConfigError
-from hashnet.reports.comparison.cells import Cell
 from hashnet.training.config import TrainConfig
 
 HEAD = Node("head", {"CPU": 0, "memory": 1e9, "node:__internal_head__": 1.0}, is_head=True)
@@ -267,14 +267,14 @@ CELLS = [Cell("main", method, 16, 0) for method in ("lsh", "hashnet", "dhn")]
 
 def test_deep_cells_that_request_a_gpu_are_refused_where_there_is_none(invented):
     invented([CPUS])
-    message = refusal(needs_of(CELLS, cpus=2, gpu=True), "compare")
+    message = refusal(cell_needs(CELLS, CellResources(cpus=2), gpu=True), "compare")
     assert message.startswith("compare needs 1 × deep cell {CPU 2, GPU 1}, but 0 can fit: give device=cpu")
-    capacity.require("compare", needs_of(CELLS, cpus=2, gpu=False))
+    capacity.require("compare", cell_needs(CELLS, CellResources(cpus=2), gpu=False))
 
 
 def test_cells_take_turns_on_a_node_that_holds_one(invented):
     invented([Node("gpu", {"CPU": 1, "GPU": 1})])
-    capacity.require("compare", needs_of(CELLS, cpus=1, gpu=True))
+    capacity.require("compare", cell_needs(CELLS, CellResources(cpus=1), gpu=True))
 
 
 @pytest.mark.parametrize(

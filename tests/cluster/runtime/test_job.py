@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from cluster.build_index import IndexConfig
-from cluster.compare.job import CompareConfig
+from cluster.compare.config import CompareConfig
 from cluster.demo import DemoConfig
 from cluster.encode.job import EncodeConfig
 from cluster.evaluate.job import EvaluateConfig

@@ -12,8 +12,8 @@ import pytest
 import hashnet
 from hashnet import CodeStore
 from hashnet.errors import HashnetError
-from hashnet.reports import embedding, examples
-from hashnet.reports.run_report import siblings, write_run_report
+from hashnet.reports import examples, figures
+from hashnet.reports.run_report import RunSources, reports_beside, write_run_report
 
 FIGURES = {
     "precision-recall", "precision-recall-radius", "precision-top-n", "recall-top-n", "radius", "distances",
@@ -25,7 +25,7 @@ FIGURES = {
 def few_points():
     """t-SNE of a hundred codes is as good a test as one of a thousand."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedding, "ROWS", 100)
+        patch.setattr(figures, "TSNE_ROWS", 100)
         yield
 
 
@@ -37,7 +37,7 @@ def page(run, tmp_path_factory):
         queries.codes(), queries.labels(), store.codes(), store.labels(), k=50, database_ids=store.ids()
     )
     out = tmp_path_factory.mktemp("page") / "report"
-    uri = write_run_report(json.loads(json.dumps(report.to_dict())), {"run": str(run)}, str(out))
+    uri = write_run_report(json.loads(json.dumps(report.to_dict())), RunSources(str(run)), str(out))
     assert uri == str(out / "report.html")
     return out, (out / "report.html").read_text(encoding="utf-8"), report
 
@@ -103,7 +103,7 @@ def test_examples_are_best_median_and_worst(run, page):
     _, text, report = page
     store, queries = CodeStore.open(str(run / "codes")), CodeStore.open(str(run / "codes-query"))
     manifest = hashnet.Manifest.open(str(run / "manifest.parquet"))
-    shown = examples.gather(store, queries, report.ap, None, manifest)
+    shown = examples.gather(store, queries, report, examples.Pictures(manifest))
     assert [example.kind for example in shown] == ["best"] * 2 + ["median"] * 2 + ["worst"] * 2
     assert shown[0].ap == max(report.ap)
     assert shown[-1].ap == min(report.ap)
@@ -139,7 +139,7 @@ def test_a_report_reads_only_what_it_shows(run, page, tmp_path, monkeypatch):
     monkeypatch.setattr(hashnet.Manifest, "row_ids", refuse)
     monkeypatch.setattr(manifests.storage, "sha256_of", refuse)
     monkeypatch.setattr(CodeStore, "codes", lambda store: refuse() if store.n_rows == 210 else real(store))
-    write_run_report(page[2].to_dict(), {"run": str(run)}, str(tmp_path))
+    write_run_report(page[2].to_dict(), RunSources(str(run)), str(tmp_path))
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == page[1]
     assert (tmp_path / "figures" / "bit-balance.svg").read_bytes() == (
         page[0] / "figures" / "bit-balance.svg"
@@ -179,7 +179,7 @@ def test_a_run_of_features_without_history_still_has_a_page(reports, tmp_path):
         labels=rng.integers(0, 4, report.n_queries),
     )
     reports[1].save(str(tmp_path / "other" / "report" / "report.json"))
-    sources = {"run": str(tmp_path), "beside": [str(tmp_path / "other")]}
+    sources = RunSources(str(tmp_path), beside=(str(tmp_path / "other"),))
     write_run_report(report.to_dict(), sources, str(tmp_path / "report"))
     text = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
     assert 'id="losses"' not in text
@@ -194,25 +194,25 @@ def test_other_data_does_not_stand_beside(reports, run, tmp_path):
     other.save(str(tmp_path / "report" / "report.json"))
     with pytest.raises(HashnetError, match=r"7 queries.*30"):
         write_run_report(
-            reports[0].to_dict(), {"run": str(run), "beside": [str(tmp_path)]}, str(tmp_path / "out")
+            reports[0].to_dict(), RunSources(str(run), beside=(str(tmp_path),)), str(tmp_path / "out")
         )
 
 
 def test_a_run_of_the_same_code_length_is_left_out_beside(reports, tmp_path):
     for place, report in enumerate(reports[:2]):
         report.save(str(tmp_path / str(place) / "report" / "report.json"))
-    assert siblings(reports[0], [str(tmp_path / "0"), str(tmp_path / "1")]) == [reports[1]]
+    assert reports_beside(reports[0], (str(tmp_path / "0"), str(tmp_path / "1"))) == [reports[1]]
 
 
 def test_rows_for_the_embedding_have_one_label_and_are_balanced():
     labels = np.zeros((5000, 12), dtype=np.uint8)
     labels[np.arange(5000), np.arange(5000) % 12] = 1
     labels[:50, :2] = 1  # several labels: left out
-    rows, classes = embedding.pick_rows(labels)
+    rows, classes = figures.tsne_rows(labels)
     assert len(rows) == 100
     assert np.bincount(classes).max() == 10
     assert (labels[rows].sum(axis=1) == 1).all()
-    points = embedding.project(np.zeros((12, 2), dtype=np.uint8))  # all codes equal
+    points = figures.tsne(np.zeros((12, 2), dtype=np.uint8))  # all codes equal
     assert points.shape == (12, 2)
     assert np.isfinite(points).all()
 
@@ -243,7 +243,7 @@ def test_it_opens_in_a_browser(page, browser, width, scheme, tmp_path):
             frame = [int(x) for x in re.findall(r"\d+", tab.evaluate(f"{style}.borderTopColor"))[:3]]
             assert frame[strongest] == max(frame) > min(frame) + 80
             assert tab.evaluate(f"{style}.borderTopWidth") == "3px"
-        # nothing sticks out sideways, and text is told from its ground
+        # nothing sticks out sideways, and text stands out from its background
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         colours = tab.evaluate(
             "[...document.querySelectorAll('figure svg text')].slice(0, 5).map(t => getComputedStyle(t).fill)"

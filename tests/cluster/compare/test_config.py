@@ -1,6 +1,6 @@
 import pytest
 
-from cluster.compare.job import CompareConfig
+from cluster.compare.config import CompareConfig
 from hashnet.io import config as configs
 from hashnet.training.config import TrainConfig
 

@@ -1,22 +1,20 @@
 """The comparison on a real local Ray: cells as tasks, resumed, extended, refused."""
 
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from cluster.compare import cells as compare_cells
-from cluster.compare.cells import Part, progress_table
+from cluster.compare.config import CompareConfig
 from cluster.compare.data import zero_shot_manifest
-from cluster.compare.job import CompareConfig, compare
+from cluster.compare.job import NOTHING_TUNED, PartOfComparison, compare
+from cluster.compare.runner import CellRunner
 from hashnet.data.manifest import Manifest
 from hashnet.data.sources import make_manifest
 from hashnet.errors import ClusterError, ConfigError, DataError, LineageMismatch, TrainingError
 from hashnet.io import config as configs
-from hashnet.reports.comparison.cells import Cell
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +93,17 @@ def test_cells_made_with_other_settings_are_refused_and_the_settings_not_kept(fi
     assert configs.load(CompareConfig, str(run / "config.yaml")).methods == ["lsh"]
 
 
+def test_a_configuration_of_an_older_version_is_read(tmp_path):
+    saved = tmp_path / "config.yaml"
+    saved.write_text("run: /r\nmethods: [lsh]\nfeatures: auto\nengine: cpu-eager\ntune_bits: []\ngpu: null\n")
+    config = configs.load(CompareConfig, str(saved), saved=True)
+    assert (config.features, config.features_from, config.compile, config.device) == (
+        None, "pixels", False, "auto",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="engine is now called compile: write compile=false"):
+        configs.load(CompareConfig, None, ["run=/r", "engine=cpu-eager"])
+
+
 def test_classes_split_of_other_data_are_refused(manifest, tmp_path):
     config, data = settings(tmp_path, manifest), Manifest.open(manifest)
     made = zero_shot_manifest(config, data)
@@ -107,14 +116,14 @@ def test_classes_split_of_other_data_are_refused(manifest, tmp_path):
 def test_a_length_or_seed_given_twice_is_made_once(manifest, tmp_path, monkeypatch):
     made = []
 
-    def instead(part, tasks, before):
+    def instead(runner, tasks, before):
         made.extend(task.cell.name for task in tasks)
         return {task.cell: {} for task in tasks}
 
-    monkeypatch.setattr(Part, "_run", instead)
+    monkeypatch.setattr(CellRunner, "_run", instead)
     config = settings(tmp_path, manifest, bits=[16, 16], seeds=[0, 0])
-    part = Part(config, "main", Manifest.open(manifest), 100)
-    assert len(part.run(part.cells(["itq"], {}))) == 1
+    part = PartOfComparison(config, "main", Manifest.open(manifest), 100)
+    assert len(part.runner.run(part.tasks(["itq"], NOTHING_TUNED))) == 1
     assert made == ["itq-16-0"]
 
 
@@ -146,37 +155,22 @@ def test_a_failing_cell_is_named_and_the_others_are_kept(ray_local, manifest, tm
     assert set(written(tmp_path / "run")) == {"itq-16-0"}
 
 
-def test_a_cell_whose_worker_dies_is_a_failed_one(ray_local, monkeypatch):
-    cell = Cell("main", "itq", 16, 0)
-    dies = ray_local.remote(max_retries=0)(lambda: os._exit(1))
-    ((_, outcome),) = compare_cells._ended({dies.remote(): cell})
-    assert isinstance(outcome, ClusterError)
-    assert "its worker died" in str(outcome)
-
-    def no_memory(ref):
-        raise ray_local.exceptions.OutOfMemoryError("killed due to the node running low on memory")
-
-    done = ray_local.put({})
-    monkeypatch.setattr("ray.get", no_memory)
-    ((_, outcome),) = compare_cells._ended({done: cell})
-    assert isinstance(outcome, ClusterError)
-    assert "a larger cpus_per_cell" in str(outcome)
-
-
 def test_cells_that_are_done_are_shown_between_trainings_on_many(manifest, tmp_path, monkeypatch):
     at_once = SimpleNamespace(remote=lambda task, *_: task.cell.method)
     monkeypatch.setattr("ray.remote", lambda **_: lambda _: SimpleNamespace(options=lambda **_: at_once))
     monkeypatch.setattr("ray.wait", lambda tasks, **_: (tasks[:1], tasks[1:]))
     monkeypatch.setattr("ray.get", lambda task: {})
-    part = Part(settings(tmp_path, manifest, num_workers=2), "main", Manifest.open(manifest), 100)
+    config = settings(tmp_path, manifest, num_workers=2)
+    part = PartOfComparison(config, "main", Manifest.open(manifest), 100)
     shown, shown_before = [], {}
 
     def train(task):
         shown_before[task.cell.method] = list(shown)
 
-    monkeypatch.setattr(part, "_train_on_many", train)
-    monkeypatch.setattr(part, "_shared_features", lambda: None)
-    for cell, _ in part._outcomes(part.cells(["hashnet", "dhn", "itq"], {}), 1, False):
+    monkeypatch.setattr(part.runner, "_train_on_many", train)
+    monkeypatch.setattr(part.runner, "_shared_features", lambda: None)
+    tasks = part.tasks(["hashnet", "dhn", "itq"], NOTHING_TUNED)
+    for cell, _ in part.runner._outcomes(tasks, gpu=False):
         shown.append(cell.method)
     assert shown_before == {"dhn": ["itq"], "hashnet": ["itq", "dhn"]}
     assert shown == ["itq", "dhn", "hashnet"]
@@ -189,9 +183,9 @@ def test_mistakes_are_found_before_ray_starts(manifest, tmp_path):
         settings(tmp_path, manifest, bits=[20])
     with pytest.raises(ConfigError, match="bits is empty: there is nothing to compare\nseeds is empty"):
         settings(tmp_path, manifest, bits=[], seeds=[], tune=True)
-    with pytest.raises(ConfigError, match="schedule=plain is another method: ask for methods=hashnet-sgn"):
+    with pytest.raises(ConfigError, match="schedule=plain is another method: use methods=hashnet-sgn"):
         settings(tmp_path, manifest, schedule="plain")
-    with pytest.raises(ConfigError, match=r"ask for methods=hashnet,hashnet-w .*\n.*=hashnet,hashnet\+c "):
+    with pytest.raises(ConfigError, match=r"use methods=hashnet,hashnet-w .*\n.*=hashnet,hashnet\+c "):
         settings(tmp_path, manifest, class_weights="batch", continuous=False)
     np.save(tmp_path / "f.npy", np.ones((10, 3), dtype=np.float32))
     unlabelled = make_manifest("npy", str(tmp_path / "m"), path=str(tmp_path / "f.npy"))
@@ -234,27 +228,6 @@ def test_rows_that_ask_without_a_label_are_found_before_ray_starts(
     monkeypatch.setattr("cluster.compare.job.connection.connect", lambda: None)
     with pytest.raises(TrainingError, match="5 of 10 zero-shot query rows have no label"):
         compare(settings(tmp_path / "other", manifest, zero_shot_manifest=no_query))
-
-
-def test_the_progress_table_shows_means_best_trials_and_failures():
-    def record(value):
-        return {"report": {"map": value}}
-
-    table = progress_table(
-        {
-            Cell("main", "itq", 16, 0): record(0.5),
-            Cell("main", "itq", 16, 1): record(0.7),
-            Cell("main", "lsh", 32, 0): ClusterError("no"),
-            Cell("tune", "sdh", 16, 0, {"width": 1}): record(0.3),
-            Cell("tune", "sdh", 16, 0, {"width": 2}): record(0.4),
-        }
-    )
-    assert table.splitlines() == [
-        "method             16       32",
-        "SDH            0.4000         ",
-        "ITQ            0.6000         ",
-        "LSH                     failed",
-    ]
 
 
 @pytest.mark.slow

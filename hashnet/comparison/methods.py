@@ -1,4 +1,4 @@
-"""Which methods can be compared, in the paper's order, and what is worth trying for each."""
+"""The methods that can be compared, in the paper's order, and the settings to try for each."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ HASHNETS = ("hashnet+c", "hashnet", "hashnet-w", "hashnet-sgn")
 DEEP = (*HASHNETS, "dhn", "dnnh", "cnnh")
 SHALLOW = tuple(name for name in TITLES if name not in DEEP)
 GROUPS = {"all": tuple(TITLES), "deep": DEEP, "shallow": SHALLOW, "ablation": HASHNETS}
-ROWS = {  # table → its methods, in order
+TABLE_METHODS = {  # table → its methods, in order
     1: ("hashnet", "dhn", "dnnh", "cnnh", "sdh", "ksh", "itq-cca", "itq", "bre", "sh", "lsh"),
     2: ("hashnet", "dhn"),
     3: HASHNETS,
 }
 
-# Tried on a held-out part of the training rows. All networks are trained for the same number of epochs, and
-# HashNet's variants and DHN have the same trials. alpha * n_bits, unlike alpha, suits other lengths, too.
+# Tried on held-out training rows. All networks are trained for the same number of epochs, and HashNet's
+# variants and DHN have the same trials. A value of alpha * n_bits, unlike one of alpha, carries over to other
+# code lengths.
 _PAIRWISE: dict[str, list[Any]] = {"lr": [0.01, 0.02, 0.03], "alpha_n_bits": [10, 15]}
 GRIDS: dict[str, dict[str, list[Any]]] = {
     **dict.fromkeys((*HASHNETS, "dhn"), _PAIRWISE),
@@ -46,19 +47,19 @@ GRIDS: dict[str, dict[str, list[Any]]] = {
 }
 
 
-def expand(names: list[str]) -> list[str]:
+def expand_methods(names: list[str]) -> list[str]:
     """Method names in the paper's order; ``all``, ``deep``, ``shallow`` and ``ablation`` are groups.
 
-    >>> expand(["lsh", "ablation"])
+    >>> expand_methods(["lsh", "ablation"])
     ['hashnet+c', 'hashnet', 'hashnet-w', 'hashnet-sgn', 'lsh']
     """
-    wanted: set[str] = set()
+    requested: set[str] = set()
     mistakes = []
     for name in names:
         if name in GROUPS:
-            wanted.update(GROUPS[name])
+            requested.update(GROUPS[name])
         elif name in TITLES:
-            wanted.add(name)
+            requested.add(name)
         else:
             near = difflib.get_close_matches(name, [*TITLES, *GROUPS], n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join([*GROUPS, *TITLES])}"
@@ -67,11 +68,11 @@ def expand(names: list[str]) -> list[str]:
         mistakes.append("methods: give at least one")
     if mistakes:
         raise ConfigError(mistakes)
-    return [name for name in TITLES if name in wanted]
+    return [name for name in TITLES if name in requested]
 
 
 def candidates(method: str) -> list[dict[str, Any]]:
-    """Every combination of the method's grid; one empty dict where there is nothing to choose.
+    """Every combination of the method's grid; one empty dict where the method has nothing to choose.
 
     >>> candidates("lsh"), len(candidates("itq-cca"))
     ([{}], 5)

@@ -1,22 +1,26 @@
 import dataclasses
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hashnet.data.sources import make_manifest
-from hashnet.errors import LineageMismatch
-from hashnet.metrics.evaluation import evaluate
-from hashnet.reports.comparison.cells import (
+from hashnet.baselines import REGISTRY
+from hashnet.comparison.cell import (
     Cell,
+    CellResult,
+    CellTask,
     Features,
-    Task,
     deep_config,
-    finished,
+    finished_cell,
     only_class,
-    report_of,
     run_cell,
 )
-from hashnet.reports.comparison.methods import DEEP
+from hashnet.comparison.methods import DEEP
+from hashnet.data.sources import make_manifest
+from hashnet.errors import Diverged, LineageMismatch
+from hashnet.metrics.evaluation import evaluate
+from hashnet.metrics.validation import validation_map
 from hashnet.training.config import TrainConfig
 from hashnet.training.data import held_out
 
@@ -43,29 +47,39 @@ def toy(tmp_path_factory):
 def make_task(toy, run, method, validation=0.0, **settings):
     manifest, _ = toy
     part = "tune" if validation else "main"
-    config = TrainConfig(run=str(run), first_epochs=2, stage_epochs=1, stages=3, batch_size=64)
-    return Task(
-        Cell(part, method, 16, 1, settings), str(run), manifest.uri, manifest.sha256, 100, config, validation
-    )
+    base = TrainConfig(run=str(run), first_epochs=2, stage_epochs=1, stages=3, batch_size=64)
+    cell = Cell(part, method, 16, 1, settings)
+    folder = cell.folder(str(run))
+    train = deep_config(cell, base, manifest, folder, validation) if cell.deep else None
+    return CellTask(cell, folder, manifest.uri, manifest.sha256, 100, train, validation)
 
 
 @pytest.mark.parametrize("method", ["itq", "hashnet", "cnnh", "dnnh"])
 def test_a_cell_is_what_evaluating_its_codes_gives(toy, tmp_path, method):
     task = make_task(toy, tmp_path, method)
-    record = run_cell(task, toy[1])
-    with np.load(f"{record['folder']}/codes.npz") as arrays:
+    result = run_cell(task, toy[1])
+    with np.load(f"{result.folder}/codes.npz") as arrays:
         again = evaluate(arrays["query"], toy[1].query[1], arrays["database"], toy[1].database[1], k=100)
-    assert report_of(record).map == pytest.approx(again.map)
-    assert record["report"]["map"] > record["report"]["chance"] + 0.1
-    assert finished(task) == record
+    assert result.report.map == pytest.approx(again.map)
+    assert result.report.map > result.report.chance + 0.1
+    assert finished_cell(task) == result
 
 
 def test_deep_cells_keep_model_and_history_and_drop_checkpoints(toy, tmp_path):
-    record = run_cell(make_task(toy, tmp_path, "hashnet"))
+    result = run_cell(make_task(toy, tmp_path, "hashnet"))
     names = {path.name for path in (tmp_path / "cells" / "main" / "hashnet-16-1").iterdir()}
     assert names == {"cell.json", "codes.npz", "config.yaml", "model"}
     assert (tmp_path / "cells" / "main" / "hashnet-16-1" / "model" / "history.json").exists()
-    assert len(record["training"]["measured"]["histogram"]) == 100
+    assert len(result.training.measured["histogram"]) == 100
+
+
+def expected_validation_map(train, method, **settings):
+    """A quarter of the training rows are held out: each half of them searches the other."""
+    X, y = train
+    kept, held = held_out(len(X), 0.25)
+    assert len(held) == 50
+    codes = REGISTRY[method](16, seed=1, **settings).fit(X[kept], y[kept]).encode(X[held])
+    return validation_map(codes, y[held])
 
 
 def test_trials_never_look_at_queries_and_are_told_apart_by_settings(toy, tmp_path):
@@ -74,10 +88,9 @@ def test_trials_never_look_at_queries_and_are_told_apart_by_settings(toy, tmp_pa
     names = set()
     for ridge in (0.01, 1.0):
         task = make_task(toy, tmp_path, "itq-cca", validation=0.25, ridge=ridge)
-        record = run_cell(task, blind)
-        assert report_of(record).n_queries == 25  # 50 of 200 are held out: 25 ask the other 25, and back
-        assert report_of(record).n_database == 25
-        assert 0 < record["validation_map"] < 1
+        result = run_cell(task, blind)
+        assert result.report is None
+        assert result.validation_map == expected_validation_map(features.train, "itq-cca", ridge=ridge)
         names.add(task.cell.name)
     assert len(names) == 2
 
@@ -86,16 +99,58 @@ def test_a_cell_made_otherwise_is_refused_with_what_differs(toy, tmp_path):
     run_cell(make_task(toy, tmp_path, "lsh"), toy[1])
     other = dataclasses.replace(make_task(toy, tmp_path, "lsh"), k=50)
     with pytest.raises(LineageMismatch, match="k was 100, now 50"):
-        finished(other)
+        finished_cell(other)
+
+
+def test_a_trial_measured_at_another_depth_is_measured_again(toy, tmp_path):
+    """Older versions measured validation MAP at a depth in proportion to the k of the evaluation."""
+    task = make_task(toy, tmp_path, "lsh", validation=0.25)
+    run_cell(dataclasses.replace(task, k=7), toy[1])
+    assert finished_cell(task) is None
+    run_cell(task, toy[1])
+    assert finished_cell(task) is not None
+
+
+def test_a_trial_that_diverges_is_a_result_any_other_cell_an_error(toy, tmp_path):
+    task = make_task(toy, tmp_path, "hashnet", validation=0.25, lr=1e30)
+    result = run_cell(task)
+    assert result.validation_map is None
+    assert "learning rate" in result.error
+    assert finished_cell(task) == result
+    with pytest.raises(Diverged):
+        run_cell(make_task(toy, tmp_path, "hashnet", lr=1e30))
+
+
+def test_a_network_s_trial_has_the_validation_map_of_its_training(toy, tmp_path):
+    result = run_cell(make_task(toy, tmp_path, "hashnet", validation=0.25))
+    about = json.loads((Path(result.folder) / "model" / "model.json").read_text())
+    assert result.validation_map == about["summary"]["validation_map"]
+
+
+def test_a_cell_of_an_older_version_is_read(toy):
+    """Its trials had a report beside validation_map, and its records keys that are not used any more."""
+    codes, labels = np.zeros((6, 2), np.uint8), np.arange(6) % 2
+    report = evaluate(codes[:4], labels[:4], codes, labels, k=5)
+    old = {
+        "kind": "comparison_cell", "format_version": 1, "part": "tune", "fit_s": 1.5, "fit_cpu_s": 1.0,
+        "encode_s": 0.1, "encoded_rows": 10, "warnings": ["w"], "report": report.to_dict(),
+        "validation_map": 0.5, "params": {}, "unknown": 1,
+        "made_from": {"method": "itq", "n_bits": 16, "seed": 0, "settings": {}, "k": 10, "validation": 0.2,
+                      "manifest_sha256": "0"},
+        "training": {"sha256": "1", "J": 0.1, "warnings": None, "something": 2},
+    }  # fmt: skip
+    result = CellResult.from_dict(old, "/folder")
+    assert (result.made_from.method, result.validation_map, result.report) == ("itq", 0.5, report)
+    assert (result.training.J, result.training.warnings, result.warnings) == (0.1, (), ("w",))
 
 
 def test_a_trained_but_unmeasured_cell_is_not_trained_again(toy, tmp_path):
     task = make_task(toy, tmp_path, "dhn")
-    record = run_cell(task)
+    result = run_cell(task)
     folder = tmp_path / "cells" / "main" / "dhn-16-1"
     (folder / "cell.json").unlink()
     written = (folder / "model" / "model.safetensors").stat().st_mtime_ns
-    assert run_cell(task)["report"] == record["report"]
+    assert run_cell(task).report == result.report
     assert (folder / "model" / "model.safetensors").stat().st_mtime_ns == written
 
 
@@ -134,8 +189,8 @@ def test_a_trained_but_unmeasured_cell_is_measured_on_its_own_data_alone(toy, ot
 
 
 def test_warnings_are_kept_not_shown(toy, tmp_path, recwarn):
-    record = run_cell(make_task(toy, tmp_path, "sdh"), toy[1])
-    assert record["warnings"] == ["sdh anchors: 1000 wanted but only 200 rows to draw from; all are used"]
+    result = run_cell(make_task(toy, tmp_path, "sdh"), toy[1])
+    assert list(result.warnings) == ["sdh anchors: 1000 wanted but only 200 rows to draw from; all are used"]
     assert not recwarn.list
 
 
@@ -145,8 +200,8 @@ def test_only_class():
 
 def test_a_setting_of_alpha_carries_over_to_other_lengths(toy):
     def alpha(n_bits, settings):
-        task = Task(Cell("main", "hashnet", n_bits, 0, settings), "/r", "m", "0", 10, TrainConfig(run="/r"))
-        return deep_config(task, toy[0]).alpha
+        cell = Cell("main", "hashnet", n_bits, 0, settings)
+        return deep_config(cell, TrainConfig(run="/r"), toy[0], "/r/cell").alpha
 
     assert (alpha(48, {"alpha_n_bits": 15}), alpha(16, {"alpha_n_bits": 15})) == (15 / 48, 15 / 16)
     assert alpha(48, {"alpha": 0.5}) == 0.5
@@ -154,8 +209,8 @@ def test_a_setting_of_alpha_carries_over_to_other_lengths(toy):
 
 
 def configured(toy, method, settings=None, **given):
-    task = Task(Cell("main", method, 16, 0, settings or {}), "/r", "m", "0", 10, TrainConfig("/r", **given))
-    return deep_config(task, toy[0])
+    cell = Cell("main", method, 16, 0, settings or {})
+    return deep_config(cell, TrainConfig("/r", **given), toy[0], "/r/cell")
 
 
 @pytest.mark.parametrize(
@@ -206,5 +261,6 @@ def test_held_out_rows_without_a_label_ask_nothing(toy, tmp_path):
     y = y.copy()
     y[held[:2]] = 0
     task = make_task(toy, tmp_path, "lsh", validation=0.25)
-    record = run_cell(task, dataclasses.replace(toy[1], train=(X, y)))
-    assert report_of(record).n_queries == 24  # 48 of the 50 held out have a label
+    result = run_cell(task, dataclasses.replace(toy[1], train=(X, y)))
+    assert y[held].any(axis=1).sum() == 48  # of the 50 held out
+    assert result.validation_map == expected_validation_map((X, y), "lsh")

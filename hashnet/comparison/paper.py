@@ -1,4 +1,4 @@
-"""What the HashNet paper reports (Cao et al., ICCV 2017): MAP at 16, 32, 48 and 64 bits, beside ours.
+"""What the HashNet paper reports (Cao et al., ICCV 2017): MAP at 16, 32, 48 and 64 bits.
 
 MAP@1000 on ImageNet-100, MAP@5000 on NUS-WIDE and MS COCO, AlexNet; shallow methods on its fc7 features.
 """
@@ -6,7 +6,11 @@ MAP@1000 on ImageNet-100, MAP@5000 on NUS-WIDE and MS COCO, AlexNet; shallow met
 from __future__ import annotations
 
 BITS = (16, 32, 48, 64)
-DEPTH = {"imagenet100": 1000, "nuswide": 5000, "coco": 5000}
+PAPER_K = {  # data set → depth of MAP
+    "imagenet100": 1000,
+    "nuswide": 5000,
+    "coco": 5000,
+}
 
 _COLUMNS = ("imagenet100", "nuswide", "coco")
 
@@ -37,7 +41,7 @@ _TABLES = {1: _TABLE_1, 2: _TABLE_2, 3: _TABLE_3}
 
 
 def reported_map(table: int, method: str, dataset: str | None, n_bits: int) -> float | None:
-    """The paper's MAP, or None where it has none.
+    """The MAP in one of the paper's tables, None where it has no number.
 
     >>> reported_map(1, "dhn", "coco", 48)
     0.6948

@@ -1,13 +1,13 @@
 import pytest
 
-from hashnet.reports.comparison.methods import ROWS
-from hashnet.reports.comparison.paper import BITS, DEPTH, reported_map
+from hashnet.comparison.methods import TABLE_METHODS
+from hashnet.comparison.paper import BITS, PAPER_K, reported_map
 
 
-@pytest.mark.parametrize("dataset", DEPTH)
+@pytest.mark.parametrize("dataset", PAPER_K)
 @pytest.mark.parametrize("table", [1, 3])
 def test_every_number_is_there(table, dataset):
-    for method in ROWS[table]:
+    for method in TABLE_METHODS[table]:
         for n_bits in BITS:
             assert 0 < reported_map(table, method, dataset, n_bits) < 1
 

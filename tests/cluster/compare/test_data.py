@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cluster.compare.config import CompareConfig
 from cluster.compare.data import shallow_features
-from cluster.compare.job import CompareConfig
 from hashnet.data.sources import make_manifest
 from hashnet.io import config as configs
 

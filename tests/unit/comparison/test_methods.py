@@ -1,8 +1,17 @@
 import pytest
 
 from hashnet.baselines import REGISTRY
+from hashnet.comparison.methods import (
+    DEEP,
+    GRIDS,
+    GROUPS,
+    SHALLOW,
+    TABLE_METHODS,
+    TITLES,
+    candidates,
+    expand_methods,
+)
 from hashnet.errors import ConfigError
-from hashnet.reports.comparison.methods import DEEP, GRIDS, GROUPS, ROWS, SHALLOW, TITLES, candidates, expand
 from hashnet.training.config import VARIANTS, TrainConfig
 
 
@@ -13,20 +22,20 @@ def test_every_baseline_and_every_variant_has_its_place():
 
 
 def test_tables_name_known_methods_in_one_order():
-    for names in ROWS.values():
+    for names in TABLE_METHODS.values():
         assert list(names) == [name for name in TITLES if name in names]
 
 
 def test_all_mistakes_in_names_are_told_at_once():
     with pytest.raises(ConfigError) as error:
-        expand(["hashnett", "itq", "ithq"])
+        expand_methods(["hashnett", "itq", "ithq"])
     assert len(error.value.mistakes) == 2
     assert "did you mean hashnet?" in error.value.mistakes[0]
 
 
 def test_no_method_is_an_error():
     with pytest.raises(ConfigError, match="at least one"):
-        expand([])
+        expand_methods([])
 
 
 def test_candidates_are_every_combination_and_fit_the_constructors():

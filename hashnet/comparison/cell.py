@@ -1,0 +1,383 @@
+"""One cell of a comparison: a method at one code length with one seed is learned, encodes and is measured.
+
+CELL/cell.json    the CellResult: inputs, seconds, the EvalReport; written last, so a cell that has it is done
+CELL/codes.npz    packed codes of queries and database, so that figures need no second fit
+CELL/method/      the fitted shallow method, or CELL/model/ the trained bundle with its history
+
+A trial (``validation`` > 0) tries settings: it holds out a share of the training rows and is measured by
+validation MAP on them alone. It never sees the queries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hashnet.baselines import REGISTRY, BaselineWarning
+from hashnet.codes import pack_signs
+from hashnet.comparison.methods import DEEP
+from hashnet.data import Manifest
+from hashnet.errors import Diverged, LineageMismatch
+from hashnet.io import config as configs
+from hashnet.io import storage
+from hashnet.metrics import EvalReport, evaluate, validation_map
+from hashnet.training import VARIANTS, TrainConfig, held_out
+
+KIND, FORMAT_VERSION, FILE, CODES = "comparison_cell", 1, "cell.json", "codes.npz"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``part`` is ``main``, ``zero-shot`` or ``tune``; ``settings`` lists what differs from the defaults."""
+
+    part: str
+    method: str
+    n_bits: int
+    seed: int
+    settings: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def name(self) -> str:
+        """A folder name; the trials of one cell differ by a digest of their settings."""
+        name = f"{self.method}-{self.n_bits}-{self.seed}"
+        if self.part != "tune":
+            return name
+        digest = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()
+        return f"{name}-{digest[:8]}"
+
+    @property
+    def deep(self) -> bool:
+        return self.method in DEEP
+
+    def folder(self, run: str) -> str:
+        return storage.join(run, "cells", self.part, self.name)
+
+
+@dataclass(frozen=True)
+class CellInputs:
+    """What must be equal for a finished cell to stand for another one: ``made_from`` in cell.json."""
+
+    method: str
+    n_bits: int
+    seed: int
+    settings: dict[str, Any]
+    k: int
+    validation: float
+    manifest_sha256: str
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> CellInputs:
+        return cls(**{f.name: values.get(f.name) for f in dataclasses.fields(cls)})  # type: ignore[arg-type]
+
+    def differences(self, new: CellInputs) -> dict[str, str]:
+        """Name → sentence for each input that differs in ``new``."""
+        pairs = {f.name: (getattr(self, f.name), getattr(new, f.name)) for f in dataclasses.fields(self)}
+        return {name: f"{name} was {old}, now {now}" for name, (old, now) in pairs.items() if old != now}
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the shallow methods learn from: features and multi-hot labels of the three sets."""
+
+    train: tuple[np.ndarray, np.ndarray]
+    query: tuple[np.ndarray, np.ndarray]
+    database: tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class CellTask:
+    """A cell with everything it needs besides the features: paths and numbers, cheap to send to a worker.
+
+    ``train`` is a deep cell's training configuration (see ``deep_config``), None for a shallow method.
+    ``validation`` > 0 makes it a trial.
+    """
+
+    cell: Cell
+    folder: str
+    manifest: str
+    manifest_sha256: str
+    k: int
+    train: TrainConfig | None = None
+    validation: float = 0.0
+
+    @property
+    def inputs(self) -> CellInputs:
+        cell = self.cell
+        return CellInputs(
+            cell.method, cell.n_bits, cell.seed, cell.settings, self.k, self.validation, self.manifest_sha256
+        )
+
+
+@dataclass(frozen=True)
+class TrainedNetwork:
+    """What training recorded about a deep cell's network; ``measured`` is the model summary's entry."""
+
+    sha256: str | None = None
+    J: float | None = None
+    L: float | None = None
+    quantisation: float | None = None
+    binary_share: float | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    measured: dict[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+    seconds: float | None = None
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TrainedNetwork:
+        known = {f.name: values[f.name] for f in dataclasses.fields(cls) if f.name in values}
+        return cls(**{**known, "warnings": tuple(known.get("warnings") or ())})
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """A finished cell. ``report`` is None for a trial, ``validation_map`` for any other cell.
+
+    A trial that diverged has an ``error`` and neither.
+    """
+
+    part: str
+    made_from: CellInputs
+    folder: str = ""
+    fit_s: float = 0.0
+    fit_cpu_s: float = 0.0  # tells the cost on a machine that is also doing other work
+    encode_s: float = 0.0
+    encoded_rows: int = 0
+    warnings: tuple[str, ...] = ()
+    report: EvalReport | None = None
+    validation_map: float | None = None
+    error: str | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+    history: Any = None
+    training: TrainedNetwork | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contents of cell.json."""
+        values: dict[str, Any] = {"kind": KIND, "format_version": FORMAT_VERSION}
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.name == "report" and self.report is not None:
+                values["report"] = self.report.to_dict()
+            elif dataclasses.is_dataclass(value):
+                values[f.name] = dataclasses.asdict(value)  # type: ignore[arg-type]
+            elif f.name != "folder" and value is not None:
+                values[f.name] = value
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], folder: str) -> CellResult:
+        """The result in a cell.json; keys that this version does not know are left out."""
+        known = {f.name: values[f.name] for f in dataclasses.fields(cls) if f.name in values}
+        known |= {
+            "made_from": CellInputs.from_dict(values["made_from"]),
+            "folder": folder,
+            "warnings": tuple(values.get("warnings") or ()),
+            "report": EvalReport.from_dict(values["report"]) if values.get("report") else None,
+            "training": TrainedNetwork.from_dict(values["training"]) if values.get("training") else None,
+        }
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A learned method: ``encode`` maps query, database or (shallow methods) held-out to codes and labels."""
+
+    encode: Callable[[str], tuple[np.ndarray, np.ndarray]]  # packed codes, multi-hot labels
+    params: dict[str, Any]
+    history: Any = None
+    training: TrainedNetwork | None = None
+    validation_map: float | None = None
+
+
+def run_cell(task: CellTask, features: Features | None = None, device: str = "cpu") -> CellResult:
+    """Learns, encodes and measures a cell and writes its folder; returns what ``finished_cell`` will.
+
+    Divergence of a trial is a result: its settings are not chosen. Of any other cell it is an error.
+    """
+    started, started_cpu = time.monotonic(), time.process_time()
+    result = CellResult(task.cell.part, task.inputs, task.folder)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", BaselineWarning)
+        try:
+            learned = _learn(task, features, device)
+        except Diverged as error:
+            if not task.validation:
+                raise
+            return _write(dataclasses.replace(result, error=str(error)))
+    result = dataclasses.replace(
+        result,
+        fit_s=round(time.monotonic() - started, 3),
+        fit_cpu_s=round(time.process_time() - started_cpu, 3),
+        warnings=tuple(str(one.message) for one in caught if one.category is BaselineWarning),
+        params=learned.params,
+        history=learned.history,
+        training=learned.training,
+    )
+    return _write(_measure_trial(result, learned) if task.validation else _measure(task, result, learned))
+
+
+def _learn(task: CellTask, features: Features | None, device: str) -> Learned:
+    if task.cell.deep:
+        return learn_deep(task, device)
+    assert features is not None, "a shallow method needs features"
+    return learn_shallow(task, features)
+
+
+def _measure_trial(result: CellResult, learned: Learned) -> CellResult:
+    """The result with validation MAP; a network was measured when its training ended."""
+    if learned.training is not None:
+        return dataclasses.replace(result, validation_map=learned.validation_map)
+    return dataclasses.replace(result, validation_map=validation_map(*learned.encode("held-out")))
+
+
+def _measure(task: CellTask, result: CellResult, learned: Learned) -> CellResult:
+    """The result with the EvalReport of queries against the database; writes codes.npz."""
+    started = time.monotonic()
+    query, query_labels = learned.encode("query")
+    database, labels = learned.encode("database")
+    encode_s = time.monotonic() - started
+    report = evaluate(query, query_labels, database, labels, k=task.k)
+    buffer = io.BytesIO()
+    np.savez(buffer, query=query, database=database, classes=only_class(labels))
+    storage.write_bytes(storage.join(task.folder, CODES), buffer.getvalue())
+    return dataclasses.replace(
+        result, encode_s=round(encode_s, 3), encoded_rows=len(query) + len(database), report=report
+    )
+
+
+def _write(result: CellResult) -> CellResult:
+    storage.write_json(storage.join(result.folder, FILE), result.to_dict())
+    return result
+
+
+def only_class(labels: np.ndarray) -> np.ndarray:
+    """The class of rows that have exactly one, int32 (n,), -1 for the others; t-SNE is coloured by it."""
+    return np.where(labels.sum(axis=1) == 1, labels.argmax(axis=1), -1).astype(np.int32)
+
+
+def learn_shallow(task: CellTask, features: Features) -> Learned:
+    """Fits one of the registry's methods; the methods of trials are not kept."""
+    cell = task.cell
+    X, y = features.train
+    kept, held = held_out(len(X), task.validation)
+    method = REGISTRY[cell.method](cell.n_bits, seed=cell.seed, **cell.settings).fit(X[kept], y[kept])
+    if not task.validation:
+        method.save(storage.join(task.folder, "method"))
+    sets = {"held-out": (X[held], y[held]), "query": features.query, "database": features.database}
+
+    def encode(name: str) -> tuple[np.ndarray, np.ndarray]:
+        return method.encode(sets[name][0]), sets[name][1]
+
+    return Learned(encode, method.params(), method.history_)
+
+
+def learn_deep(task: CellTask, device: str) -> Learned:
+    """Trains a variant of HashNet or a deep baseline in this process; an interrupted cell is resumed."""
+    import torch
+
+    from hashnet.models import load_bundle
+    from hashnet.training import (
+        CHECKPOINTS,
+        CONFIG,
+        MODEL,
+        finished_result,
+        logits_of,
+        open_rows,
+        read_config,
+        record_data,
+        refuse_other_config,
+        train_run,
+    )
+
+    config = task.train
+    assert config is not None, "a deep method needs a training configuration"
+    manifest = Manifest.open(task.manifest)
+    if storage.exists(storage.join(config.run, CONFIG)):  # begun before, or trained by several workers
+        refuse_other_config(config, read_config(config.run))
+    else:
+        configs.save(config, storage.join(config.run, CONFIG))
+    config = config.resolved(manifest.modality, manifest.count("train"))
+    if finished_result(config.run) is None:
+        record_data(config.run, manifest)
+        train_run(config, device=device, manifest=manifest)
+    model, info = load_bundle(storage.join(config.run, MODEL))
+    if (trained_on := info.summary["manifest_sha256"]) != manifest.sha256:
+        raise LineageMismatch(
+            f"{config.run} was trained on data with sha256 {trained_on[:12]}…, {manifest.uri} has "
+            f"{manifest.sha256[:12]}…; use another run folder, or remove this cell to run it again"
+        )
+    storage.delete(storage.join(config.run, CHECKPOINTS))
+
+    def encode(split: str) -> tuple[np.ndarray, np.ndarray]:
+        rows = open_rows(manifest, split, model, config)
+        logits, usable = logits_of(model, rows.source, device=device)
+        assert rows.labels is not None
+        return pack_signs(logits[torch.from_numpy(usable)]), rows.labels[usable]
+
+    training = TrainedNetwork.from_dict({**info.summary, "sha256": info.sha256})
+    return Learned(
+        encode,
+        dataclasses.asdict(config),
+        training=training,
+        validation_map=info.summary.get("validation_map"),
+    )
+
+
+def deep_config(
+    cell: Cell, base: TrainConfig, manifest: Manifest, folder: str, validation: float = 0.0
+) -> TrainConfig:
+    """The training configuration of a deep cell in ``folder``: ``base`` with the cell's own settings.
+
+    Methods without continuation keep their own schedule and train for as many epochs in all as HashNet.
+    """
+    settings = dict(cell.settings)
+    if (scale := settings.pop("alpha_n_bits", None)) is not None:
+        settings["alpha"] = scale / cell.n_bits
+    if VARIANTS[cell.method]["schedule"] != "staged":
+        settings.setdefault("schedule", None)
+        if base.first_epochs is not None:  # otherwise `resolved` gives them as many
+            hashnet = dataclasses.replace(base, variant="hashnet")
+            stages = hashnet.resolved(manifest.modality, manifest.count("train")).make_stages()
+            settings.setdefault("first_epochs", sum(stage.epochs for stage in stages))
+    return dataclasses.replace(
+        base,
+        run=folder,
+        manifest=None,
+        dataset=None,
+        variant=cell.method,
+        n_bits=cell.n_bits,
+        seed=cell.seed,
+        validation=validation,
+        **settings,
+    )
+
+
+def finished_cell(task: CellTask) -> CellResult | None:
+    """The result of a cell that is done, None when it is not; LineageMismatch if it has other inputs.
+
+    The depth of validation MAP is not the caller's choice: a trial that an older version measured at
+    another depth is measured again.
+    """
+    where = storage.join(task.folder, FILE)
+    if not storage.exists(where):
+        return None
+    values = storage.check_format(storage.read_json(where), where, KIND, FORMAT_VERSION)
+    result = CellResult.from_dict(values, task.folder)
+    differing = result.made_from.differences(task.inputs)
+    if task.validation and set(differing) == {"k"}:
+        return None
+    if differing:
+        raise LineageMismatch(
+            f"{where} was made with other settings: {'; '.join(differing.values())}. Use another run folder, "
+            "or remove this cell to run it again"
+        )
+    return result
