@@ -2,7 +2,7 @@
 
 Reading and decoding Parquet is what takes time in a large build, so that is what is spread; the
 rows then meet in one place, since an index file is one file. For databases beyond one machine see
-``cluster.serve.slices``.
+``cluster.serve.ShardedIndex``.
 """
 
 from __future__ import annotations

@@ -65,7 +65,9 @@ METRICS = {
     "train_distinct_codes": Metric("gauge", "different codes in a batch"),
     "train_bit_balance": Metric("gauge", "share of equal bits of the least balanced bit: 1 is a dead bit"),
     "train_bit_entropy": Metric("gauge", "mean entropy of a bit in bits: 1 is balanced"),
-    # search
+    # serving
+    "requests": Metric("counter", "HTTP requests, by route and status", ("method", "route", "status")),
+    "request_seconds": Metric("histogram", "time to respond to one HTTP request", ("route",), SECONDS),
     "search_seconds": Metric("histogram", "one batch through the index", ("kind",), FAST_SECONDS),
     "search_queries": Metric("counter", "queries answered, by status", ("kind", "status")),
     "index_version": Metric("gauge", "version of the index being served"),

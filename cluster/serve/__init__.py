@@ -1,5 +1,23 @@
-"""A run served on Ray Serve: ``serve_run`` blocks until interrupted, ``Server`` is the same as a block."""
+"""A run served on Ray Serve, and an index sharded over Ray actors.
 
-from cluster.serve.run import Server, serve_run
+``serve_run`` serves until interrupted, ``Server`` is the same as a context manager, ``application`` is
+what a Serve configuration file names, ``ShardedIndex`` holds a database beyond one machine.
+"""
 
-__all__ = ["Server", "serve_run"]
+from typing import TYPE_CHECKING
+
+from hashnet.io import lazy_names
+
+if TYPE_CHECKING:
+    from cluster.serve.deployment import application
+    from cluster.serve.server import Server, serve_run
+    from cluster.serve.sharded_index import ShardedIndex
+
+__all__, __getattr__ = lazy_names(
+    __name__,
+    {
+        "deployment": ["application"],
+        "server": ["Server", "serve_run"],
+        "sharded_index": ["ShardedIndex"],
+    },
+)

@@ -1,7 +1,7 @@
-"""What Serve's own HTTP proxy says when no replica answers, made like our answers.
+"""Error responses in the format of the API where Serve's own HTTP proxy has no replica to respond.
 
-Serve starts it in its proxy when RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names ``middlewares``, which
-``run.py`` sets before Ray starts. On a cluster that runs already the client copes without it.
+Serve adds ``middlewares`` to its proxy when RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names them, which
+``server.py`` sets before Ray starts. On a cluster that is running already the client copes without them.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ from typing import Any
 
 from starlette.middleware import Middleware
 
-from hashnet.errors import RequestRejected
-from hashnet.server import later, reply, writes
+from hashnet.server import SECURITY_HEADERS, ApiError, error_response, is_write
 
 CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 PATH = "cluster.serve.proxy.middlewares"
-UNAVAILABLE = later("unavailable", "no replica answered; try again")
-LOST = RequestRejected("the server was lost; whether the change was made is not known", "timeout", 504)
+UNAVAILABLE = ApiError("unavailable", "no replica responded; try again", 503)
+LOST_WRITE = ApiError("timeout", "the server was lost; whether the change was made is not known", 504)
 
 
 def middlewares() -> list[Middleware]:
-    """What the proxy wraps itself in."""
-    return [Middleware(Polite)]
+    """The middleware of the proxy."""
+    return [Middleware(ProxyErrors)]
 
 
-class Polite:
-    """Answers for Serve where it has no replica or lost it: come later; a lost write may have been done."""
+class ProxyErrors:
+    """Responds where Serve has no replica or lost it: 503, or 504 for a write, which may have been done."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -36,23 +35,28 @@ class Polite:
             return
         started = replaced = False
 
-        async def send_on(message: dict) -> None:
+        async def respond(error: ApiError) -> None:
+            response = error_response(error, request_id="")
+            response.headers.update(SECURITY_HEADERS)
+            await response(scope, receive, send)
+
+        async def send_or_replace(message: dict) -> None:
             nonlocal started, replaced
             if message["type"] == "http.response.start":
                 started = True
-                # our own answers carry a content type of JSON and, at 503, Retry-After already
+                # the application's own 503 carries Retry-After
                 names = {name.lower() for name, _ in message["headers"]}
                 if message["status"] == 503 and b"retry-after" not in names:
                     replaced = True
-                    await reply(send, UNAVAILABLE, "")
+                    await respond(UNAVAILABLE)
                     return
             if not replaced:
                 await send(message)
 
         try:
-            await self.app(scope, receive, send_on)
+            await self.app(scope, receive, send_or_replace)
         except Exception:
             if started:
                 raise
         if not started:
-            await reply(send, LOST if writes(scope) else UNAVAILABLE, "")
+            await respond(LOST_WRITE if is_write(scope) else UNAVAILABLE)

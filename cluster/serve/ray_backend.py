@@ -1,105 +1,77 @@
-"""The backend of an HTTP replica: calls over Serve handles; a read that lost its replica is sent again."""
+"""The backend of an HTTP replica: calls to the other replicas through Serve handles."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from hashnet.client import Queries, bad
-from hashnet.errors import RequestRejected
+from hashnet.client import Queries
 from hashnet.server import (
+    AddItems,
+    ApiError,
     Backend,
-    IndexAnswer,
-    IndexAsk,
-    Meter,
-    codes_or_raise,
-    gauges,
-    prometheus,
-    written_or_raise,
+    IndexedItems,
+    IndexInfo,
+    RemoveItems,
+    SearchRequest,
+    SearchResponse,
+    ServedRun,
+    Written,
+    result_or_raise,
 )
 
-log = logging.getLogger(__name__)
-
-LOST = (RayActorError, DeploymentUnavailableError)  # the replica went away; another one can answer
+LOST = (RayActorError, DeploymentUnavailableError)  # the replica is gone; another one can respond
 
 
 class RayBackend(Backend):
-    """Sends the open calls to the replicas; a read that lost its replica is sent to another one."""
+    """Calls index, encoder and writer replicas. A read that lost its replica is sent to another one."""
 
-    def __init__(
-        self, index: Any, encoder: Any, keeper: Any, catalog: Any, fixed: dict[str, Any], timeout_s: float
-    ) -> None:
-        super().__init__(catalog, fixed, timeout_s)
-        self.index, self.encoder, self.keeper = index, encoder, keeper
-        self.name = f"{os.getpid()}-{os.urandom(4).hex()}"
+    def __init__(self, index: Any, encoder: Any, writer: Any, served: ServedRun, timeout_s: float) -> None:
+        super().__init__(served, timeout_s)
+        self.index, self.encoder, self.writer = index, encoder, writer
 
-    async def ask_index(self, ask: IndexAsk) -> IndexAnswer:
-        return await self._read(lambda: self.index.search.remote(ask))
+    async def search_index(self, request: SearchRequest) -> SearchResponse:
+        return await self._read(lambda: self.index.search.remote(request))
 
-    async def ask_about(self) -> dict[str, Any]:
-        return await self._read(lambda: self.index.about.remote())
+    async def index_info(self) -> IndexInfo:
+        return await self._read(lambda: self.index.info.remote())
 
-    async def look(self, ids: np.ndarray, with_labels: bool = False) -> Any:
-        return await self._read(lambda: self.index.look.remote(ids, with_labels))
+    async def lookup(self, ids: np.ndarray, with_labels: bool = False) -> IndexedItems:
+        return await self._read(lambda: self.index.lookup.remote(ids, with_labels))
 
     async def encode(self, queries: Queries) -> np.ndarray:
         deadline = time.time() + self.timeout_s
-        return codes_or_raise(await self._read(lambda: self.encoder.encode.remote(queries, deadline)))
+        return await self._read(lambda: self.encoder.encode.remote(queries, deadline))
 
     async def ready(self) -> None:
-        await self.ask_about()
+        await self.index_info()
         if self.encoder is not None:
             await self._read(lambda: self.encoder.ready.remote())
 
-    async def write(self, what: str, *arguments: Any) -> tuple[int, int]:
+    async def write(self, change: AddItems | RemoveItems) -> Written:
         try:
-            return written_or_raise(await self.keeper.write.remote(what, *arguments))
+            return result_or_raise(await self.writer.write.remote(change))
         except LOST as error:
-            raise bad(
-                "timeout", "the writer was lost; whether the change was made is not known", 504
-            ) from error
+            sentence = "the writer was lost; whether the change was made is not known"
+            raise ApiError("timeout", sentence, 504) from error
 
-    async def metrics(self, meter: Meter) -> bytes:
-        counts = await self._read(lambda: self.keeper.exchange.remote(self.name, meter.snapshot()))
-        return prometheus(counts, gauges(await self.ask_about()))
-
-    async def share_counts(self, meter: Meter, every_s: float = 1.0) -> None:
-        """Hands the counters on, again and again, so that they outlive this process."""
-        before: Any = None
-        while True:
-            await asyncio.sleep(every_s)
-            counts = meter.snapshot()
-            if counts == before:
-                continue
-            try:
-                await self.keeper.exchange.remote(self.name, counts)
-                before = counts
-            except Exception as error:  # counting must not end serving
-                log.warning("counters were not handed on: %s", error)
-
-    async def _read(self, send: Callable[[], Any]) -> Any:
-        """The answer of some replica; the request's own time limit ends the attempts."""
+    async def _read(self, call: Callable[[], Any]) -> Any:
+        """The result of some replica; the request's own time limit ends the attempts."""
         until = time.monotonic() + self.timeout_s
         pause = 0.02
         while True:
             try:
-                return await send()
+                return result_or_raise(await call())
             except LOST as error:
                 if time.monotonic() + pause > until:
-                    raise bad("unavailable", "no replica is there to answer; try again", 503) from error
+                    raise ApiError("unavailable", "no replica responded; try again", 503) from error
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 0.5)
             except BackPressureError as error:
-                raise bad("overloaded", "too many requests are waiting; try again", 503) from error
-            except RayTaskError as error:
-                if isinstance(error.cause, RequestRejected):
-                    raise error.cause from None
-                raise
+                raise ApiError("overloaded", "too many requests are waiting; try again", 503) from error

@@ -3,6 +3,5 @@
 from hashnet.client import wire
 from hashnet.client.client import AsyncClient, Client
 from hashnet.client.queries import Queries
-from hashnet.client.wire import bad
 
-__all__ = ["AsyncClient", "Client", "Queries", "bad", "wire"]
+__all__ = ["AsyncClient", "Client", "Queries", "wire"]

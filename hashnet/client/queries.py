@@ -1,4 +1,4 @@
-"""What a caller asks with, as one kind of thing: pictures, packed codes, features, or ids of indexed items.
+"""Queries of one kind: pictures, packed codes, features, or ids of indexed items.
 
 >>> as_queries("cat.jpg")  # doctest: +SKIP
 Queries(kind='images', values=[b'...'])
@@ -21,7 +21,7 @@ from hashnet.codes import check_codes
 from hashnet.errors import CodeError, DataError
 from hashnet.io import as_array
 
-MAX_PICTURES = 64  # in one request: also a large model on a CPU answers that in time
+MAX_PICTURES = 64  # in one request: even a large model on a CPU encodes them in time
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Queries:
         return len(self.values)
 
     def parts(self, rows: int, max_bytes: int = 8 << 20) -> Iterator[Queries]:
-        """The same queries in pieces of at most ``rows`` rows and ``max_bytes`` bytes; of pictures fewer."""
+        """The queries in parts of at most ``rows`` rows (pictures: MAX_PICTURES) and ``max_bytes``."""
         if self.kind != "images":
             rows = max(1, min(rows, max_bytes * len(self) // max(1, self.values.nbytes)))
             for first in range(0, len(self), rows):
@@ -54,7 +54,7 @@ class Queries:
 
 
 def as_queries(queries: Any = None, ids: Any = None) -> Queries:
-    """What the caller gave, as Queries: pictures, packed codes, features, or ids of indexed items."""
+    """A caller's argument as Queries: pictures, packed codes, features, or ids of indexed items."""
     if (queries is None) == (ids is None):
         raise DataError("give either queries (pictures, codes or features) or ids=, not both and not neither")
     if ids is not None:
@@ -76,7 +76,7 @@ def as_queries(queries: Any = None, ids: Any = None) -> Queries:
         return Queries("features", _features(array))
     raise CodeError(
         f"queries must be pictures (paths, bytes, PIL), packed uint8 codes or float features, got "
-        f"{array.dtype} of shape {array.shape}; ask by items of the index with ids="
+        f"{array.dtype} of shape {array.shape}; search by items of the index with ids="
     )
 
 
@@ -91,7 +91,7 @@ def as_ids(ids: Any) -> np.ndarray:
 
 
 def label_lists(labels: Any) -> list[list[int]]:
-    """One list of class ids an item, from lists, class ids (n,) or a multi-hot matrix."""
+    """One list of class ids per item, from lists, class ids (n,) or a multi-hot matrix."""
     if isinstance(labels, np.ndarray) and labels.ndim == 2:
         return [np.flatnonzero(row).tolist() for row in labels]
     return [[int(row)] if np.ndim(row) == 0 else [int(label) for label in row] for row in labels]
@@ -99,7 +99,7 @@ def label_lists(labels: Any) -> list[list[int]]:
 
 def _features(array: np.ndarray) -> np.ndarray:
     if array.ndim == 1:
-        array = array[None, :] if len(array) else array.reshape(0, 0)  # [] asks nothing
+        array = array[None, :] if len(array) else array.reshape(0, 0)  # [] holds no query
     if array.ndim != 2 or (len(array) and not array.shape[1]):
         raise DataError(f"features must have shape (n, d), got {array.shape}")
     if not np.isfinite(array).all():

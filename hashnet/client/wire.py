@@ -1,20 +1,21 @@
-"""What client and server say to each other in bulk: Arrow IPC streams, read as if a stranger wrote them.
+"""The wire format of bulk requests and responses: Arrow IPC streams, read as untrusted input.
 
     request   one column: code (fixed-size binary), image (binary), feature (list of float) or id (int64);
               to add items: code, image or feature, with id and, where known, labels
-    answer    ids and distances, a list a query (fixed-size lists from a k search, -1 in unused
+    response  ids and distances, one list per query (fixed-size lists from a k search, -1 in unused
               slots); code alone from encode. The schema's metadata carries ``version``.
 
 Streams with compressed bodies or dictionaries are refused: a small body must stay small.
 
 >>> import numpy as np
->>> asked = Queries("codes", np.array([[1, 2]], dtype=np.uint8))
->>> read_table(write_queries(asked)).column_names
+>>> queries = Queries("codes", np.array([[1, 2]], dtype=np.uint8))
+>>> read_table(write_queries(queries)).column_names
 ['code']
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Sequence
 from itertools import pairwise
@@ -33,16 +34,15 @@ COLUMNS = {"codes": "code", "images": "image", "features": "feature", "ids": "id
 MAX_MESSAGES = 1024  # record batches in one stream
 
 
-def bad(code: str, message: str, status: int = 400) -> RequestRejected:
-    """The error for a request that cannot be understood; raise it."""
-    return RequestRejected(message, code=code, status=status)
+def _bad_arrow(message: str) -> RequestRejected:
+    return RequestRejected(message, code="bad_arrow", status=400)
 
 
 # ---------------------------------------------------------------- requests
 
 
 def query_column(queries: Queries) -> pa.Array:
-    """The queries as the one column they travel in."""
+    """The queries as the column that carries them."""
     if queries.kind == "codes":
         return binary_column(queries.values)
     if queries.kind == "features":
@@ -70,24 +70,19 @@ def read_queries(table: pa.Table, also: tuple[str, ...] = ()) -> Queries:
     """The queries of a request's table; any column besides them must be in ``also``."""
     kinds = [kind for kind, name in COLUMNS.items() if name in table.column_names and name not in also]
     if len(kinds) != 1:
-        raise bad(
-            "bad_arrow",
+        raise _bad_arrow(
             f"the stream must have exactly one of the columns {', '.join(COLUMNS.values())}, "
             f"got {', '.join(table.column_names) or 'none'}",
         )
     kind = kinds[0]
     extra = set(table.column_names) - {COLUMNS[kind], *also}
     if extra or len(set(table.column_names)) != len(table.column_names):
-        raise bad(
-            "bad_arrow", f"unknown or repeated columns: {', '.join(sorted(extra) or table.column_names)}"
-        )
+        raise _bad_arrow(f"unknown or repeated columns: {', '.join(sorted(extra) or table.column_names)}")
     column = table[COLUMNS[kind]].combine_chunks()
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
     if column.null_count:
-        raise bad(
-            "bad_arrow", f"the column {COLUMNS[kind]} has {column.null_count} nulls; leave those rows out"
-        )
+        raise _bad_arrow(f"the column {COLUMNS[kind]} has {column.null_count} nulls; leave those rows out")
     return Queries(kind, _values(kind, column))
 
 
@@ -100,18 +95,18 @@ def _values(kind: str, column: pa.Array) -> Any:
         try:
             return column.cast(pa.int64()).to_numpy()
         except pa.ArrowInvalid as error:
-            raise bad("bad_arrow", f"the column id does not fit int64: {error}") from error
+            raise _bad_arrow(f"the column id does not fit int64: {error}") from error
     if kind == "images" and (pa.types.is_binary(type_) or pa.types.is_large_binary(type_)):
         return column.to_pylist()
     if kind == "features" and is_float_list(type_):
         return _matrix(column)
-    wanted = {
+    expected = {
         "codes": "fixed-size binary of n_bits / 8 bytes",
         "ids": "int64",
         "images": "binary",
         "features": "lists of float of one length",
     }
-    raise bad("bad_arrow", f"the column {name} must hold {wanted[kind]}, got {type_}")
+    raise _bad_arrow(f"the column {name} must hold {expected[kind]}, got {type_}")
 
 
 def is_float_list(type_: pa.DataType) -> bool:
@@ -123,21 +118,21 @@ def _matrix(column: pa.Array) -> np.ndarray:
     values = column.flatten()
     width = len(values) // len(column) if len(column) else 0
     if len(column) and width == 0:
-        raise bad("bad_arrow", "the column feature holds empty lists")
+        raise _bad_arrow("the column feature holds empty lists")
     if not pa.types.is_fixed_size_list(column.type) and len(column):
         lengths = np.diff(column.offsets.to_numpy())
         if not (lengths == width).all():
-            raise bad("bad_arrow", f"features differ in length: from {lengths.min()} to {lengths.max()}")
+            raise _bad_arrow(f"features differ in length: from {lengths.min()} to {lengths.max()}")
     if values.null_count or len(values) != width * len(column):
-        raise bad("bad_arrow", "the column feature holds nulls")
+        raise _bad_arrow("the column feature holds nulls")
     return values.to_numpy(zero_copy_only=False).astype(np.float32, copy=False).reshape(len(column), width)
 
 
-# ---------------------------------------------------------------- answers
+# ---------------------------------------------------------------- responses
 
 
 def write_hits(hits: SearchResult | list[SearchResult], version: int | None) -> bytes:
-    """The body of a bulk search answer: one SearchResult (q, k), or a list of 1-D ones of a radius search."""
+    """The body of a bulk search response: one (q, k) result, or a list of 1-D ones of a radius search."""
     if isinstance(hits, SearchResult):
         ids, distances = (
             pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).ravel()), values.shape[1])
@@ -169,13 +164,18 @@ def read_hits(data: bytes) -> SearchResult | list[SearchResult]:
     return [SearchResult(flat[0][a:b], flat[1][a:b], version) for a, b in pairs]
 
 
+def read_version(data: bytes) -> int:
+    """The index version in the JSON response to a write."""
+    return int(json.loads(data)["version"])
+
+
 def write_codes(codes: np.ndarray) -> bytes:
-    """The body of a bulk encode answer."""
+    """The body of a bulk encode response."""
     return write_table(pa.table({"code": binary_column(codes)}))
 
 
 def read_codes(data: bytes) -> np.ndarray:
-    """uint8 (n, n_bits // 8) of a bulk encode answer."""
+    """uint8 (n, n_bits // 8) of a bulk encode response."""
     column = read_table(data)["code"]
     return binary_matrix(column, column.type.byte_width)
 
@@ -196,24 +196,24 @@ def write_table(table: pa.Table, metadata: dict[str, str] | None = None) -> byte
 def read_table(data: bytes) -> pa.Table:
     """The table in an Arrow IPC stream, validated; RequestRejected (``bad_arrow``) for anything else."""
     try:
-        _look_over(data)
+        _check_messages(data)
         table = pa.ipc.open_stream(data).read_all()
         table.validate(full=True)
     except (pa.ArrowException, OSError, struct.error, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise bad("bad_arrow", f"the body is not an Arrow IPC stream: {reason}") from error
+        raise _bad_arrow(f"the body is not an Arrow IPC stream: {reason}") from error
     return table
 
 
-def _look_over(data: bytes) -> None:
-    """Refuses what would unpack into more than was sent, before any of it is unpacked."""
+def _check_messages(data: bytes) -> None:
+    """Refuses messages that could unpack into more than was sent, before any is unpacked."""
     for number, message in enumerate(pa.ipc.MessageReader.open_stream(data)):
         if message.type != ("record batch" if number else "schema"):
-            raise bad("bad_arrow", f"the stream must be a schema and record batches, found a {message.type}")
+            raise _bad_arrow(f"the stream must be a schema and record batches, found a {message.type}")
         if number and _is_compressed(message.metadata):
-            raise bad("bad_arrow", "the stream is compressed; write it without compression")
+            raise _bad_arrow("the stream is compressed; write it without compression")
         if number > MAX_MESSAGES:
-            raise bad("bad_arrow", f"the stream has more than {MAX_MESSAGES} record batches")
+            raise _bad_arrow(f"the stream has more than {MAX_MESSAGES} record batches")
 
 
 def _is_compressed(metadata: pa.Buffer) -> bool:

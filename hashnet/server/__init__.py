@@ -1,4 +1,8 @@
-"""The HTTP application of a served run: routes, schemas, authentication, limits, the page. No Ray."""
+"""The HTTP application of a served run: routes, schemas, authentication, limits, the search page. No Ray.
+
+``build_app`` makes the ASGI application over a ``Backend``, which reaches the index (``LiveIndex``), the
+model (``BatchEncoder``) and the writer (``IndexWriter``), in this process or in others.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -6,44 +10,48 @@ from hashnet.io import lazy_names
 
 if TYPE_CHECKING:
     from hashnet.server.app import build_app
-    from hashnet.server.backend import Backend, behind, codes_or_raise, gauges
-    from hashnet.server.calls import IndexAnswer, IndexAsk
-    from hashnet.server.encoder_holder import EncoderHolder
-    from hashnet.server.index_holder import IndexHolder
-    from hashnet.server.middleware import digest, later, reply, writes
-    from hashnet.server.settings import (
-        READ_TOKEN,
-        WRITE_TOKEN,
-        Limits,
-        ServeConfig,
-        Tokens,
-        is_loopback,
-        read_tokens,
+    from hashnet.server.auth import READ_TOKEN, WRITE_TOKEN, Access, is_loopback
+    from hashnet.server.backend import Backend
+    from hashnet.server.batch_encoder import BatchEncoder
+    from hashnet.server.errors import ApiError, error_response, result_or_raise
+    from hashnet.server.live_index import LiveIndex, version_behind
+    from hashnet.server.messages import (
+        AddItems,
+        IndexedItems,
+        IndexInfo,
+        RemoveItems,
+        SearchRequest,
+        SearchResponse,
+        Written,
     )
-    from hashnet.server.startup import Ground, look_over, open_catalog
-    from hashnet.server.telemetry import Meter, prometheus
-    from hashnet.server.writer import Writer, written_or_raise
+    from hashnet.server.middleware import SECURITY_HEADERS, is_write
+    from hashnet.server.served_run import ServedRun
+    from hashnet.server.settings import NO_MODEL, Limits, ServeConfig
+    from hashnet.server.telemetry import Telemetry
+    from hashnet.server.writer import IndexWriter
 
 __all__, __getattr__ = lazy_names(
     __name__,
     {
         "app": ["build_app"],
-        "backend": ["Backend", "behind", "codes_or_raise", "gauges"],
-        "calls": ["IndexAnswer", "IndexAsk"],
-        "encoder_holder": ["EncoderHolder"],
-        "index_holder": ["IndexHolder"],
-        "middleware": ["digest", "later", "reply", "writes"],
-        "settings": [
-            "Limits",
-            "READ_TOKEN",
-            "ServeConfig",
-            "Tokens",
-            "WRITE_TOKEN",
-            "is_loopback",
-            "read_tokens",
+        "auth": ["Access", "READ_TOKEN", "WRITE_TOKEN", "is_loopback"],
+        "backend": ["Backend"],
+        "batch_encoder": ["BatchEncoder"],
+        "errors": ["ApiError", "error_response", "result_or_raise"],
+        "live_index": ["LiveIndex", "version_behind"],
+        "messages": [
+            "AddItems",
+            "IndexInfo",
+            "IndexedItems",
+            "RemoveItems",
+            "SearchRequest",
+            "SearchResponse",
+            "Written",
         ],
-        "startup": ["Ground", "look_over", "open_catalog"],
-        "telemetry": ["Meter", "prometheus"],
-        "writer": ["Writer", "written_or_raise"],
+        "middleware": ["SECURITY_HEADERS", "is_write"],
+        "served_run": ["ServedRun"],
+        "settings": ["Limits", "NO_MODEL", "ServeConfig"],
+        "telemetry": ["Telemetry"],
+        "writer": ["IndexWriter"],
     },
 )

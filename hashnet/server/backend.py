@@ -1,7 +1,7 @@
-"""What the HTTP routes ask for: search, encode, items, writes.
+"""Backend: what the routes need of the index, the model, the writer and the items.
 
-``Backend`` does what needs no other process and leaves a few calls open; ``RayBackend`` (in
-``ray_backend.py``) sends them to the replicas.
+The calls that may cross a process boundary are abstract: ``cluster.serve`` sends them to Ray Serve replicas.
+Everything that needs no other process is here.
 """
 
 from __future__ import annotations
@@ -11,242 +11,196 @@ import contextlib
 import hashlib
 import logging
 import time
+from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hashnet.client import Queries, bad
-from hashnet.errors import BadImage, HashnetError, RequestRejected
-from hashnet.results import SearchResult
-from hashnet.server.calls import IndexAnswer, IndexAsk
-from hashnet.server.telemetry import Meter, prometheus
-from hashnet.store import ItemLookup
+from hashnet.client import Queries
+from hashnet.errors import BadImage, HashnetError
+from hashnet.server.errors import ApiError
+from hashnet.server.messages import (
+    AddItems,
+    IndexedItems,
+    IndexInfo,
+    RemoveItems,
+    SearchRequest,
+    SearchResponse,
+    Written,
+)
+from hashnet.server.schemas import ItemOut
+from hashnet.server.served_run import ServedRun
+from hashnet.store import StoredItem
 
 log = logging.getLogger(__name__)
 
-REOPEN_S = 5.0  # between two looks whether the code store has grown
-PICTURES_AT_ONCE = 4  # decoded for thumbnails: a large one is 150 MB of pixels
+REOPEN_S = 5.0  # between two checks whether the code store has grown
+MAX_DECODING = 4  # thumbnails decoded at the same time: a large picture is 150 MB of pixels
 
 
 @dataclass(frozen=True)
-class Call:
-    """The options of one search, checked."""
+class Thumbnail:
+    """A small picture: its bytes, media type and entity tag."""
 
-    k: int | None = 10
-    radius: int | None = None
-    labels: list[int] | None = None
-    exclude_self: bool = False
-    min_version: int = 0
-    max_hits: int = 4_000_000
-    want_codes: bool = False
-    want_items: bool = False
+    data: bytes
+    media_type: str
+    etag: str
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a search found: (q, k), or a list of 1-D results; codes of queries and hits where asked for."""
+class Backend(ABC):
+    """The parts of a served run behind the HTTP routes."""
 
-    hits: SearchResult | list[SearchResult]
-    version: int
-    codes: np.ndarray | None = None
-    hit_codes: np.ndarray | None = None
-
-
-class Backend:
-    """``fixed`` is what does not change while the server runs: modality, n_features, class names."""
-
-    def __init__(self, catalog: ItemLookup | None, fixed: dict[str, Any], timeout_s: float = 20.0) -> None:
-        self.catalog, self.fixed, self.timeout_s = catalog, fixed, timeout_s
-        self._pictures = ThreadPoolExecutor(PICTURES_AT_ONCE, thread_name_prefix="thumbnail")
+    def __init__(self, served: ServedRun, timeout_s: float) -> None:
+        self.served, self.timeout_s = served, timeout_s
+        self.stored = served.open_items()
+        self._decoding = ThreadPoolExecutor(MAX_DECODING, thread_name_prefix="thumbnail")
         self._reopened = 0.0
 
-    # -- the open calls
+    # -- calls that may go to another process
 
-    async def ask_index(self, ask: IndexAsk) -> IndexAnswer:
-        raise NotImplementedError
+    @abstractmethod
+    async def search_index(self, request: SearchRequest) -> SearchResponse:
+        """The response of the index to a search by codes or ids."""
 
-    async def ask_about(self) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    async def index_info(self) -> IndexInfo:
+        """The index as it is served at the moment."""
 
-    async def look(
-        self, ids: np.ndarray, with_labels: bool = False
-    ) -> tuple[int, np.ndarray, np.ndarray, list[list[int]] | None]:
-        """As IndexHolder.look."""
-        raise NotImplementedError
+    @abstractmethod
+    async def lookup(self, ids: np.ndarray, with_labels: bool = False) -> IndexedItems:
+        """As LiveIndex.lookup."""
 
+    @abstractmethod
     async def encode(self, queries: Queries) -> np.ndarray:
-        raise NotImplementedError
+        """Codes uint8 (n, n_bits // 8) of pictures or features."""
 
-    async def write(self, what: str, *arguments: Any) -> tuple[int, int]:
-        """(version, size) after ``add`` or ``remove``."""
-        raise NotImplementedError
+    @abstractmethod
+    async def write(self, change: AddItems | RemoveItems) -> Written:
+        """The index after the change."""
 
     async def ready(self) -> None:
-        await self.ask_about()
-
-    async def metrics(self, meter: Meter) -> bytes:
-        return prometheus([meter.snapshot()], gauges(await self.ask_about()))
+        """Returns once everything is loaded."""
+        await self.index_info()
 
     # -- what the routes use
 
-    def about(self) -> dict[str, Any]:
-        """What does not change: n_bits, kinds of queries, names of classes."""
-        accepts = ["codes", "ids"]
-        if self.fixed["modality"] is not None:
-            accepts.append("images" if self.fixed["modality"] == "image" else "features")
-        return self.fixed | {"accepts": accepts}
-
-    async def info(self) -> dict[str, Any]:
-        """What is served, as of now."""
-        return await self.ask_about() | self.about()
-
-    async def search(self, queries: Queries, call: Call) -> Found:
-        """Encodes where needed, then searches."""
-        codes = ids = None
-        if queries.kind == "ids":
-            ids = queries.values
-        elif queries.kind == "codes":
-            codes = queries.values
-        else:
-            codes = await self.encode(queries)
-        ask = IndexAsk(
-            codes=codes,
-            ids=ids,
-            k=call.k,
-            radius=call.radius,
-            labels=None if call.labels is None else tuple(call.labels),
-            exclude_self=call.exclude_self,
-            min_version=call.min_version,
-            want_codes=call.want_codes and codes is None,
-            want_hit_codes=call.want_items,
-            max_hits=call.max_hits,
-            deadline=time.time() + self.timeout_s,
+    async def search(self, request: SearchRequest) -> SearchResponse:
+        """Encodes the queries where needed, then searches."""
+        queries = request.queries
+        if queries.kind not in ("codes", "ids"):
+            queries = Queries("codes", await self.encode(queries))
+        by_code = queries.kind == "codes"
+        response = await self.search_index(
+            replace(
+                request,
+                queries=queries,
+                with_codes=request.with_codes and not by_code,  # they are known here already
+                deadline=time.time() + self.timeout_s,
+            )
         )
-        answer = (await self.ask_index(ask)).checked()
-        assert answer.hits is not None
-        return Found(answer.hits, answer.version, answer.codes if codes is None else codes, answer.hit_codes)
+        return replace(response, query_codes=queries.values) if by_code else response
 
-    async def items(self, ids: np.ndarray) -> tuple[int, list[dict[str, Any]]]:
-        """(version, what is known of each); RequestRejected (unknown_id) where one is not indexed."""
-        version, held, codes, labels = await self.look(ids, with_labels=True)
-        if not held.all():
-            raise bad("unknown_id", f"the index holds no item {int(ids[~held][0])}", 404)
-        by_id = {} if labels is None else dict(zip(ids.tolist(), labels, strict=True))
-        return version, await self.describe(ids, codes, by_id)
+    async def items(self, ids: np.ndarray) -> list[ItemOut]:
+        """The items with these ids; ApiError (unknown_id) where one is not indexed."""
+        found = await self.lookup(ids, with_labels=True)
+        if not found.held.all():
+            raise ApiError("unknown_id", f"the index holds no item {int(ids[~found.held][0])}", 404)
+        labels = {} if found.labels is None else dict(zip(ids.tolist(), found.labels, strict=True))
+        return await self.describe(ids, found.codes, labels)
 
     async def describe(
-        self, ids: np.ndarray, codes: np.ndarray, by_id: dict[int, list[int]] | None = None
-    ) -> list[dict[str, Any]]:
-        """uri, labels, code and thumbnail of indexed items whose codes are at hand.
+        self, ids: np.ndarray, codes: np.ndarray, labels: dict[int, list[int]] | None = None
+    ) -> list[ItemOut]:
+        """Uri, labels, code and thumbnail of indexed items whose codes are known.
 
-        ``by_id`` are the index's own labels, where they are at hand, too; of items that are not in the
-        code store they are looked up otherwise.
+        ``labels`` are the index's own, by id. Where they are not given, those of items that are not in
+        the code store are looked up.
         """
-        records: list[Any] = [None] * len(ids)
-        if self.catalog is not None and len(ids):
-            records = await asyncio.to_thread(self._look_up, ids.tolist())
+        records: list[StoredItem | None] = [None] * len(ids)
+        if self.stored is not None and len(ids):
+            records = await asyncio.to_thread(self._look_up_fresh, ids.tolist())
         texts = [code.tobytes().hex() for code in codes]
-        # An id that was removed and given to something else is not the one in the code store.
-        own = [
-            record is not None and record.code == text for record, text in zip(records, texts, strict=True)
+        # An id that was removed and given to another item is not the one in the code store.
+        records = [
+            record if record is not None and record.code == text else None
+            for record, text in zip(records, texts, strict=True)
         ]
-        if by_id is None and not all(own):
-            foreign = ids[~np.array(own)]
-            _, held, _, found = await self.look(foreign, with_labels=True)
-            by_id = dict(zip(foreign[held].tolist(), found, strict=True)) if found is not None else None
-        by_id = by_id or {}
-        out = []
-        for id_, record, text, ours in zip(ids.tolist(), records, texts, own, strict=True):
-            item_labels = record.labels if ours else by_id.get(id_)
-            out.append(
-                {
-                    "id": id_,
-                    "uri": record.uri if ours else None,
-                    "labels": item_labels,
-                    "label_names": self._names(item_labels),
-                    "code": text,
-                    "thumbnail": f"/v1/items/{id_}/thumbnail" if ours and self.fixed["pictures"] else None,
-                }
-            )
-        return out
+        if labels is None and None in records:
+            labels = await self._index_labels(ids[[record is None for record in records]])
+        return [
+            self._item(id_, text, record, (labels or {}).get(id_))
+            for id_, text, record in zip(ids.tolist(), texts, records, strict=True)
+        ]
 
-    def _look_up(self, ids: list[int]) -> list[Any]:
-        """Items of the code store; one that is missing may have been encoded since it was opened."""
-        found = self._stored(ids)
+    async def sample(self, n: int, seed: int) -> tuple[int, list[ItemOut]]:
+        """(version, up to ``n`` random indexed items)."""
+        if self.stored is None:
+            return (await self.index_info()).version, []
+        ids = np.array(await asyncio.to_thread(self.stored.sample, n, seed), dtype=np.int64)
+        found = await self.lookup(ids)
+        return found.version, await self.describe(ids[found.held], found.codes[found.held])
+
+    async def thumbnail(self, id_: int) -> Thumbnail:
+        """A small picture of an indexed item."""
+        (item,) = await self.items(np.array([id_], dtype=np.int64))
+        small = None
+        if self.stored is not None and item.thumbnail is not None:
+            try:
+                loop = asyncio.get_running_loop()
+                small = await loop.run_in_executor(self._decoding, self.stored.thumbnail, id_)
+            except BadImage as error:
+                sentence = f"the picture of item {id_} cannot be shown: {error.reason}"
+                raise ApiError("no_picture", sentence, 404) from error
+        if small is None:
+            raise ApiError("no_picture", f"item {id_} has no picture", 404)
+        data, media_type = small
+        return Thumbnail(data, media_type, f'"{hashlib.sha256(data).hexdigest()[:16]}"')
+
+    async def add(self, queries: Queries, ids: np.ndarray, labels: list[list[int]] | None) -> Written:
+        """Adds items, encoding them where needed."""
+        codes = queries.values if queries.kind == "codes" else await self.encode(queries)
+        return await self.write(AddItems(codes, ids, labels))
+
+    async def _index_labels(self, ids: np.ndarray) -> dict[int, list[int]]:
+        found = await self.lookup(ids, with_labels=True)
+        return {} if found.labels is None else dict(zip(ids[found.held].tolist(), found.labels, strict=True))
+
+    def _look_up_fresh(self, ids: list[int]) -> list[StoredItem | None]:
+        """Items of the code store; a missing one may have been encoded since the store was opened."""
+        found = self._look_up(ids)
         if None in found and time.monotonic() - self._reopened > REOPEN_S:
             self._reopened = time.monotonic()
-            assert self.catalog is not None
-            with contextlib.suppress(HashnetError):  # being written: what is known goes on being told
-                if self.catalog.refresh():
-                    found = self._stored(ids)
+            assert self.stored is not None
+            with contextlib.suppress(HashnetError):  # being written: what is known is served meanwhile
+                if self.stored.refresh():
+                    found = self._look_up(ids)
         return found
 
-    def _stored(self, ids: list[int]) -> list[Any]:
-        assert self.catalog is not None
+    def _look_up(self, ids: list[int]) -> list[StoredItem | None]:
+        assert self.stored is not None
         try:
-            return self.catalog.items(ids)
-        except HashnetError as error:  # a store that was written anew, or cannot be read: hits stay hits
+            return self.stored.items(ids)
+        except HashnetError as error:  # a store that was rewritten, or cannot be read: hits are served anyway
             log.warning("items cannot be looked up: %s", error)
             return [None] * len(ids)
 
-    async def sample(self, n: int, seed: int) -> tuple[int, list[dict[str, Any]]]:
-        """(version, some indexed items)."""
-        if self.catalog is None:
-            return (await self.ask_about())["version"], []
-        ids = np.array(await asyncio.to_thread(self.catalog.sample, n, seed), dtype=np.int64)
-        version, held, codes, _ = await self.look(ids)
-        return version, await self.describe(ids[held], codes[held])
-
-    async def thumbnail(self, id_: int) -> tuple[bytes, str, str]:
-        """(bytes, media type, tag) of a small picture of an indexed item."""
-        _, items = await self.items(np.array([id_], dtype=np.int64))
-        small = None
-        if self.catalog is not None and items[0]["thumbnail"] is not None:
-            try:
-                loop = asyncio.get_running_loop()
-                small = await loop.run_in_executor(self._pictures, self.catalog.thumbnail, id_)
-            except BadImage as error:
-                raise bad(
-                    "no_picture", f"the picture of item {id_} cannot be shown: {error.reason}", 404
-                ) from error
-        if small is None:
-            raise bad("no_picture", f"item {id_} has no picture", 404)
-        return (*small, hashlib.sha256(small[0]).hexdigest()[:16])
-
-    async def add(self, queries: Queries, ids: np.ndarray, labels: list[list[int]] | None) -> tuple[int, int]:
-        """(version, size) with the new items."""
-        codes = queries.values if queries.kind == "codes" else await self.encode(queries)
-        return await self.write("add", codes, ids, labels)
-
-    async def remove(self, ids: np.ndarray) -> tuple[int, int]:
-        """(version, size) without them."""
-        return await self.write("remove", ids)
+    def _item(
+        self, id_: int, code: str, record: StoredItem | None, index_labels: list[int] | None
+    ) -> ItemOut:
+        """One item; ``record`` is what the code store has of it, None where it is not from there."""
+        labels = index_labels if record is None else record.labels
+        return ItemOut(
+            id=id_,
+            uri=None if record is None else record.uri,
+            labels=labels,
+            label_names=self._names(labels),
+            code=code,
+            thumbnail=f"/v1/items/{id_}/thumbnail" if record is not None and self.served.pictures else None,
+        )
 
     def _names(self, labels: list[int] | None) -> list[str] | None:
-        names = self.fixed["class_names"]
+        names = self.served.class_names
         if names is None or labels is None:
             return None
         return [names[label] if label < len(names) else f"class {label}" for label in labels]
-
-
-def behind(version: int, wanted: int) -> RequestRejected:
-    """The error of an index that has not seen the version a client asks for."""
-    return bad(
-        "version_behind", f"the index is at version {version}, the request wants {wanted}; try again", 503
-    )
-
-
-def codes_or_raise(answer: np.ndarray | tuple[str, str, int]) -> np.ndarray:
-    if isinstance(answer, tuple):
-        raise bad(answer[0], answer[1], answer[2])
-    return answer
-
-
-def gauges(about: dict[str, Any]) -> dict[str, tuple[str, float]]:
-    """What /metrics says of the index."""
-    return {
-        "hashnet_index_version": ("Version of the index being served", about["version"]),
-        "hashnet_index_size": ("Codes in the index being served", about["size"]),
-    }

@@ -1,4 +1,4 @@
-"""What every request passes first and last: who may ask, how much, how long; headers, count, log line.
+"""ASGI middleware around the application: access, limits, security headers, metrics and the request log.
 
 Nothing of a request's content is logged, and no stack trace leaves the server: the log has it, under
 the request id that the client was told.
@@ -7,25 +7,24 @@ the request id that the client was told.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
-import json
 import logging
 import re
 import time
 import uuid
+from dataclasses import dataclass
 from typing import Any
 
-from hashnet.errors import RequestRejected
 from hashnet.io import events
-from hashnet.server.settings import Limits, Tokens, is_loopback
-from hashnet.server.telemetry import Meter
+from hashnet.server.auth import Access
+from hashnet.server.errors import ApiError, error_response, server_failure
+from hashnet.server.settings import Limits
+from hashnet.server.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
-OPEN = ("/", "/healthz", "/readyz", "/openapi.json")  # say nothing about the data
+OPEN = ("/", "/healthz", "/readyz", "/openapi.json")  # need no token: they reveal nothing about the data
 OPEN_BELOW = "/static/"
-HEADERS = {
+SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -34,165 +33,123 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
-    "cache-control": "no-store",  # unless the answer says otherwise
+    "cache-control": "no-store",  # unless the response says otherwise
 }
-_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+_HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-def writes(scope: dict) -> bool:
+@dataclass
+class RequestRecord:
+    """What is logged of one request. The application fills it in through ``scope["hashnet"]``."""
+
+    request_id: str
+    bytes_in: int = 0
+    bytes_out: int = 0
+    status: int = 0
+    queries: int | None = None
+    kind: str | None = None  # of the queries
+    version: int | None = None  # of the index that was searched
+    code: str | None = None  # of the error
+
+
+def is_write(scope: dict) -> bool:
     """Whether a request may change the index."""
     return scope["path"].startswith("/v1/items") and scope["method"] not in ("GET", "HEAD", "OPTIONS")
 
 
-def digest(token: str) -> str:
-    """What is kept of a token; empty for none."""
-    return hashlib.sha256(token.encode()).hexdigest() if token else ""
+class RequestMiddleware:
+    """Checks each request, runs it within the time limit, and records how it went."""
 
-
-class Guard:
-    """ASGI middleware around the whole application."""
-
-    def __init__(self, app: Any, limits: Limits, tokens: Tokens, local_only: bool, meter: Meter) -> None:
-        self.app, self.limits, self.tokens, self.local_only, self.meter = (
-            app,
-            limits,
-            tokens,
-            local_only,
-            meter,
-        )
-        self.inflight = 0
+    def __init__(self, app: Any, limits: Limits, access: Access, telemetry: Telemetry) -> None:
+        self.app, self.limits, self.access, self.telemetry = app, limits, access, telemetry
+        self.in_flight = 0
 
     async def __call__(self, scope: dict, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        given = headers.get("x-request-id", "")
-        about: dict[str, Any] = {
-            "request_id": given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex[:16],
-            "bytes_in": headers.get("content-length", "0"),
-        }
-        scope["hashnet"] = about
+        record = scope["hashnet"] = _new_record(headers)
+        send = _recording(send, record)
         started = time.perf_counter()
-        status, sent = 0, 0
-
-        async def send_on(message: dict) -> None:
-            nonlocal status, sent
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                have = {name for name, _ in message["headers"]}
-                extra = [pair for pair in _HEADERS if pair[0] not in have]
-                message = message | {"headers": [*message["headers"], *extra]}
-            elif message["type"] == "http.response.body":
-                sent += len(message.get("body", b""))
-            await send(message)
-
-        counts = scope["path"] not in OPEN and not scope["path"].startswith(OPEN_BELOW)
-        self.inflight += counts
+        is_open = scope["path"] in OPEN or scope["path"].startswith(OPEN_BELOW)
+        self.in_flight += not is_open
         try:
-            await self._answer(scope, headers, receive, send_on, counts)
-        except RequestRejected as error:
-            if not status:
-                await reply(send_on, error, about["request_id"])
+            await self._run(scope, headers, receive, send, is_open)
+        except ApiError as error:
+            await self._fail(error, record, scope, receive, send)
         except Exception:
-            log.exception("request %s failed", about["request_id"])
-            if not status:
-                sentence = f"the server failed; its log has the details of request {about['request_id']}"
-                await reply(send_on, RequestRejected(sentence, "internal", 500), about["request_id"])
+            log.exception("request %s failed", record.request_id)
+            await self._fail(server_failure(record.request_id), record, scope, receive, send)
         finally:
-            self.inflight -= counts
+            self.in_flight -= not is_open
             seconds = time.perf_counter() - started
             route = getattr(scope.get("route"), "path", "unmatched")
-            self.meter.request(scope["method"], route, status, seconds, about.get("queries", 0))
-            if counts:
-                events.event("request", **_line(scope["method"], route, status, seconds, sent, about))
+            self.telemetry.request(scope["method"], route, record.status, seconds, record.queries or 0)
+            if not is_open:
+                events.event("request", **_log_line(scope["method"], route, seconds, record))
 
-    async def _answer(self, scope: dict, headers: dict, receive: Any, send: Any, counts: bool) -> None:
-        self._check_host(headers.get("host", ""))
-        changes = writes(scope)
-        if counts:
-            self._check_token(headers.get("authorization", ""), changes)
-            if self.inflight > self.limits.max_inflight:
-                raise later(
-                    "overloaded", f"{self.limits.max_inflight} requests are under way; try again", 429
-                )
+    async def _run(
+        self, scope: dict, headers: dict[str, str], receive: Any, send: Any, is_open: bool
+    ) -> None:
+        write = is_write(scope)
+        self.access.check_host(headers.get("host", ""))
+        if not is_open:
+            self.access.check_token(headers.get("authorization", ""), write)
+            if self.in_flight > self.limits.max_inflight:
+                sentence = f"{self.limits.max_inflight} requests are in flight; try again"
+                raise ApiError("overloaded", sentence, 429)
         try:
             async with asyncio.timeout(self.limits.timeout_s):
                 await self.app(scope, receive, send)
         except TimeoutError:
-            sentence = f"no answer within {self.limits.timeout_s:g} s"
-            if changes:
-                raise RequestRejected(
-                    f"{sentence}; whether it was done is not known", "timeout", 504
-                ) from None
-            raise later("timeout", f"{sentence}; try again, or ask for less at once") from None
+            sentence = f"no response within {self.limits.timeout_s:g} s"
+            if write:
+                sentence += "; whether the change was made is not known"
+                raise ApiError("timeout", sentence, 504) from None
+            raise ApiError("timeout", f"{sentence}; try again, or send fewer queries at once", 503) from None
 
-    def _check_host(self, host: str) -> None:
-        """On loopback without a token only local names are answered: a web page elsewhere cannot reach in."""
-        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-        if self.local_only and not is_loopback(name.strip("[]").lower()):
-            raise RequestRejected("this server answers only to its local name", "wrong_host", 421)
-
-    def _check_token(self, authorization: str, changes: bool) -> None:
-        scheme, _, token = authorization.partition(" ")
-        given = digest(token.strip()) if scheme.lower() == "bearer" else ""
-        may_write = bool(self.tokens.write) and hmac.compare_digest(given, self.tokens.write)
-        if changes:
-            if not self.tokens.write:
-                raise RequestRejected(
-                    "this server was started without a write token (HASHNET_WRITE_TOKEN)", "writes_off", 403
-                )
-            if not may_write:
-                status = 403 if given else 401
-                raise RequestRejected(
-                    "adding and removing need the write token", "write_token_needed", status
-                )
-        elif self.tokens.read and not (hmac.compare_digest(given, self.tokens.read) or may_write):
-            raise RequestRejected("send the token as: Authorization: Bearer TOKEN", "unauthorized", 401)
+    async def _fail(
+        self, error: ApiError, record: RequestRecord, scope: dict, receive: Any, send: Any
+    ) -> None:
+        if not record.status:  # nothing has been sent yet
+            record.code = error.code
+            await error_response(error, record.request_id)(scope, receive, send)
 
 
-def later(code: str, message: str, status: int = 503) -> RequestRejected:
-    """An error that goes away by itself: the answer carries Retry-After."""
-    return RequestRejected(message, code=code, status=status)
+def _new_record(headers: dict[str, str]) -> RequestRecord:
+    given, length = headers.get("x-request-id", ""), headers.get("content-length", "")
+    request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex[:16]
+    return RequestRecord(request_id, bytes_in=int(length) if length.isdigit() else 0)
 
 
-def error_headers(error: RequestRejected) -> dict[str, str]:
-    """The headers an error answer needs."""
-    if error.status in (429, 503):
-        return {"retry-after": "1"}
-    return {"www-authenticate": "Bearer"} if error.status == 401 else {}
+def _recording(send: Any, record: RequestRecord) -> Any:
+    """``send`` that adds the security headers and records status and size."""
+
+    async def send_recorded(message: dict) -> None:
+        if message["type"] == "http.response.start":
+            record.status = message["status"]
+            present = {name for name, _ in message["headers"]}
+            missing = [pair for pair in _HEADERS if pair[0] not in present]
+            message = message | {"headers": [*message["headers"], *missing]}
+        elif message["type"] == "http.response.body":
+            record.bytes_out += len(message.get("body", b""))
+        await send(message)
+
+    return send_recorded
 
 
-def error_body(error: RequestRejected, request_id: str) -> dict[str, Any]:
-    """What a client is told."""
-    return {"error": {"code": error.code, "message": str(error), "request_id": request_id}}
-
-
-async def reply(send: Any, error: RequestRejected, request_id: str) -> None:
-    """Answers an error without the application."""
-    body = json.dumps(error_body(error, request_id)).encode()
-    own = {"content-type": "application/json", "content-length": str(len(body))}
-    headers = HEADERS | own | error_headers(error)
-    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body})
-
-
-def _line(
-    method: str, route: str, status: int, seconds: float, sent: int, about: dict[str, Any]
-) -> dict[str, Any]:
-    """What the log says: what was asked of which route and how it went, never what was in it."""
+def _log_line(method: str, route: str, seconds: float, record: RequestRecord) -> dict[str, Any]:
+    """The fields of the request log: which route, how it went, how much; never the contents."""
     line = {
-        "request_id": about["request_id"],
+        "request_id": record.request_id,
         "method": method,
         "route": route,
-        "status": status,
+        "status": record.status,
         "ms": round(seconds * 1000, 2),
-        "bytes_in": int(about["bytes_in"]) if about["bytes_in"].isdigit() else 0,
-        "bytes_out": sent,
+        "bytes_in": record.bytes_in,
+        "bytes_out": record.bytes_out,
     }
-    for name in ("queries", "kind", "version", "code"):
-        if name in about:
-            line[name] = about[name]
-    return line
+    further = {name: getattr(record, name) for name in ("queries", "kind", "version", "code")}
+    return line | {name: value for name, value in further.items() if value is not None}

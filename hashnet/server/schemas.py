@@ -1,4 +1,4 @@
-"""What JSON requests and answers look like. The OpenAPI description is made from these."""
+"""JSON requests and responses as pydantic models; the OpenAPI description is made from them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from hashnet.client import Queries, bad
-from hashnet.errors import RequestRejected
+from hashnet.client import Queries
+from hashnet.server.errors import ApiError
 
 Hex = Annotated[
-    str, Field(pattern=r"^([0-9a-fA-F]{2}){1,128}$", description="a packed code, two hex digits a byte")
+    str, Field(pattern=r"^([0-9a-fA-F]{2}){1,128}$", description="a packed code, two hex digits per byte")
 ]
 
 
@@ -30,12 +30,13 @@ Label = (
     | Annotated[str, Field(strict=True, max_length=200)]
 )
 ClassId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1), WHOLE]
+QueryClassId = Annotated[int, Field(ge=0, le=2**31 - 1)]  # text in an address, so not strict
 Base64 = Annotated[
     str, Field(json_schema_extra={"contentEncoding": "base64"}, description="a picture file, base64")
 ]
 Version = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1), WHOLE]
 
-# One mistake ends the reading of a list: a large body of wrong entries would make millions of them.
+# Validation of a list stops at the first mistake: a large body of wrong entries would make millions.
 FIRST = Field(fail_fast=True)
 MAX_LABELS = 1000  # of one item, and of a filter
 Codes = Annotated[list[Hex], FIRST]
@@ -46,13 +47,13 @@ ClassIds = Annotated[list[Annotated[list[ClassId], Field(max_length=MAX_LABELS, 
 
 
 class Strict(BaseModel):
-    """Unknown fields are mistakes; a field that is not meant is left out, not null."""
+    """Refuses unknown fields, and null where a field should be left out."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
-    def _known_and_given(cls, data: Any) -> Any:
+    def _check_fields(cls, data: Any) -> Any:
         if isinstance(data, dict):
             unknown = next((name for name in data if name not in cls.model_fields), None)
             if unknown is not None:  # the first is enough: there may be millions
@@ -80,6 +81,28 @@ class QueryBody(Strict):
     ids: Ids | None = Field(None, min_length=1, description="ids of indexed items")
 
 
+SEARCH_OPTIONS = {"k", "radius", "labels", "exclude_self", "items", "min_version"}
+
+
+class SearchParams(BaseModel):
+    """The options of a search in the query string."""
+
+    k: int | None = Field(None, ge=1)
+    radius: int | None = Field(None, ge=0)
+    labels: list[str] | None = Field(None, description="class names, or ids that are not a name")
+    label_ids: list[QueryClassId] | None = Field(None, description="class ids only")
+    exclude_self: bool | None = None
+    items: bool | None = None
+    min_version: int | None = Field(None, ge=0, le=2**63 - 1)
+
+    def given(self) -> dict[str, Any]:
+        """The options that were given, by the names they have in a JSON body."""
+        options = self.model_dump(include=SEARCH_OPTIONS, exclude_none=True)
+        if labels := [*(self.labels or ()), *(self.label_ids or ())]:
+            options["labels"] = labels
+        return options
+
+
 class SearchBody(QueryBody):
     """One or many queries of one kind, and either ``k`` (10 when neither is given) or ``radius``."""
 
@@ -91,10 +114,10 @@ class SearchBody(QueryBody):
     )
 
     k: Annotated[int, Field(strict=True, ge=1), WHOLE] | None = Field(
-        None, description="how many nearest items"
+        None, description="number of nearest items"
     )
     radius: Annotated[int, Field(strict=True, ge=0), WHOLE] | None = Field(
-        None, description="every item within so many bits"
+        None, description="find every item within this many bits"
     )
     labels: Annotated[list[Label], FIRST] | None = Field(
         None,
@@ -102,9 +125,9 @@ class SearchBody(QueryBody):
         max_length=MAX_LABELS,
         description="only items with at least one of these classes (id or name)",
     )
-    exclude_self: bool = Field(False, strict=True, description="leave a queried id out of its own answer")
-    items: bool = Field(False, strict=True, description="answer with uri, labels and code of each hit, too")
-    min_version: Version = Field(0, description="be answered by this index version or a newer one")
+    exclude_self: bool = Field(False, strict=True, description="leave a queried id out of its own hits")
+    items: bool = Field(False, strict=True, description="include uri, labels and code of each hit")
+    min_version: Version = Field(0, description="search this index version or a newer one")
 
 
 class EncodeBody(Strict):
@@ -117,11 +140,11 @@ class EncodeBody(Strict):
 
 
 class AddBody(Strict):
-    """New items: their ids, one of codes, images, features, and what else is known of them."""
+    """New items: their ids, one of codes, images, features and, where known, their labels."""
 
     model_config = _exactly_one("codes", "images", "features")
 
-    item_ids: Ids = Field(min_length=1, description="ids that the index does not hold yet")
+    item_ids: Ids = Field(min_length=1, description="ids that are not in the index yet")
     codes: Codes | None = Field(None, min_length=1)
     images: Images | None = Field(None, min_length=1)
     features: Features | None = Field(None, min_length=1)
@@ -134,22 +157,22 @@ class RemoveBody(Strict):
 
 class ItemOut(BaseModel):
     id: int
-    uri: str | None = Field(description="where it came from; null where that is not known")
+    uri: str | None = Field(description="where it came from; null where unknown")
     labels: list[int] | None = Field(description="class ids; null where the database has none")
     label_names: list[str] | None = Field(description="their names; null where classes have none")
     code: str = Field(description="its packed code, hex")
-    thumbnail: str | None = Field(description="path of a small picture of it; null where there is none")
+    thumbnail: str | None = Field(description="path of its thumbnail; null where there is none")
 
 
 class HitsOut(BaseModel):
     code: str = Field(description="the query's code, hex")
     ids: list[int] = Field(description="nearest first; equal distances by id")
     distances: list[int] = Field(description="bits that differ")
-    items: list[ItemOut] | None = Field(None, description="of each hit, where asked for")
+    items: list[ItemOut] | None = Field(None, description="one per hit, where requested")
 
 
 class SearchOut(BaseModel):
-    version: int = Field(description="the index version that answered all of these")
+    version: int = Field(description="the index version that all results come from")
     took_ms: float
     results: list[HitsOut]
 
@@ -183,8 +206,8 @@ class InfoOut(BaseModel):
     pictures: bool = Field(description="whether items have thumbnails")
     writable: bool = Field(description="whether the server was started with a write token")
     lineage: dict[str, Any]
-    limits: dict[str, float]
-    hashnet: str = Field(description="version of the software")
+    limits: dict[str, int | float]
+    hashnet: str = Field(description="version of the server software")
 
 
 class StateOut(BaseModel):
@@ -202,19 +225,19 @@ class ErrorOut(BaseModel):
 
 
 def parse(model: type[BaseModel], body: bytes) -> Any:
-    """The validated body, or RequestRejected with the first few mistakes as a sentence."""
+    """The validated body, or ApiError with the first few mistakes."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
         raise explain(error) from None
 
 
-def explain(error: ValidationError) -> RequestRejected:
-    """One sentence of the first mistakes; contents of the request are not repeated."""
+def explain(error: ValidationError) -> ApiError:
+    """One sentence with the first mistakes; contents of the request are not repeated."""
     mistakes = error.errors(include_url=False, include_input=False)
     kinds = {mistake["type"] for mistake in mistakes}
     if kinds & {"json_invalid"}:
-        return bad("invalid_json", f"the body is not JSON: {mistakes[0]['ctx'].get('error', '')}", 400)
+        return ApiError("invalid_json", f"the body is not JSON: {mistakes[0]['ctx'].get('error', '')}", 400)
     listed = "; ".join(
         f"{'.'.join(str(place) for place in mistake['loc']) or 'body'}: {mistake['msg']}"
         for mistake in mistakes[:3]
@@ -226,26 +249,24 @@ def explain(error: ValidationError) -> RequestRejected:
         code = "not_finite"
     elif places in ({"k"}, {"radius"}):
         code = f"{places.pop()}_out_of_range"
-    return bad(code, f"{listed}{more}", 422)
+    return ApiError(code, f"{listed}{more}")
 
 
 def queries_of(body: Any) -> Queries:
-    """The one kind of query a JSON body holds."""
+    """The queries in a JSON body, which must be of one kind."""
     names = [name for name in ("codes", "images", "features", "ids") if getattr(body, name, None) is not None]
     if len(names) != 1:
         fields = [name for name in ("codes", "images", "features", "ids") if name in type(body).model_fields]
-        raise bad(
-            "invalid_request",
-            f"give exactly one of {', '.join(fields)}; got {' and '.join(names) or 'none'}",
-            422,
+        raise ApiError(
+            "invalid_request", f"give exactly one of {', '.join(fields)}; got {' and '.join(names) or 'none'}"
         )
     kind = names[0]
     values = getattr(body, kind)
     if kind == "codes":
         widths = {len(text) for text in values}
         if len(widths) > 1:
-            raise bad(
-                "wrong_width", f"codes differ in length: {min(widths) * 4} to {max(widths) * 4} bits", 422
+            raise ApiError(
+                "wrong_width", f"codes differ in length: {min(widths) * 4} to {max(widths) * 4} bits"
             )
         rows = np.frombuffer(bytes.fromhex("".join(values)), dtype=np.uint8)
         return Queries(kind, rows.reshape(len(values), -1))
@@ -254,7 +275,7 @@ def queries_of(body: Any) -> Queries:
     if kind == "features":
         widths = {len(row) for row in values}
         if len(widths) > 1:
-            raise bad("wrong_width", f"features differ in length: {min(widths)} to {max(widths)}", 422)
+            raise ApiError("wrong_width", f"features differ in length: {min(widths)} to {max(widths)}")
         return Queries(kind, np.asarray(values, dtype=np.float32))
     return Queries(kind, np.asarray(values, dtype=np.int64))
 
@@ -263,4 +284,4 @@ def _picture(number: int, text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise bad("not_an_image", f"images.{number} is not base64", 422) from None
+        raise ApiError("not_an_image", f"images.{number} is not base64") from None

@@ -297,7 +297,7 @@ def peak_bytes() -> int:
 
 
 def bench_sharded(rows: int) -> None:
-    from cluster.serve.slices import ShardedIndex
+    from cluster.serve import ShardedIndex
 
     codes, labels, queries = draw(rows, 64)
     with tempfile.TemporaryDirectory() as folder:

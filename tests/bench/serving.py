@@ -25,11 +25,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from cluster.serve.run import Server
+from cluster.serve import Server
 from hashnet import AsyncClient, BinaryIndex
 from hashnet.errors import HashnetError
 from hashnet.results import SearchResult
-from hashnet.server.settings import ServeConfig
+from hashnet.server import ServeConfig
 from tests.support.local_cluster import free_ports
 
 BATCH = 1024

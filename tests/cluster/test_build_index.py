@@ -15,7 +15,7 @@ import ray
 from cluster import build_index as indexing
 from cluster.build_index import IndexConfig, build_index
 from cluster.runtime import capacity, connection
-from cluster.serve.slices import ShardedIndex, _cut
+from cluster.serve.sharded_index import ShardedIndex, _cut
 from hashnet import BinaryIndex, errors
 from hashnet.store.code_store import write_store
 
@@ -254,7 +254,7 @@ def test_a_killed_slice_is_rebuilt_and_never_left_out(sharded, run, ray_local):
             assert sharded.search(codes[:20], 50, on_missing="raise") == expected
         except errors.ClusterError as error:
             told = str(error)
-    assert "1 of 2 slices of the index gave no answer, so there is none: slice 1" in told
+    assert "1 of 2 slices of the index did not respond, so the search has no result: slice 1" in told
     # waiting: the answer is whole once the slice is back
     assert sharded.search(codes[:20], 50) == expected
     for number in (0, 1, 0):

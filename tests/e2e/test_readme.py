@@ -25,8 +25,7 @@ from hashnet import CodeStore, Manifest
 from hashnet.cli import entry as cli
 from hashnet.data.sources import digits
 from hashnet.errors import HashnetError
-from hashnet.server.encoder_holder import EncoderHolder
-from hashnet.server.settings import Limits, Tokens
+from hashnet.server import BatchEncoder, ServeConfig, ServedRun
 from tests.support import cluster_demo
 from tests.support.local_cluster import free_ports
 from tests.support.serving_app import make_app
@@ -199,8 +198,8 @@ def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     run = make_run(folder / "runs/demo")
     (folder / "cat.jpg").write_bytes(_png())
-    encoder = EncoderHolder(f"{run}/model", "cpu-eager", 4, 1_000_000, 2)
-    app = make_app(run, encoder, Limits(), Tokens(), "auto", local_only=True)
+    encoder = BatchEncoder(f"{run}/model", "cpu-eager", 4, 1_000_000, 2)
+    app = make_app(ServedRun.open(ServeConfig(run=run)), encoder)
     (port,) = free_ports(1)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)

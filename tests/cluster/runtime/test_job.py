@@ -203,4 +203,4 @@ def test_relative_paths_mean_this_folder_wherever_workers_run(tmp_path, monkeypa
     assert settings.run == str(tmp_path / "runs/a")
     assert settings.pairs == str(tmp_path / "clicks.parquet")
     assert (settings.manifest, settings.backbone) == ("s3://bucket/m.parquet", "small_cnn")
-    assert job.read_settings(ServeConfig, ["run=/r", "model=none"]).model == "none"
+    assert job.read_settings(ServeConfig, ["run=/r", "model=off"]).model == "off"

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import schemathesis
 
-from cluster.serve.run import Server
+from cluster.serve import Server
 from hashnet import BinaryIndex, Client, Encoder
 from hashnet.cli.entry import main
 from hashnet.errors import ClusterError, ConfigError, LineageMismatch, RequestRejected
-from hashnet.server.settings import ServeConfig
+from hashnet.server import ServeConfig
 from tests.support.api_description import exercise
 from tests.support.local_cluster import free_ports
 from tests.support.small_run import make_model, some_codes
@@ -327,7 +327,7 @@ def test_with_the_other_engine(ray_served: Any, server: Server, config: ServeCon
     codes = some_codes(500, seed=8)
     server.stop()
     with (
-        Server(ServeConfig(run=run, port=config.port, engine=other, model="none", max_inflight=4)),
+        Server(ServeConfig(run=run, port=config.port, search_engine=other, model="off", max_inflight=4)),
         Client(config.url, retry_s=60) as client,
     ):
         info = client.info()

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from hashnet import AsyncClient, Client
-from hashnet.client import requests as asking
-from hashnet.client import wire
+from hashnet.client import retry, wire
 from hashnet.client.queries import Queries
 from hashnet.errors import CodeError, DataError, RequestRejected, ServerFailed, ServerUnavailable
 from hashnet.results import SearchResult
@@ -24,7 +23,7 @@ CODES = np.random.default_rng(0).integers(0, 256, (10, 8), dtype=np.uint8)
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.001)
     monkeypatch.delenv("HASHNET_TOKEN", raising=False)
 
 

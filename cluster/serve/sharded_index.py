@@ -1,12 +1,11 @@
-"""ShardedIndex: a database beyond one machine, each slice of it held by a Ray actor.
+"""ShardedIndex: a database beyond one machine, in slices that Ray actors hold.
 
     with ShardedIndex("s3://bucket/run/codes", n_slices=8, num_cpus=8) as index:
         hits = index.search(codes, k=100)        # as BinaryIndex.search: ordered by (distance, id)
 
-A slice is a run of the store's shards. An actor that dies is started again by Ray, on any node with
-room, and builds its slice from the store anew. A search meanwhile waits for it, or with
-``on_missing="raise"`` says which slice is missing; it never returns what the others found as if
-that were all.
+A slice is a range of the store's shards. Ray restarts an actor that dies, on any node with room, and the
+actor rebuilds its slice from the store. Meanwhile a search waits for it or, with ``on_missing="raise"``,
+fails and names the missing slice; it never returns the hits of the other slices as if they were all.
 """
 
 from __future__ import annotations
@@ -36,13 +35,16 @@ from hashnet.index import (
 from hashnet.results import SearchResult
 from hashnet.store import CodeStore
 
-BYTES_BESIDE_CODE = 24  # of a row while a slice is built: its id, twice, and what is read ahead
-BYTES_OF_LABELS = 40  # and its label, before and after sorting
+BYTES_BESIDE_CODE = 24  # per row while a slice is built: its id, twice, and rows read ahead
+BYTES_OF_LABELS = 40  # per row with labels, before and after sorting
 ON_MISSING = ("wait", "raise")
 
 
 class IndexSlice:
-    """One slice, inside an actor: some shards of a store as a BinaryIndex."""
+    """One slice, inside an actor: some shards of a store as a BinaryIndex.
+
+    ``shards`` maps their names to the sha256 they must have.
+    """
 
     def __init__(
         self, uri: str, shards: dict[str, str], kind: str, engine: str, labels: bool, options: dict[str, Any]
@@ -52,7 +54,7 @@ class IndexSlice:
         numbers = [places.get(name, -1) for name in shards]
         for name, number in zip(shards, numbers, strict=True):
             if number < 0 or store.shards[number].sha256 != shards[name]:
-                raise LineageMismatch(f"{uri} no longer has shard {name} as it was; make a new ShardedIndex")
+                raise LineageMismatch(f"{uri} no longer has shard {name} as it was opened; make a new one")
         state = build_state(
             read_parts(store, labels, numbers),
             sum(store.shards[number].rows for number in numbers),
@@ -70,7 +72,7 @@ class IndexSlice:
     def search(
         self, codes: np.ndarray, k: int, where: Any, own: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """(ids, distances, which of the queries' own ids are here)."""
+        """(ids (q, k), distances (q, k), whether each query's own id is in this slice)."""
         mine, held = self._own(own)
         hits = self.index.search(codes, k, where=where, exclude_self=mine)
         return hits.ids, hits.distances, held
@@ -92,8 +94,8 @@ class IndexSlice:
 class ShardedIndex:
     """``n_slices`` actors over the code store at ``store``; the same searches as BinaryIndex.
 
-    ``num_cpus`` cores and as much memory as it needs are asked of Ray for each slice; a cluster that
-    can never give them is told so at once. ``options`` are the kind's (``hashnet.index.kinds``).
+    Each slice reserves ``num_cpus`` cores and the memory it needs; a cluster that can never provide them is
+    refused at once. ``options`` are those of the index kind.
     """
 
     def __init__(
@@ -117,7 +119,9 @@ class ShardedIndex:
                 f"n_slices must lie between 1 and {most} (the shards of {source.uri} that hold rows), "
                 f"got {n_slices}"
             )
-        parse_options(kind, options, source.n_bits, len(source))  # a mistake in them is said here
+        parse_options(
+            kind, options, source.n_bits, len(source)
+        )  # a mistake in them is found here, not in an actor
         connection.connect()
         import ray
 
@@ -137,8 +141,8 @@ class ShardedIndex:
             num_cpus=num_cpus,
             memory=memory,
             scheduling_strategy="SPREAD",
-            max_restarts=-1,  # a slice that dies is built again from the store
-            max_task_retries=-1,  # and what it was asked meanwhile is asked again
+            max_restarts=-1,  # a slice that dies is rebuilt from the store
+            max_task_retries=-1,  # and the calls it missed are repeated
         )
         self._actors = [
             actor.remote(
@@ -151,7 +155,7 @@ class ShardedIndex:
             )
             for shards in self.slices
         ]
-        self._about = self._ask(lambda slice_: slice_.describe, (), "wait", timeout_s)
+        self._described = self._call(lambda slice_: slice_.describe, (), "wait", timeout_s)
 
     def __len__(self) -> int:
         return self._rows
@@ -174,7 +178,7 @@ class ShardedIndex:
         queries = check_width(codes, self.n_bits)
         own = self._own(exclude_self, queries)
         arguments = (queries, check_k(k, len(queries)), where, own)
-        found = self._ask(lambda slice_: slice_.search, arguments, on_missing, timeout_s)
+        found = self._call(lambda slice_: slice_.search, arguments, on_missing, timeout_s)
         self._refuse_unknown(own, [held for *_, held in found])
         ids, distances = merge([ids for ids, _, _ in found], [far for _, far, _ in found], k)
         return SearchResult(ids, distances)
@@ -193,20 +197,20 @@ class ShardedIndex:
         queries = check_width(codes, self.n_bits)
         own = self._own(exclude_self, queries)
         arguments = (queries, check_whole(radius, "radius", 0), where, own)
-        found = self._ask(lambda slice_: slice_.search_radius, arguments, on_missing, timeout_s)
+        found = self._call(lambda slice_: slice_.search_radius, arguments, on_missing, timeout_s)
         self._refuse_unknown(own, [held for _, held in found])
         merged = [merge_hits(list(of_query)) for of_query in zip(*(hits for hits, _ in found), strict=True)]
         return [SearchResult(ids, distances) for ids, distances in merged]
 
     def describe(self) -> dict[str, Any]:
-        """What it is: kind, rows, engine, and the rows of each slice."""
-        first = self._about[0]
+        """Kind, rows, engine, and the rows of each slice."""
+        first = self._described[0]
         shared = {name: first[name] for name in ("kind", "n_bits", "engine", "exact", "n_classes", "lineage")}
-        return shared | {"rows": len(self), "slices": [about["rows"] for about in self._about]}
+        return shared | {"rows": len(self), "slices": [about["rows"] for about in self._described]}
 
     def missing(self, timeout_s: float = 5.0) -> list[int]:
-        """Numbers of the slices that do not answer now."""
-        return sorted(self._answers(lambda slice_: slice_.describe, (), 0, timeout_s)[1])
+        """Numbers of the slices that do not respond at the moment."""
+        return sorted(self._responses(lambda slice_: slice_.describe, (), 0, timeout_s)[1])
 
     def close(self) -> None:
         """Ends the actors."""
@@ -220,44 +224,45 @@ class ShardedIndex:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _ask(
+    def _call(
         self, method: Callable[[Any], Any], arguments: tuple, on_missing: str, timeout_s: float | None
     ) -> list[Any]:
-        """Every slice's answer, in order; ClusterError names the slices that gave none."""
+        """The response of every slice, in order; ClusterError names the slices that gave none."""
         if on_missing not in ON_MISSING:
             raise IndexMismatch(f"on_missing must be wait or raise, got {on_missing!r}")
         retries = -1 if on_missing == "wait" else 0
-        answers, missing = self._answers(method, arguments, retries, timeout_s or self.timeout_s)
+        responses, missing = self._responses(method, arguments, retries, timeout_s or self.timeout_s)
         if missing:
             which = "; ".join(f"slice {number} ({reason})" for number, reason in sorted(missing.items()))
             raise ClusterError(
-                f"{len(missing)} of {len(self.slices)} slices of the index gave no answer, so there is none: "
-                f"{which}. Ray rebuilds a lost slice from the store while the cluster has room; ask again"
+                f"{len(missing)} of {len(self.slices)} slices of the index did not respond, "
+                f"so the search has no result: {which}. Ray rebuilds a lost slice from "
+                "the store while the cluster has room; search again"
             )
-        return answers
+        return responses
 
-    def _answers(
+    def _responses(
         self, method: Callable[[Any], Any], arguments: tuple, retries: int, timeout_s: float
     ) -> tuple[list[Any], dict[int, str]]:
-        """(answers, slice number → why it gave none)."""
+        """(responses, slice number → why it gave none)."""
         if not self._actors:
             raise ClusterError("this ShardedIndex was closed; make a new one")
         exceptions = self._ray.exceptions
         shared = [self._ray.put(a) if isinstance(a, np.ndarray) else a for a in arguments]
-        asked = [method(actor).options(max_task_retries=retries).remote(*shared) for actor in self._actors]
+        futures = [method(actor).options(max_task_retries=retries).remote(*shared) for actor in self._actors]
         deadline = time.monotonic() + timeout_s
-        answers, missing = [], {}
-        for number, future in enumerate(asked):
+        responses, missing = [], {}
+        for number, future in enumerate(futures):
             try:
-                answers.append(self._ray.get(future, timeout=max(0.0, deadline - time.monotonic())))
+                responses.append(self._ray.get(future, timeout=max(0.0, deadline - time.monotonic())))
             except exceptions.GetTimeoutError:
-                missing[number] = f"nothing within {timeout_s:g} s"
+                missing[number] = f"no response within {timeout_s:g} s"
                 self._ray.cancel(future)
             except exceptions.RayActorError as error:
                 missing[number] = str(error).strip().splitlines()[-1]
             except exceptions.RayTaskError as error:
                 reraise_hashnet_error(error)
-        return answers, missing
+        return responses, missing
 
     def _own(self, ids: Any, queries: np.ndarray) -> np.ndarray | None:
         return None if ids is None or ids is False else check_ids(ids, len(queries), lowest=-1)
@@ -271,14 +276,14 @@ class ShardedIndex:
 
 
 def _cut(rows: list[int], n_slices: int) -> list[list[int]]:
-    """Shard numbers of each slice: runs of the shards that hold rows, with about equally many, none empty."""
+    """Shard numbers of each slice: consecutive shards that hold rows, about as many rows in each slice."""
     filled = [number for number, held in enumerate(rows) if held]  # a shard may be all quarantined
     ends = np.cumsum([rows[number] for number in filled])
     slices: list[list[int]] = []
     start = 0
     for number in range(n_slices):
-        wanted = ends[-1] * (number + 1) / n_slices
-        stop = int(np.searchsorted(ends, wanted - 0.5)) + 1
+        target = ends[-1] * (number + 1) / n_slices
+        stop = int(np.searchsorted(ends, target - 0.5)) + 1
         stop = min(max(stop, start + 1), len(filled) - (n_slices - number - 1))
         slices.append(filled[start:stop])
         start = stop

@@ -1,23 +1,31 @@
-"""What the HTTP application answers, in this process, without Ray."""
+"""The endpoints, over a small run in this process."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import threading
-import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import httpx
 import pytest
 from fastapi.testclient import TestClient
 
 from hashnet import AsyncClient, BinaryIndex, Encoder
-from hashnet.server.backend import PICTURES_AT_ONCE
-from hashnet.server.middleware import Guard, digest
-from hashnet.server.settings import Tokens
-from hashnet.store.lookup import ItemLookup
-from tests.support.serving_app import BASE, WRITE, LocalBackend, error_of, picture
+from hashnet.server import (
+    Access,
+    BatchEncoder,
+    ServeConfig,
+    ServedRun,
+)
+from hashnet.server.middleware import RequestMiddleware
+from tests.support.serving_app import (
+    BASE,
+    WRITE,
+    error_of,
+    make_app,
+    picture,
+)
 from tests.support.small_run import some_codes
 
 
@@ -76,13 +84,10 @@ def test_radius_and_labels(http: TestClient, index: BinaryIndex) -> None:
         assert all(set(item["labels"]) & {1, 7} for item in answer["items"])
 
 
-def test_a_class_id_is_not_taken_for_a_name(
-    http: TestClient, index: BinaryIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_id_is_not_taken_for_a_name(run: str, encoder: BatchEncoder, index: BinaryIndex) -> None:
     """Classes whose names are other classes' numbers, as folders sorted as text give them."""
-    about = LocalBackend.about
-    names = [str(9 - i) for i in range(10)]
-    monkeypatch.setattr(LocalBackend, "about", lambda self: about(self) | {"class_names": names})
+    served = replace(ServedRun.open(ServeConfig(run=run)), class_names=[str(9 - i) for i in range(10)])
+    http = TestClient(make_app(served, encoder), base_url=BASE)
     code = index.codes(index.ids()[:1])
     body = {"codes": [code.tobytes().hex()]}
     for options, class_id in (("label_ids=1", 1), ("labels=1", 8), ("labels=1&label_ids=8", 8)):
@@ -111,32 +116,6 @@ def test_items_and_thumbnails(http: TestClient, index: BinaryIndex) -> None:
     assert error_of(http.get(f"/v1/items/{query_row}/thumbnail")) == (404, "unknown_id")
 
 
-def test_few_thumbnails_are_decoded_at_once(
-    app: Callable[..., Guard], index: BinaryIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock, running, most = threading.Lock(), 0, 0
-
-    def decode(self: ItemLookup, id_: int) -> tuple[bytes, str]:
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        time.sleep(0.05)
-        with lock:
-            running -= 1
-        return b"a picture", "image/png"
-
-    monkeypatch.setattr(ItemLookup, "thumbnail", decode)
-
-    async def main() -> list[httpx.Response]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app()), base_url=BASE) as http:
-            paths = [f"/v1/items/{id_}/thumbnail" for id_ in index.ids()[:12]]
-            return await asyncio.gather(*map(http.get, paths))
-
-    assert {answer.status_code for answer in asyncio.run(main())} == {200}
-    assert most <= PICTURES_AT_ONCE
-
-
 def test_encode(http: TestClient, index: BinaryIndex, run: str) -> None:
     id_ = int(index.ids()[4])
     body = {"images": [base64.b64encode(picture(http, id_)).decode()]}
@@ -145,7 +124,9 @@ def test_encode(http: TestClient, index: BinaryIndex, run: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["kernel", "faiss"])
-def test_the_client_gets_what_the_local_index_says(app: Callable[..., Guard], run: str, engine: str) -> None:
+def test_the_client_gets_what_the_local_index_says(
+    app: Callable[..., RequestMiddleware], run: str, engine: str
+) -> None:
     local = BinaryIndex.load(f"{run}/index", engine=engine)
     codes = some_codes(700)
     guard = app(engine=engine)
@@ -168,14 +149,53 @@ def test_the_client_gets_what_the_local_index_says(app: Callable[..., Guard], ru
 
 
 @pytest.mark.slow
-def test_the_description_is_true(app: Callable[..., Guard], own_run: str) -> None:
+def test_the_description_is_true(app: Callable[..., RequestMiddleware], own_run: str) -> None:
     """Many more requests than the test of the real server sends, in this process."""
     import schemathesis
 
     from tests.support.api_description import exercise
 
-    guard = app(tokens=Tokens(write=digest(WRITE)), folder=own_run)
+    guard = app(access=Access.of(write=WRITE), folder=own_run)
     schema = schemathesis.openapi.from_asgi("/openapi.json", guard, headers={"host": "127.0.0.1"})
     statuses = exercise(schema, {"authorization": f"Bearer {WRITE}", "host": "127.0.0.1"}, max_examples=150)
     assert statuses[200] > 200
     assert set(statuses) <= {200, 304, 400, 404, 409, 413, 415, 422, 503}
+
+
+def test_add_and_remove(app: Callable[..., RequestMiddleware], own_run: str) -> None:
+    guard = app(access=Access.of(write=WRITE), folder=own_run)
+    codes = some_codes(3, seed=9)
+    before = BinaryIndex.load(f"{own_run}/index")
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(guard)
+        async with AsyncClient(BASE, transport=transport, token=WRITE) as client:
+            version = await client.add(codes, ids=[9000, 9001, 9002], labels=[[1], [2, 3], []])
+            assert version == before.version + 1
+            hits = await client.search(codes, k=1)
+            assert hits.ids[:, 0].tolist() == [9000, 9001, 9002]
+            assert hits.version == version
+            item = await client.item(9001)
+            assert (item["labels"], item["uri"], item["thumbnail"]) == ([2, 3], None, None)
+            for bad_ids, status, code in (
+                ([9000, 7, 8], 409, "id_taken"),
+                ([5, 5, 6], 422, "invalid_request"),
+            ):
+                with pytest.raises(Exception, match=r"already|different") as caught:
+                    await client.add(codes, ids=bad_ids)
+                assert (caught.value.status, caught.value.code) == (status, code)  # type: ignore[attr-defined]
+            with pytest.raises(Exception, match="class 10"):
+                await client.add(codes, ids=[1, 2, 3], labels=[[10], [], []])
+            taken = int(before.ids()[0])
+            gone = await client.remove([9000, taken])
+            assert gone == version + 1
+            assert 9000 not in (await client.search(codes, k=5)).ids
+            # an id given to something else is not told as what it was
+            await client.add(codes[:1], ids=[taken])
+            item = await client.item(taken)
+            assert (item["uri"], item["thumbnail"]) == (None, None)
+
+    asyncio.run(main())
+    after = BinaryIndex.load(f"{own_run}/index")
+    assert after.version == before.version + 3
+    assert after.contains([9001, 9002]).all()

@@ -1,4 +1,4 @@
-"""Starts a server on Ray Serve, waits, and takes it down again."""
+"""Server: starts a run's server on Ray Serve and stops it again."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from cluster.runtime import capacity, connection, ray_internals
 from cluster.serve import proxy
-from cluster.serve.application import build, hashed_tokens, needs
+from cluster.serve.deployment import build, needs
 from hashnet.errors import ClusterError, ConfigError
-from hashnet.server import READ_TOKEN, WRITE_TOKEN, ServeConfig, is_loopback, look_over
+from hashnet.server import READ_TOKEN, WRITE_TOKEN, Access, ServeConfig, ServedRun, is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ QUIET = {"RAY_SERVE_LOG_TO_STDERR": "0", "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE
 
 
 def serve_run(config: ServeConfig, when_up: Callable[[str], object] | None = None) -> dict[str, Any]:
-    """Serves until interrupted; returns what was served. ``when_up`` is called with the page's address."""
+    """Serves until interrupted; returns run, url and seconds served. ``when_up`` gets the page's address."""
     with Server(config) as server:
         print(server.welcome(), file=sys.stderr, flush=True)
         if when_up is not None:
@@ -38,44 +39,45 @@ def serve_run(config: ServeConfig, when_up: Callable[[str], object] | None = Non
 
 
 class Server:
-    """A running server; leaving the block stops it, and Serve too where this started it."""
+    """A running server. Leaving the ``with`` block stops it, and Serve too if it was started here."""
 
     def __init__(self, config: ServeConfig) -> None:
         self.config = config
-        self.tokens = hashed_tokens(config.host)
-        self.ground = look_over(config)
+        self.access = Access.from_environment(config.host)
+        self.served = ServedRun.open(config)
         self.started = time.monotonic()
         self._owns_serve = False
 
     def __enter__(self) -> Server:
         for name, value in (QUIET | {proxy.CALLBACK: proxy.PATH}).items():
             os.environ.setdefault(name, value)
-        with _tokens_kept_back():
+        with _without_tokens():
             connection.connect()
-        capacity.require("serve", needs(self.config, self.ground))
+        capacity.require("serve", needs(self.config, self.served))
         from ray import serve
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        running = self._serve_runs()
-        if running and (there := serve.status().applications):
+        running = self._serve_is_running()
+        if running and (others := serve.status().applications):
             raise ClusterError(
-                f"Ray Serve serves {', '.join(there)} in this cluster already; stop that first (Ctrl-C where "
-                "it was started, or: serve shutdown), or serve without RAY_ADDRESS on another port: port=8001"
+                f"Ray Serve serves {', '.join(others)} in this cluster already; stop that first (Ctrl-C "
+                "where it was started, or: serve shutdown), or serve without RAY_ADDRESS on another port: "
+                "port=8001"
             )
         try:
             if not running:
                 self._start_serve(serve)
             serve.run(
-                build(self.config, self.ground, self.tokens),
+                build(self.config, self.served, self.access),
                 name=NAME,
                 route_prefix="/",
                 blocking=False,
             )
         except BaseException as error:
-            why = _why(serve) if isinstance(error, RuntimeError) else ""
+            reason = _start_error(serve) if isinstance(error, RuntimeError) else ""
             self.stop()
-            if why:
-                raise ClusterError(f"the server did not start: {why}") from error
+            if reason:
+                raise ClusterError(f"the server did not start: {reason}") from error
             raise
         self.started = time.monotonic()
         return self
@@ -84,7 +86,7 @@ class Server:
         self.stop()
 
     def stop(self) -> None:
-        """Takes the application down; requests under way are answered first."""
+        """Stops the application after the requests in flight have been answered."""
         import ray
         from ray import serve
 
@@ -92,38 +94,39 @@ class Server:
             return
         if ray_internals.serve_client() is not None:
             serve.delete(NAME)
-        if self._owns_serve and "RAY_ADDRESS" in os.environ:  # a Ray that was started here ends with us
+        if (
+            self._owns_serve and "RAY_ADDRESS" in os.environ
+        ):  # a Ray that was started here ends with this process
             serve.shutdown()
 
     def welcome(self) -> str:
-        """What a person reads when the server is up."""
-        ground, url, n_bits = self.ground, self.config.url, self.ground.fixed["n_bits"]
-        takes = {"image": "pictures, ", "features": "features, "}.get(ground.fixed["modality"] or "", "")
-        token = ' -H "authorization: Bearer $HASHNET_TOKEN"' if self.tokens.read else ""
+        """What a person should know when the server is up."""
+        served, url = self.served, self.config.url
+        accepts = {"image": "pictures, ", "features": "features, "}.get(served.modality or "", "")
+        token = ' -H "authorization: Bearer $HASHNET_TOKEN"' if self.access.read else ""
         lines = [
-            f"serving {ground.size:,} codes of {n_bits} bits ({ground.kind}) by {takes}codes and ids",
+            f"serving {served.size:,} codes of {served.n_bits} bits ({served.kind}): "
+            f"search by {accepts}codes and ids",
             f"  {url}/",
             "try",
             f"  curl{token} {url}/v1/info",
         ]
-        if ground.fixed["modality"] == "image":
+        if served.modality == "image":
             lines.append(f"  hashnet query PICTURE --url {url} -k 10")
         lines += [
             f"  hashnet query --id {self._some_id()} --url {url}",
-            f"writing is {'on' if self.tokens.write else 'off (set HASHNET_WRITE_TOKEN to turn it on)'}",
+            f"writing is {'on' if self.access.write else 'off (set HASHNET_WRITE_TOKEN to turn it on)'}",
             "Ctrl-C stops it",
         ]
         return "\n".join(lines)
 
     def _some_id(self) -> int:
-        from hashnet.server import open_catalog
-
-        catalog = open_catalog(self.ground.paths | {"manifest": None})
-        found = catalog.sample(1) if catalog is not None else []
+        items = replace(self.served, manifest=None).open_items()
+        found = items.sample(1) if items is not None else []
         return found[0] if found else 0
 
-    def _serve_runs(self) -> bool:
-        """Whether Serve's HTTP runs already; one that listens elsewhere is not ours to change."""
+    def _serve_is_running(self) -> bool:
+        """Whether Serve's HTTP server is running; refuses one that listens on another address."""
         config, client = self.config, ray_internals.serve_client()
         if client is None:
             if is_loopback(config.host):
@@ -145,17 +148,17 @@ class Server:
         options = HTTPOptions(
             host=config.address,
             port=config.port,
-            request_timeout_s=config.timeout_s + 10,  # the guard inside answers first
-            ssl_certfile=config.tls_cert or None,
-            ssl_keyfile=config.tls_key or None,
+            request_timeout_s=config.timeout_s + 10,  # the application's own limit comes first
+            ssl_certfile=config.tls_cert,
+            ssl_keyfile=config.tls_key,
         )
         location = ProxyLocation.HeadOnly if is_loopback(config.host) else ProxyLocation.EveryNode
         serve.start(proxy_location=location, http_options=options, logging_config=_serve_logging())
 
 
 @contextmanager
-def _tokens_kept_back() -> Iterator[None]:
-    """Takes the tokens out of the environment meanwhile: a Ray that starts here hands it to every worker."""
+def _without_tokens() -> Iterator[None]:
+    """Hides the tokens from a Ray that starts inside: it would pass them on to every worker."""
     kept = {name: os.environ.pop(name) for name in (READ_TOKEN, WRITE_TOKEN) if name in os.environ}
     try:
         yield
@@ -163,8 +166,8 @@ def _tokens_kept_back() -> Iterator[None]:
         os.environ.update(kept)
 
 
-def _why(serve: Any) -> str:
-    """The last line of what a replica that could not start had to say."""
+def _start_error(serve: Any) -> str:
+    """The last error line of a replica that could not start."""
     found = serve.status().applications.get(NAME)
     for title, deployment in found.deployments.items() if found else ():
         lines = [line.strip() for line in deployment.message.splitlines() if line.strip()]
@@ -179,7 +182,7 @@ def _why(serve: Any) -> str:
 def _serve_logging() -> Any:
     from ray.serve.schema import LoggingConfig
 
-    return LoggingConfig(enable_access_log=False, log_level="WARNING")  # the guard keeps the request log
+    return LoggingConfig(enable_access_log=False, log_level="WARNING")  # the middleware logs requests
 
 
 def _refuse_taken_port(host: str, port: int) -> None:

@@ -1,0 +1,116 @@
+"""The Serve application of a run: which deployments, how many replicas, what each reserves.
+
+``application`` is what Serve's configuration files name, for `serve deploy` and Kubernetes' RayService:
+
+    applications:
+      - name: hashnet
+        import_path: cluster.serve:application
+        args: {run: /mnt/hashnet/runs/demo}          # the keys of jobs/serve.py
+
+Host and port belong to Serve there (``http_options``); the tokens come from every node's environment.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cluster.runtime import Need, connection
+from hashnet.errors import ConfigError
+from hashnet.io import config as configs
+from hashnet.server import Access, ServeConfig, ServedRun
+
+# CPUs that Ray reserves for a process; the number of its threads is set separately.
+WRITER_CPUS, HTTP_CPUS, WORK_CPUS = 0.05, 0.1, 0.5
+OPTIONS: dict[str, Any] = {
+    "health_check_period_s": 2,
+    "health_check_timeout_s": 20,
+    "graceful_shutdown_timeout_s": 5,
+    "logging_config": {"enable_access_log": False, "log_level": "WARNING"},  # the middleware logs requests
+}
+
+
+def application(settings: dict[str, Any]) -> Any:
+    """The Serve application; refused without HASHNET_TOKEN, since other machines can reach it."""
+    mistakes = [
+        f"{name} is set by Serve, in http_options; leave it out of args"
+        for name in ("host", "port", "tls_cert", "tls_key")
+        if name in settings
+    ]
+    if mistakes:
+        raise ConfigError(mistakes)
+    config = configs.from_dict(ServeConfig, {"host": "0.0.0.0", **settings})
+    return build(config, ServedRun.open(config), Access.from_environment(config.host))
+
+
+def needs(config: ServeConfig, served: ServedRun) -> list[Need]:
+    """What the cluster must have room for: Serve waits, without a message, until every replica is up."""
+    listed = [
+        Need("writer", 1, {"CPU": WRITER_CPUS}),
+        Need("http", config.http_replicas, {"CPU": HTTP_CPUS}, fix="lower http_replicas"),
+        Need("index", config.index_replicas, index_resources(config), fix="lower index_replicas"),
+    ]
+    if served.model is not None:
+        resources = encoder_resources(config)
+        listed.append(Need("encoder", config.encoder_replicas, resources, fix="lower encoder_replicas"))
+    return listed
+
+
+def index_resources(config: ServeConfig) -> dict[str, float]:
+    """What Ray reserves for one index process."""
+    return _resources(config.threads, gpu=config.index_device == "cuda")
+
+
+def encoder_resources(config: ServeConfig) -> dict[str, float]:
+    """What Ray reserves for one encoder process; device=auto takes a GPU where the cluster has one."""
+    has_gpu = config.device == "auto" and connection.resources().get("GPU", 0) > 0
+    return _resources(config.threads, gpu=config.device == "cuda" or has_gpu)
+
+
+def build(config: ServeConfig, served: ServedRun, access: Access) -> Any:
+    """The application, ready for ``serve.run``."""
+    from cluster.serve.replicas import EncoderReplica, HttpReplica, IndexReplica, WriterReplica
+
+    deployments: Any = (IndexReplica, EncoderReplica, WriterReplica, HttpReplica)
+    index_class, encoder_class, writer_class, http_class = deployments
+    index = index_class.options(
+        **scaling(config.index_replicas, config.max_index_replicas, target=32),
+        max_ongoing_requests=1024,
+        max_queued_requests=4096,
+        ray_actor_options=_actor(index_resources(config)),
+        **OPTIONS,
+    ).bind(config, served)
+    encoder = None
+    if served.model is not None:
+        encoder = encoder_class.options(
+            **scaling(config.encoder_replicas, config.max_encoder_replicas, target=16),
+            max_ongoing_requests=256,
+            max_queued_requests=1024,
+            ray_actor_options=_actor(encoder_resources(config)),
+            **OPTIONS,
+        ).bind(config, served)
+    writer = writer_class.options(
+        num_replicas=1, max_ongoing_requests=256, ray_actor_options=_actor({"CPU": WRITER_CPUS}), **OPTIONS
+    ).bind(served)
+    return http_class.options(
+        num_replicas=config.http_replicas,
+        max_ongoing_requests=4 * config.max_inflight,  # the middleware refuses before Serve queues
+        max_queued_requests=4 * config.max_inflight,
+        ray_actor_options=_actor({"CPU": HTTP_CPUS}),
+        **OPTIONS,
+    ).bind(index, encoder, writer, config, served, access)
+
+
+def scaling(least: int, most: int | None, target: int) -> dict[str, Any]:
+    """A fixed number of replicas, or bounds between which Serve chooses by the requests in flight."""
+    if most is None or most == least:
+        return {"num_replicas": least}
+    bounds = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": target}
+    return {"autoscaling_config": bounds}
+
+
+def _resources(threads: int | None, gpu: bool) -> dict[str, float]:
+    return {"CPU": float(threads or WORK_CPUS), **({"GPU": 0.5} if gpu else {})}
+
+
+def _actor(resources: dict[str, float]) -> dict[str, float]:
+    return {"num_cpus": resources["CPU"], **({"num_gpus": resources["GPU"]} if "GPU" in resources else {})}

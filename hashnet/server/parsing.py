@@ -1,0 +1,260 @@
+"""Parses requests: bodies and options → checked queries, or an ApiError that says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from fastapi import Request
+
+from hashnet.client import Queries, wire
+from hashnet.server import schemas as s
+from hashnet.server.errors import ApiError
+from hashnet.server.messages import SearchOptions, SearchRequest
+from hashnet.server.served_run import ServedRun
+from hashnet.server.settings import Limits
+
+JSON = "application/json"
+DEFAULT_K = 10
+MAX_JSON_VALUES = 1_000_000  # in a request; JSON with more takes seconds and a gigabyte to parse
+MAX_JSON_HITS = 200_000  # in a response; writing more as JSON keeps a process busy for seconds
+MAX_ITEMS = 2000  # hits of one response that can come with uri, labels and code
+
+
+def accepts_arrow(request: Request) -> bool:
+    """Whether the client wants an Arrow stream back."""
+    return wire.ARROW in request.headers.get("accept", "")
+
+
+async def read_search(
+    request: Request, params: s.SearchParams, limits: Limits, served: ServedRun
+) -> SearchRequest:
+    """The search of a request; its options come from the query string or from a JSON body."""
+    kind, body = await _body(request, limits)
+    options = params.given()
+    if kind == JSON:
+        parsed: s.SearchBody = _parsed(s.SearchBody, body, limits)
+        in_body = parsed.model_dump(include=s.SEARCH_OPTIONS, exclude_unset=True)
+        if twice := sorted(in_body.keys() & options):
+            sentence = f"{', '.join(twice)}: given in the body and in the address; give it once"
+            raise ApiError("invalid_request", sentence)
+        queries, options = s.queries_of(parsed), options | in_body
+    elif kind == wire.ARROW:
+        queries = wire.read_queries(_table(body, limits))
+    elif kind.startswith("image/"):
+        queries = Queries("images", [body])
+    else:
+        raise _wrong_type(kind, f"{JSON}, {wire.ARROW} or image/*")
+    check_queries(queries, limits, served)
+    return _search_request(queries, options, limits, served, as_json=not accepts_arrow(request))
+
+
+async def read_encode(request: Request, limits: Limits, served: ServedRun) -> Queries:
+    """The pictures or features to encode."""
+    kind, body = await _body(request, limits)
+    if kind == JSON:
+        queries = s.queries_of(_parsed(s.EncodeBody, body, limits))
+    elif kind == wire.ARROW:
+        queries = wire.read_queries(_table(body, limits))
+        if queries.kind not in ("images", "features"):
+            sentence = f"pictures and features can be encoded, {queries.kind} cannot"
+            raise ApiError("invalid_request", sentence)
+    elif kind.startswith("image/"):
+        queries = Queries("images", [body])
+    else:
+        raise _wrong_type(kind, f"{JSON}, {wire.ARROW} or image/*")
+    check_queries(queries, limits, served)
+    return queries
+
+
+async def read_add(
+    request: Request, limits: Limits, served: ServedRun
+) -> tuple[Queries, np.ndarray, list[list[int]] | None]:
+    """(codes, pictures or features; ids int64 (n,); class ids of each item or None)."""
+    kind, body = await _body(request, limits)
+    if kind == JSON:
+        parsed: s.AddBody = _parsed(s.AddBody, body, limits)
+        queries, ids, labels = s.queries_of(parsed), np.asarray(parsed.item_ids, np.int64), parsed.labels
+    elif kind == wire.ARROW:
+        table = _table(body, limits)
+        queries = wire.read_queries(table, also=("id", "labels"))
+        ids, labels = _ids(table), _labels(table)
+    else:
+        raise _wrong_type(kind, f"{JSON} or {wire.ARROW}")
+    if len(ids) != len(queries):
+        raise ApiError("invalid_request", f"{len(queries)} items came with {len(ids)} ids")
+    if labels is not None and len(labels) != len(queries):
+        raise ApiError("invalid_request", f"{len(queries)} items came with {len(labels)} lists of labels")
+    if len(np.unique(ids)) != len(ids) or (ids < 0).any():
+        raise ApiError("invalid_request", "ids must be different from each other and not negative")
+    check_queries(queries, limits, served)
+    return queries, ids, labels
+
+
+async def read_remove(request: Request, limits: Limits) -> np.ndarray:
+    """The ids to remove."""
+    kind, body = await _body(request, limits)
+    if kind == JSON:
+        ids = np.asarray(_parsed(s.RemoveBody, body, limits).ids, dtype=np.int64)
+    elif kind == wire.ARROW:
+        ids = _ids(_table(body, limits))
+    else:
+        raise _wrong_type(kind, f"{JSON} or {wire.ARROW}")
+    _check_rows(len(ids), limits)
+    return np.unique(ids)
+
+
+def check_queries(queries: Queries, limits: Limits, served: ServedRun) -> None:
+    """Refuses queries that this index and this model cannot take."""
+    _check_rows(len(queries), limits)
+    if queries.kind not in served.accepts:
+        sentence = f"this server takes {', '.join(served.accepts)}, not {queries.kind}"
+        raise ApiError("not_accepted", sentence)
+    if queries.kind == "codes" and queries.values.shape[1] * 8 != served.n_bits:
+        sentence = f"the index has {served.n_bits} bits, the codes have {queries.values.shape[1] * 8}"
+        raise ApiError("wrong_width", sentence)
+    if queries.kind == "features":
+        width = queries.values.shape[1]
+        if width != served.n_features:
+            sentence = f"the model takes {served.n_features} features, the rows have {width}"
+            raise ApiError("wrong_width", sentence)
+        if not np.isfinite(queries.values).all():
+            row = int((~np.isfinite(queries.values)).any(axis=1).argmax())
+            raise ApiError("not_finite", f"features row {row} holds NaN or infinity")
+
+
+def _search_request(
+    queries: Queries, given: Mapping[str, Any], limits: Limits, served: ServedRun, as_json: bool
+) -> SearchRequest:
+    """The search with its options checked; ``given`` holds the options a client gave, by name."""
+    k, radius = given.get("k"), given.get("radius")
+    if k is not None and radius is not None:
+        raise ApiError("invalid_request", "give either k or radius, not both")
+    if radius is None:
+        k = min(DEFAULT_K, limits.max_k) if k is None else k
+        _check_k(k, len(queries), limits)
+    elif radius > (most := min(limits.max_radius, served.n_bits)):
+        raise ApiError("radius_out_of_range", f"radius must be from 0 to {most}, got {radius}")
+    exclude_self, with_items = bool(given.get("exclude_self")), bool(given.get("items"))
+    if exclude_self and queries.kind != "ids":
+        raise ApiError("invalid_request", "exclude_self is for queries by ids")
+    max_hits = limits.max_hits
+    if as_json:
+        _check_json_hits((k or 0) * len(queries), with_items)
+        max_hits = min(
+            max_hits, MAX_ITEMS if with_items else MAX_JSON_HITS
+        )  # the index keeps it for a radius
+    return SearchRequest(
+        queries,
+        SearchOptions(k, radius, _class_ids(given.get("labels"), served.class_names or []), exclude_self),
+        max_hits=max_hits,
+        min_version=given.get("min_version") or 0,
+        with_items=with_items,
+        with_codes=as_json,
+    )
+
+
+def _check_k(k: int, n_queries: int, limits: Limits) -> None:
+    if k > limits.max_k:
+        raise ApiError("k_out_of_range", f"k must be from 1 to {limits.max_k}, got {k}")
+    if k * n_queries > limits.max_hits:
+        sentence = f"{n_queries} queries x k = {k} is more than {limits.max_hits} hits"
+        raise ApiError("too_many_hits", sentence, 413)
+
+
+def _check_json_hits(n_hits: int, with_items: bool) -> None:
+    if with_items and n_hits > MAX_ITEMS:
+        sentence = f"with items=true a response has at most {MAX_ITEMS} hits, requested {n_hits}"
+        raise ApiError("too_many_items", sentence)
+    if n_hits > MAX_JSON_HITS:
+        sentence = f"a JSON response has at most {MAX_JSON_HITS:,} hits, requested {n_hits:,}; use Arrow"
+        raise ApiError("too_many_hits", sentence, 413)
+
+
+def _class_ids(labels: list[int | str] | None, class_names: list[str]) -> tuple[int, ...] | None:
+    """Class ids of a label filter given as ids or names; a name that is a number is a name first.
+
+    The index checks whether the classes exist, since each version has its own.
+    """
+    if labels is None:
+        return None
+    names = {name: i for i, name in enumerate(class_names)}
+    found = set()
+    for label in labels:
+        number = label if isinstance(label, int) else names.get(label)
+        if number is None and str(label).isascii() and str(label).isdigit() and len(str(label)) < 10:
+            number = int(label)
+        if number is None:
+            some = ", ".join(list(names)[:8]) or "no names, give class ids"
+            raise ApiError("unknown_label", f"there is no class {str(label)[:40]!r}; there are {some}")
+        found.add(number)
+    return tuple(sorted(found))
+
+
+async def _body(request: Request, limits: Limits) -> tuple[str, bytes]:
+    """(content type, body); a body above the limit is not read to its end."""
+    length = request.headers.get("content-length", "")
+    too_large = ApiError("too_large", f"the body must have at most {limits.max_body_bytes:,} bytes", 413)
+    if length.isdigit() and int(length) > limits.max_body_bytes:
+        raise too_large
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limits.max_body_bytes:
+            raise too_large
+        chunks.append(chunk)
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind, b"".join(chunks)
+
+
+def _parsed(model: Any, body: bytes, limits: Limits) -> Any:
+    """The validated body. JSON is parsed whole before its values are counted, so this counts first."""
+    if body.count(b"[") + body.count(b"{") > 2 * limits.max_batch + 1000:  # an item to add has two lists
+        sentence = f"a request has at most {limits.max_batch} queries; the body has far more lists"
+        raise ApiError("too_many", sentence, 413)
+    if body.count(b",") > MAX_JSON_VALUES:
+        sentence = f"JSON may hold at most {MAX_JSON_VALUES:,} values; send fewer, or {wire.ARROW}"
+        raise ApiError("too_many", sentence, 413)
+    return s.parse(model, body)
+
+
+def _table(body: bytes, limits: Limits) -> pa.Table:
+    table = wire.read_table(body)
+    _check_rows(table.num_rows, limits)
+    return table
+
+
+def _check_rows(n: int, limits: Limits) -> None:
+    if n == 0:
+        raise ApiError("no_queries", "the request is empty")
+    if n > limits.max_batch:
+        raise ApiError("too_many", f"a request has at most {limits.max_batch} rows, got {n}", 413)
+
+
+def _wrong_type(kind: str, expected: str) -> ApiError:
+    sentence = f"content-type must be {expected}, got {kind[:60] or 'none'}"
+    return ApiError("wrong_content_type", sentence, 415)
+
+
+def _ids(table: pa.Table) -> np.ndarray:
+    if table.column_names.count("id") != 1:
+        raise ApiError("bad_arrow", "the stream must have one column id", 400)
+    return wire.read_queries(table.select(["id"])).values
+
+
+def _labels(table: pa.Table) -> list[list[int]] | None:
+    if "labels" not in table.column_names:
+        return None
+    column = table["labels"]
+    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+    if not is_list or not pa.types.is_integer(column.type.value_type) or column.null_count:
+        raise ApiError("bad_arrow", f"the column labels must hold lists of int32, got {column.type}", 400)
+    if (pc.max(pc.list_value_length(column)).as_py() or 0) > s.MAX_LABELS:
+        raise ApiError("too_many", f"an item has at most {s.MAX_LABELS} labels", 413)
+    lists = column.to_pylist()
+    if any(label is None or not 0 <= label < 2**31 for row in lists for label in row):
+        raise ApiError("bad_arrow", "labels must be class ids from 0", 400)
+    return lists

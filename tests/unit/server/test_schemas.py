@@ -1,0 +1,34 @@
+"""Validation of JSON bodies."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from hashnet.server import schemas as s
+
+
+def test_wrong_entries_of_a_large_list_are_told_by_the_first() -> None:
+    """A body of 32 MB holds millions of them; each would be an object of its own."""
+    wrong = ["?", -1, [None], {}] * 1000
+    bodies = [
+        (s.SearchBody, ("codes", "images", "features", "ids", "labels")),
+        (s.EncodeBody, ("images", "features")),
+        (s.AddBody, ("item_ids", "codes", "images", "features", "labels")),
+        (s.RemoveBody, ("ids",)),
+    ]
+    for model, names in bodies:
+        lists = {name for name, field in model.model_fields.items() if "list" in str(field.annotation)}
+        assert lists == set(names)
+        for name in names:
+            for entries in (wrong[1:], [wrong[1:]] if name in ("features", "labels") else wrong[2:]):
+                with pytest.raises(ValidationError) as caught:
+                    model.model_validate_json(json.dumps({name: entries}))
+                mistakes = [one for one in caught.value.errors() if one["type"] != "missing"]
+                assert len(mistakes) <= (2 if name == "labels" else 1)  # a label is a number or a name
+    with pytest.raises(ValidationError) as caught:
+        s.SearchBody.model_validate_json(json.dumps({"x" * 10_000 + str(i): 1 for i in range(100)}))
+    assert caught.value.error_count() == 1
+    assert len(str(s.explain(caught.value))) < 200
