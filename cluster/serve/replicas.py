@@ -36,7 +36,6 @@ from hashnet.server import (
     ServedRun,
     Telemetry,
     Written,
-    version_behind,
 )
 
 log = logging.getLogger(__name__)
@@ -72,8 +71,8 @@ class IndexReplica:
     async def search(self, request: SearchRequest) -> SearchResponse | ApiError:
         """The response to one request."""
         self._start_following()
-        if self.index.version < request.min_version and not await self._reach_version(request):
-            return version_behind(self.index.version, request.min_version)
+        if self.index.version < request.min_version:
+            await self._wait_for_version(request)
         if len(request) >= BULK:
             return (await self._run([request]))[0]
         return await self._search_small(request)
@@ -107,15 +106,10 @@ class IndexReplica:
         self._start_following()
         return self.index.info()
 
-    async def _reach_version(self, request: SearchRequest) -> bool:
-        """Waits until the version a request needs is on disk and here; False when it does not come."""
+    async def _wait_for_version(self, request: SearchRequest) -> None:
+        """Returns when the version a request needs is served here, or when it does not come in time."""
         until = min(time.time() + WAIT_FOR_VERSION_S, request.deadline)
-        while True:
-            looked = await self._follow()
-            if self.index.version >= request.min_version:
-                return True
-            if not looked or time.time() >= until:
-                return False
+        while await self._follow() and self.index.version < request.min_version and time.time() < until:
             await asyncio.sleep(0.02)
 
     async def _follow(self) -> bool:

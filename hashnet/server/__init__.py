@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hashnet.server.backend import Backend
     from hashnet.server.batch_encoder import BatchEncoder
     from hashnet.server.errors import ApiError, error_response, result_or_raise
-    from hashnet.server.live_index import LiveIndex, version_behind
+    from hashnet.server.live_index import LiveIndex
     from hashnet.server.messages import (
         AddItems,
         IndexedItems,
@@ -38,7 +38,7 @@ __all__, __getattr__ = lazy_names(
         "backend": ["Backend"],
         "batch_encoder": ["BatchEncoder"],
         "errors": ["ApiError", "error_response", "result_or_raise"],
-        "live_index": ["LiveIndex", "version_behind"],
+        "live_index": ["LiveIndex"],
         "messages": [
             "AddItems",
             "IndexInfo",

@@ -91,6 +91,8 @@ class LiveIndex:
             try:
                 if request.deadline < now:  # its client has given up
                     raise ApiError("timeout", "the request waited too long; try again", 503)
+                if request.min_version > index.version:
+                    raise _version_behind(index.version, request.min_version)
                 queries = request.queries
                 codes[i] = index.codes(queries.values) if queries.kind == "ids" else queries.values
                 groups[request.options].append(i)
@@ -112,8 +114,7 @@ class LiveIndex:
         return IndexedItems(index.version, held, codes, index.labels(ids[held]) if with_labels else None)
 
 
-def version_behind(version: int, min_version: int) -> ApiError:
-    """The error of an index that has not reached the version a client asks for."""
+def _version_behind(version: int, min_version: int) -> ApiError:
     sentence = f"the index is at version {version}, the request needs {min_version}; try again"
     return ApiError("version_behind", sentence, 503)
 

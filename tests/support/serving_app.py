@@ -32,7 +32,6 @@ from hashnet.server import (
     Written,
     build_app,
     result_or_raise,
-    version_behind,
 )
 from hashnet.server.middleware import RequestMiddleware
 
@@ -54,8 +53,6 @@ class LocalBackend(Backend):
     async def search_index(self, request: SearchRequest) -> SearchResponse:
         if self.index.version < request.min_version:
             await asyncio.to_thread(self.index.follow)
-        if self.index.version < request.min_version:
-            raise version_behind(self.index.version, request.min_version)
         return result_or_raise((await asyncio.to_thread(self.index.search, [request]))[0])
 
     async def index_info(self) -> IndexInfo:

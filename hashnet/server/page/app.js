@@ -1,18 +1,18 @@
-// The search page. Plain modules, no dependency, no request to anywhere but this server.
+// The search page: plain JavaScript without dependencies, which sends requests to this server only.
 
 const $ = (id) => document.getElementById(id);
 
 const state = {
   info: null,
   query: null, // {kind: "id", id} | {kind: "file", file, url, truth}
-  results: null, // the last answer, for scoring and comparing
-  running: 0, // number of the newest request: older answers are thrown away
+  results: null, // the last response, for scoring and comparing
+  latest: 0, // number of the newest request: responses to older ones are dropped
   abort: null,
 };
 
-// ---------------------------------------------------------------- talking to the server
+// ---------------------------------------------------------------- requests
 
-class Refused extends Error {
+class ApiError extends Error {
   constructor(code, message, status) {
     super(message);
     this.code = code;
@@ -25,44 +25,44 @@ async function call(path, options = {}) {
   const token = sessionStorage.getItem("hashnet-token");
   if (token) headers.authorization = `Bearer ${token}`;
   for (let attempt = 0; ; attempt++) {
-    let answer;
+    let response;
     try {
-      answer = await fetch(path, { ...options, headers });
+      response = await fetch(path, { ...options, headers });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new Refused("offline", "The server cannot be reached. Is it still running?", 0);
+      throw new ApiError("offline", "The server cannot be reached. Is it still running?", 0);
     }
-    if (answer.ok) return answer;
-    if ((answer.status === 429 || answer.status === 503) && attempt < 3) {
+    if (response.ok) return response;
+    if ((response.status === 429 || response.status === 503) && attempt < 3) {
       await new Promise((done) => setTimeout(done, 300 * 2 ** attempt));
       continue;
     }
-    const said = (await answer.json().catch(() => ({}))).error || {};
-    if (answer.status === 401) {
+    const error = (await response.json().catch(() => ({}))).error || {};
+    if (response.status === 401) {
       if (await askForToken(Boolean(token))) return call(path, options);
-      throw new Refused("unauthorized", "This server needs a token.", 401);
+      throw new ApiError("unauthorized", "This server needs a token.", 401);
     }
-    throw new Refused(said.code || "failed", said.message || `The server answered ${answer.status}.`, answer.status);
+    throw new ApiError(error.code || "failed", error.message || `The server responded with ${response.status}.`, response.status);
   }
 }
 
-let tokenQuestion = null; // one dialog, however many requests wait for it
+let tokenPrompt = null; // one dialog, however many requests wait for it
 function askForToken(again) {
-  if (tokenQuestion) return tokenQuestion;
+  if (tokenPrompt) return tokenPrompt;
   const dialog = $("token-dialog");
-  $("token-note").textContent = again ? "That one was not right." : "Ask whoever runs it. It stays in this tab.";
+  $("token-note").textContent = again ? "That token was not right." : "Ask whoever runs it. It stays in this tab.";
   $("token").value = "";
   dialog.returnValue = "";
   dialog.showModal();
-  tokenQuestion = new Promise((done) => {
+  tokenPrompt = new Promise((done) => {
     dialog.addEventListener("close", () => {
-      const given = dialog.returnValue === "ok"; // Escape closes it without
+      const given = dialog.returnValue === "ok"; // Escape closes it without a token
       if (given) sessionStorage.setItem("hashnet-token", $("token").value.trim());
-      tokenQuestion = null;
+      tokenPrompt = null;
       done(given);
     }, { once: true });
   });
-  return tokenQuestion;
+  return tokenPrompt;
 }
 
 // ---------------------------------------------------------------- drawing
@@ -84,7 +84,7 @@ function toBits(hex) {
 }
 
 // A code as rows of small squares, filled for 1; bits that differ from `other` are coloured. Query and
-// results have the same rows, so that one sees at which places they differ.
+// results are drawn alike, so that differing bits can be compared by their places.
 function drawBits(hex, other) {
   const bits = toBits(hex);
   const others = other ? toBits(other) : null;
@@ -116,7 +116,7 @@ function drawBits(hex, other) {
 async function showPicture(img, path) {
   img.onload = () => {
     img.classList.toggle("tiny", img.naturalWidth <= 64);
-    if (img.src.startsWith("blob:")) URL.revokeObjectURL(img.src); // it is drawn: no second copy is kept
+    if (img.src.startsWith("blob:")) URL.revokeObjectURL(img.src); // it is drawn: the copy is no longer needed
   };
   if (!sessionStorage.getItem("hashnet-token")) {
     img.src = path;
@@ -200,7 +200,7 @@ function waiting() {
   $("took").textContent = state.query ? "Searching…" : "Loading…";
   $("empty").hidden = true;
   if (results.children.length && !results.querySelector(".waiting")) {
-    results.classList.add("stale"); // the old answer stays, paler, until the new one is there
+    results.classList.add("stale"); // the old results stay, paler, until the new ones arrive
     return;
   }
   if (state.query) $("title").textContent = "Searching…";
@@ -216,19 +216,19 @@ function waiting() {
   }));
 }
 
-function settled() {
+function endWaiting() {
   $("results").setAttribute("aria-busy", "false");
   $("results").classList.remove("stale");
 }
 
 function fail(error) {
-  settled();
-  state.results = null; // what is still shown belongs to another question
+  endWaiting();
+  state.results = null; // what is shown belongs to another query
   $("results").replaceChildren();
   $("code").hidden = true;
   $("score").hidden = true;
   $("took").textContent = "";
-  $("title").textContent = "No answer";
+  $("title").textContent = "No results";
   const words = error.message[0].toUpperCase() + error.message.slice(1);
   $("error-text").textContent = /[.!?]$/.test(words) ? words : `${words}.`;
   $("error-again").hidden = error.status >= 400 && error.status < 500 && ![401, 429].includes(error.status);
@@ -240,13 +240,13 @@ function fail(error) {
 const mode = () => document.querySelector("input[name=mode]:checked").value;
 
 function options() {
-  const asked = { items: true };
-  asked[mode()] = Number($(mode()).value);
-  if ($("filter").value !== "") asked.labels = [Number($("filter").value)];
-  return asked;
+  const chosen = { items: true };
+  chosen[mode()] = Number($(mode()).value);
+  if ($("filter").value !== "") chosen.labels = [Number($("filter").value)];
+  return chosen;
 }
 
-function fits(file) {
+function fileProblem(file) {
   if (file.type && !file.type.startsWith("image/")) return `${file.name || "This"} is not a picture.`;
   const most = state.info.limits.max_body_bytes;
   if (file.size > most) return `The picture has ${(file.size / 1e6).toFixed(1)} MB; the server takes up to ${(most / 1e6).toFixed(0)} MB.`;
@@ -255,42 +255,42 @@ function fits(file) {
 
 async function search() {
   if (!state.query || !state.info) return;
-  const number = ++state.running;
+  const number = ++state.latest;
   state.abort?.abort();
   state.abort = new AbortController();
   $("error").hidden = true;
   showQuery();
   waiting();
-  const asked = options();
+  const chosen = options();
   try {
-    let answer;
+    let response;
     if (state.query.kind === "id") {
-      const body = { ids: [state.query.id], exclude_self: true, ...asked };
+      const body = { ids: [state.query.id], exclude_self: true, ...chosen };
       const headers = { "content-type": "application/json" };
       const sent = { method: "POST", headers, body: JSON.stringify(body), signal: state.abort.signal };
       const [found, item] = await Promise.all([
         call("/v1/search", sent),
         call(`/v1/items/${state.query.id}`, { signal: state.abort.signal }),
       ]);
-      answer = await found.json();
+      response = await found.json();
       state.query.item = await item.json();
     } else {
-      const problem = fits(state.query.file);
-      if (problem) throw new Refused("too_large", problem, 413);
-      const params = new URLSearchParams({ [mode()]: asked[mode()], items: "true" });
-      if (asked.labels) params.set("label_ids", asked.labels[0]);
-      answer = await (await call(`/v1/search?${params}`, {
+      const problem = fileProblem(state.query.file);
+      if (problem) throw new ApiError("too_large", problem, 413);
+      const params = new URLSearchParams({ [mode()]: chosen[mode()], items: "true" });
+      if (chosen.labels) params.set("label_ids", chosen.labels[0]);
+      response = await (await call(`/v1/search?${params}`, {
         method: "POST",
         headers: { "content-type": state.query.file.type || "image/jpeg" },
         body: state.query.file,
         signal: state.abort.signal,
       })).json();
     }
-    if (number !== state.running) return;
-    state.results = { ...answer.results[0], version: answer.version, took_ms: answer.took_ms };
+    if (number !== state.latest) return;
+    state.results = { ...response.results[0], version: response.version, took_ms: response.took_ms };
     showResults();
   } catch (error) {
-    if (error.name === "AbortError" || number !== state.running) return;
+    if (error.name === "AbortError" || number !== state.latest) return;
     fail(error);
   }
 }
@@ -325,7 +325,7 @@ function showQuery() {
 }
 
 function showResults() {
-  settled();
+  endWaiting();
   const { query, results } = state;
   const known = truth();
   if (query.kind === "id") {
@@ -342,7 +342,7 @@ function showResults() {
   $("empty").hidden = n > 0;
   $("empty").textContent = mode() === "radius"
     ? "Nothing is that near. Allow more bits to differ."
-    : "Nothing was found. Is a label chosen that no item has?";
+    : "Nothing was found. Is a label selected that no item has?";
   $("code").hidden = false;
   compare(null);
   showScore();
@@ -361,7 +361,7 @@ function showScore() {
   $("score-bar").style.width = `${share * 100}%`;
 }
 
-// ---------------------------------------------------------------- what is asked, in the address too
+// ---------------------------------------------------------------- the query, and its address
 
 function go(query, remember = true) {
   if (state.query?.url) URL.revokeObjectURL(state.query.url);
@@ -374,7 +374,7 @@ function go(query, remember = true) {
 function take(file) {
   if (!file || !state.info) return;
   if (!state.info.accepts.includes("images")) {
-    fail(new Refused("not_accepted", "This index was made from feature vectors; pictures cannot be searched for.", 0));
+    fail(new ApiError("not_accepted", "This index was made from feature vectors; it cannot be searched by picture.", 0));
     return;
   }
   $("truth-label").value = "";
@@ -395,14 +395,14 @@ async function fromAddress() {
 }
 
 async function showSample() {
-  const number = ++state.running;
+  const number = ++state.latest;
   $("error").hidden = true;
   $("title").textContent = state.info.accepts.includes("images") ? "Search by picture, or start from one of these" : "Start from one of these";
   waiting();
   try {
     const { items } = await (await call("/v1/items?n=24")).json();
-    if (number !== state.running) return;
-    settled();
+    if (number !== state.latest) return;
+    endWaiting();
     $("took").textContent = "";
     $("results").replaceChildren(...items.map((item) => card(item, null, null, null)));
     $("empty").hidden = items.length > 0;
@@ -410,7 +410,7 @@ async function showSample() {
       ? "Items cannot be listed here: the server was started without their codes."
       : "The index is empty.";
   } catch (error) {
-    if (number === state.running) fail(error);
+    if (number === state.latest) fail(error);
   }
 }
 
@@ -441,7 +441,7 @@ function onKey(event) {
   }
 }
 
-let pause = null; // a slider being dragged asks once it rests
+let pause = null; // a slider being dragged searches once it rests
 function onControl() {
   $("k-row").hidden = mode() !== "k";
   $("radius-row").hidden = mode() !== "radius";

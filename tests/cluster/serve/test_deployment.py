@@ -14,7 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cluster.runtime import connection, telemetry
-from cluster.runtime.capacity import Node
+from cluster.runtime.capacity import Node, too_large
 from cluster.serve import Server, deployment, proxy, replicas
 from hashnet import BinaryIndex
 from hashnet.client import Queries
