@@ -153,16 +153,11 @@ def _encoded(
         output="features",
         split=split,
         base_uri=config.base_uri,
-        engine=_engine(config),
+        device=config.device,
+        compile=None if config.device == "cuda" else config.compile,
     )
     encode_database(encode)
     store = FeatureStore.open(encode.out_uri)
     labels = store.labels()
     assert labels is not None
     return store.features(), labels
-
-
-def _engine(config: CompareConfig) -> str:
-    if config.compile is None or config.device == "cuda":
-        return config.device if config.device == "cuda" else "auto"
-    return "cpu-compiled" if config.compile else "cpu-eager"

@@ -1,5 +1,5 @@
-"""Encode the database rows of a manifest into a code store, on all of a Ray cluster."""
+"""Encodes the database rows of a manifest into a code store, on all nodes of a Ray cluster."""
 
-from cluster.encode.job import ENGINES, EncodeConfig, encode_database
+from cluster.encode.job import EncodeConfig, encode_database
 
-__all__ = ["ENGINES", "EncodeConfig", "encode_database"]
+__all__ = ["EncodeConfig", "encode_database"]

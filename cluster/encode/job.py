@@ -1,8 +1,8 @@
-"""Encode the database rows of a manifest into a code store, on all of a Ray cluster.
+"""Encodes the database rows of a manifest into a code store, on all nodes of a Ray cluster.
 
-What is done is on disk: a run that is started again encodes only the shards without a record, and
-none when all are there (Ray is not even started). See ``hashnet.store.commit`` for the protocol and
-``cluster.encode.stages`` for the pipelines.
+Progress is on disk: the same job started again encodes only the shards that have no record, and does not
+start Ray when none is missing. ``hashnet.store.commit`` has the protocol, ``cluster.encode.pipeline`` the
+Ray Data pipelines.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow.compute as pc
 
-from cluster.encode import setup as setup
-from cluster.encode import stages as stages
-from cluster.encode import summary as summary
+from cluster.encode import pipeline, planner, summary
 from cluster.runtime import connection, reraise_hashnet_error, telemetry
 from hashnet.data import Manifest
 from hashnet.encoding import (
@@ -31,7 +29,7 @@ from hashnet.encoding import (
     repair_tasks,
 )
 from hashnet.errors import ConfigError, LineageMismatch, ModelError, StoreError
-from hashnet.io import REQUIRED, Progress, key, storage
+from hashnet.io import REQUIRED, Progress, Renamed, key, storage
 from hashnet.models import BundleInfo, bundle_info, load_bundle
 from hashnet.store import ROWS_PER_SHARD, PlannedPart, ShardRange, StorePlan, commit
 from hashnet.store import plan as plans
@@ -41,41 +39,61 @@ log = logging.getLogger(__name__)
 FEATURE_SHARD_BYTES = 64 << 20  # a shard of 4096-d features would otherwise be 134 MB
 
 
-ENGINES = (
-    "auto",
-    "cuda",
-    "cpu-compiled",
-    "cpu-eager",
-)  # those of hashnet.encoding.engines, which loads torch
-
-
 @dataclass(frozen=True)
 class EncodeConfig:
-    run: str = key(REQUIRED, "run folder: an absolute path or a URI; its model/ encodes", path=True)
+    RENAMED: ClassVar = {
+        "engine": Renamed("device", {"cpu-eager": "cpu compile=false", "cpu-compiled": "cpu compile=true"})
+    }
+
+    run: str = key(REQUIRED, "run folder, a path or a URI; its model/ encodes", path=True)
     manifest: str | None = key(
-        None, "manifest to encode, copied into the run (default: RUN/manifest.parquet)", path=True
+        None, "manifest to encode; it is copied into the run (none: RUN/manifest.parquet)", path=True
     )
-    model: str | None = key(None, "model bundle (default: RUN/model)", path=True)
-    out: str | None = key(None, "output folder (default: RUN/codes or RUN/features)", path=True)
+    model: str | None = key(None, "model bundle (none: RUN/model)", path=True)
+    out: str | None = key(None, "output folder (none: RUN/codes or RUN/features)", path=True)
     output: str = key("codes", "packed codes, or the backbone's features", choices=("codes", "features"))
-    split: str = key("database", "which rows", choices=("database", "query", "train"))
+    split: str = key("database", "which rows to encode", choices=("database", "query", "train"))
     n_bits: int | None = key(None, "refuse a model with another code length", low=8)
-    rows_per_shard: int | None = key(None, "rows of a shard (default: as begun, else 8192)", low=1)
+    rows_per_shard: int | None = key(
+        None, "rows per shard (none: as in the shards that are there, else 8192)", low=1
+    )
     max_bad_fraction: float = key(
         0.01,
-        "share of bad rows above which the job fails at its end; one is put up with unless 0",
+        "fail at the end if more than this share of the rows is bad; a single bad row is allowed unless 0",
         low=0,
         high=1,
     )
-    only_failed: bool = key(False, "retry the quarantine; rows that can be encoded now become an extra shard")
+    only_failed: bool = key(False, "try the quarantined rows again; those that succeed become an extra shard")
     dry_run: bool = key(False, "print the plan and stop")
-    engine: str = key("auto", "how the model runs", choices=ENGINES)
-    num_actors: int | None = key(None, "encoder actors (default: one a GPU, else one a CPU)", low=1)
-    gpus_per_actor: float | None = key(
-        None, "GPUs of an actor, 0.5 lets two share one (default: 1 where there are any)", low=0
+    device: str = key(
+        "auto",
+        "where the model runs; auto: on GPUs where the cluster has them",
+        choices=("auto", "cpu", "cuda"),
     )
-    chunk_rows: int | None = key(None, "pictures that move together (default: 32 MB of pixels)", low=1)
+    compile: bool | None = key(
+        None, "compile the model on the CPU (none: for pictures, where a C++ compiler is found)"
+    )
+    num_actors: int | None = key(None, "encoder actors (none: one per GPU, else one per CPU)", low=1)
+    gpus_per_actor: float | None = key(
+        None, "GPUs that one actor takes; 0.5 lets two share one (none: 1)", low=0.001
+    )
+    chunk_rows: int | None = key(
+        None, "pictures per chunk sent from decoders to encoders (none: 32 MB of pixels)", low=1
+    )
     base_uri: str | None = key(None, "folder that relative picture paths start from", path=True)
+
+    def __post_init__(self) -> None:
+        mistakes = []
+        if self.only_failed and self.dry_run:
+            mistakes.append("only_failed and dry_run cannot be combined")
+        if self.device == "cuda" and self.compile:
+            mistakes.append("compile=true is for the CPU: leave it out with device=cuda")
+        if self.device == "cpu" and self.gpus_per_actor is not None:
+            mistakes.append(
+                f"gpus_per_actor={self.gpus_per_actor:g} has no meaning with device=cpu: leave it out"
+            )
+        if mistakes:
+            raise ConfigError(mistakes)
 
     @property
     def model_uri(self) -> str:
@@ -88,13 +106,11 @@ class EncodeConfig:
 
 
 def encode_database(config: EncodeConfig) -> dict[str, Any]:
-    """Makes the code (or feature) store of ``config``; returns the summary that the job prints."""
-    if config.only_failed and config.dry_run:
-        raise ConfigError("only_failed and dry_run cannot be combined")
+    """Writes the code (or feature) store of ``config``; returns the summary that the job prints."""
     info = bundle_info(config.model_uri)
     if config.n_bits is not None and config.n_bits != info.n_bits:
         raise LineageMismatch(
-            f"n_bits={config.n_bits} was asked for, but {config.model_uri} has {info.n_bits}"
+            f"n_bits={config.n_bits} was requested, but {config.model_uri} has {info.n_bits}"
         )
     job = _Job(config, info, _manifest(config, info))
     if config.dry_run:
@@ -131,24 +147,23 @@ def _manifest(config: EncodeConfig, info: BundleInfo) -> Manifest:
 
 
 class _Job:
-    """One run of encoding: what is planned, what is there, what is missing."""
+    """One run of the job: the plan of its store, the shards that are there, the shards that are missing."""
 
     def __init__(self, config: EncodeConfig, info: BundleInfo, manifest: Manifest) -> None:
         self.config, self.info, self.manifest = config, info, manifest
         self.uri, self.run = config.out_uri, telemetry.run_name(config.run)
         self.found = plans.read_plan(self.uri)
-        self.plan = plans.check_plan(self.uri, self._wanted())
+        self.plan = plans.check_plan(self.uri, self._requested_plan())
         self.records = commit.read_records(self.uri)
         self.todo = [shard for shard in self.plan.ranges() if shard.name not in self.records]
         self.rows_now = 0
         self.workers: set[str] = set()
 
-    def _wanted(self) -> StorePlan:
-        """The plan as asked for; what was left open is taken from what the folder was begun with."""
+    def _requested_plan(self) -> StorePlan:
+        """The plan of the configuration; what it leaves open is as in the plan that the folder has."""
         config, info, found = self.config, self.info, self.found
-        engine = config.engine
-        if engine == "auto" and found is not None:
-            engine = found.lineage.get("engine", engine)
+        begun = found.lineage.get("engine") if found is not None else None
+        engine = planner.requested_engine(config.device, config.compile, begun)
         width = info.n_bits if config.output == "codes" else self._feature_width()
         rows = config.rows_per_shard or (found.rows_per_shard if found else None)
         if rows is None:
@@ -175,17 +190,18 @@ class _Job:
 
     def encode(self) -> None:
         """Encodes the shards that have no record yet."""
-        stage = self._start(sum(map(len, self.todo)), repair=False)
-        setup.verify_parts(self.manifest, {shard.part.name for shard in self.todo})
+        settings = self._start(sum(map(len, self.todo)), repair=False)
+        planner.verify_parts(self.manifest, {shard.part.name for shard in self.todo})
         plans.begin(self.uri, self.plan)
         if self.info.modality == "features":
-            works = feature_tasks(self.todo, self.manifest)
+            tasks = feature_tasks(self.todo, self.manifest)
         else:
-            works = picture_tasks(self.todo, stage.chunk_rows, int(connection.resources().get("CPU", 1)))
-        self._run(stage, works, self.todo)
+            n_cpus = int(connection.resources().get("CPU", 1))
+            tasks = picture_tasks(self.todo, settings.chunk_rows, n_cpus)
+        self._run(settings, tasks, self.todo)
 
     def retry(self) -> None:
-        """Encodes what is in quarantine once more; rows that can be encoded now become extra shards."""
+        """Encodes the quarantined rows again; those that succeed become extra shards."""
         if self.todo:
             raise StoreError(
                 f"{len(self.todo)} of {self.plan.n_shards} shards of {self.uri} are not encoded yet; "
@@ -195,56 +211,58 @@ class _Job:
         if not row_ids:
             log.info("the quarantine of %s is empty", self.uri)
             return
-        stage = self._start(len(row_ids), repair=True)
+        settings = self._start(len(row_ids), repair=True)
         repaired = [record.name for record in self.records.values() if record.repair]
         first = 1 + max((int(name.rpartition("-")[2]) for name in repaired), default=-1)
-        step = None if self.info.modality == "features" else stage.chunk_rows
-        works = repair_tasks(self.plan, row_ids, first, step)
-        self._run(stage, iter(works), list(dict.fromkeys(work.shards[0] for work in works)))
+        step = None if self.info.modality == "features" else settings.chunk_rows
+        tasks = repair_tasks(self.plan, row_ids, first, step)
+        self._run(settings, iter(tasks), list(dict.fromkeys(task.shards[0] for task in tasks)))
 
-    def _start(self, rows: int, repair: bool) -> stages.Stage:
-        """Connects, settles the engine on a worker's machine, and says what goes where."""
+    def _start(self, rows: int, repair: bool) -> pipeline.PipelineSettings:
+        """The pipeline's settings, with the cluster's capacity checked and the engine chosen on a worker."""
         connection.connect()
-        config = self.config
-        gpus = setup.gpus_wanted(self.plan.lineage["engine"], config.gpus_per_actor)
-        n_actors = setup.place(config.num_actors, gpus, rows)
+        config, engine = self.config, self.plan.lineage["engine"]
+        gpus = planner.gpus_of_an_actor(engine, config.gpus_per_actor)
+        n_actors = planner.reserve_actors(config.num_actors, gpus, rows)
         try:
-            engine = setup.settle_engine(
-                self.plan.lineage["engine"], config.model_uri, self.info.modality, gpus
+            engine = planner.engine_of_workers(
+                engine, config.compile, config.model_uri, self.info.modality, gpus
             )
         except ModelError as error:
-            if config.engine != "auto":
+            if config.device != "auto" or config.compile is not None:
                 raise
-            begun = self.plan.lineage["engine"]  # "auto" alone never fails: it came with the folder
-            raise LineageMismatch(f"{self.uri} was begun with engine {begun!r}: {error}") from error
+            # With everything left open only the engine that the folder has can fail.
+            raise LineageMismatch(f"{self.uri} was begun with engine {engine!r}: {error}") from error
         if gpus and engine != "cuda" and config.gpus_per_actor is None:  # GPUs that torch cannot use
             gpus = 0
-            n_actors = setup.place(config.num_actors, gpus, rows)
+            n_actors = planner.reserve_actors(config.num_actors, gpus, rows)
         self.plan = plans.check_plan(self.uri, replace(self.plan, lineage=code_lineage(self.info, engine)))
         batch_rows = self.plan.lineage["batch_rows"]
-        return stages.Stage(
-            source=RowReader(self.manifest, config.split, config.base_uri),
+        return pipeline.PipelineSettings(
+            reader=RowReader(self.manifest, config.split, config.base_uri),
             plan=self.plan,
             uri=self.uri,
             model_uri=config.model_uri,
             run=self.run,
             repair=repair,
             preprocess=self.info.preprocess,
-            chunk_rows=config.chunk_rows or stages.chunk_rows(self.info.preprocess, batch_rows),
+            chunk_rows=config.chunk_rows or pipeline.chunk_rows(self.info.preprocess, batch_rows),
             n_actors=n_actors,
-            gpus=gpus,
+            gpus_per_actor=gpus,
         )
 
-    def _run(self, stage: stages.Stage, works: Iterator[EncodeTask], shards: list[ShardRange]) -> None:
+    def _run(
+        self, settings: pipeline.PipelineSettings, tasks: Iterator[EncodeTask], shards: list[ShardRange]
+    ) -> None:
         rows = sum(len(shard) for shard in shards)
-        done = 0 if stage.repair else self.plan.n_rows - rows
+        done = 0 if settings.repair else self.plan.n_rows - rows
         device = self.plan.lineage["engine"]
-        pipeline = self._features if self.info.modality == "features" else self._pictures
+        encode = self._features if self.info.modality == "features" else self._pictures
         unit = "rows" if self.info.modality == "features" else "images"
         with Progress(done + rows, unit, "encode", done=done) as progress:
             bad = 0
             try:
-                for n, reasons in pipeline(stage, works, shards):
+                for n, reasons in encode(settings, tasks, shards):
                     self.rows_now += n
                     bad += sum(reasons.values())
                     progress.update(n, bad=bad, device=device)
@@ -253,19 +271,19 @@ class _Job:
                 reraise_hashnet_error(error)
 
     def _count(self, n: int, reasons: dict[str, int], rate: float) -> None:
-        about = {"run": self.run, "stage": "encode"}
-        telemetry.count("images", n - sum(reasons.values()), status="ok", **about)
+        tags = {"run": self.run, "stage": "encode"}
+        telemetry.count("images", n - sum(reasons.values()), status="ok", **tags)
         for reason, count in reasons.items():
-            telemetry.count("images", count, status=reason, **about)
-        telemetry.gauge("images_per_second", rate, **about)
-        telemetry.gauge("shards_total", self.plan.n_shards, **about)
-        telemetry.gauge("shards_done", len(self.records), **about)
+            telemetry.count("images", count, status=reason, **tags)
+        telemetry.gauge("images_per_second", rate, **tags)
+        telemetry.gauge("shards_total", self.plan.n_shards, **tags)
+        telemetry.gauge("shards_done", len(self.records), **tags)
 
     def _pictures(
-        self, stage: stages.Stage, works: Iterator[EncodeTask], shards: list[ShardRange]
+        self, settings: pipeline.PipelineSettings, tasks: Iterator[EncodeTask], shards: list[ShardRange]
     ) -> Iterator[tuple[int, dict[str, int]]]:
-        collector = ShardCollector(self.uri, self.plan, shards, stage.repair)
-        for table in stages.run_pictures(stage, works):
+        collector = ShardCollector(self.uri, self.plan, shards, settings.repair)
+        for table in pipeline.run_pictures(settings, tasks):
             self.workers.update(pc.unique(table["worker"]).to_pylist())
             before, started = len(collector.records), time.perf_counter()
             n = collector.add(table.drop_columns(["worker"]))
@@ -274,15 +292,17 @@ class _Job:
                 telemetry.observe("commit_seconds", seconds, run=self.run, stage="encode")
             for record in collector.records[before:]:
                 self.records[record.name] = record
-                stages.tell_commit(self.run, record)
-            yield n, stages.bad_reasons(table)
+                pipeline.report_commit(self.run, record)
+            yield n, pipeline.bad_reasons(table)
         if collector.unfinished:
-            raise StoreError(f"rows of {len(collector.unfinished)} shards did not arrive; run again")
+            raise StoreError(
+                f"rows of {len(collector.unfinished)} shards did not arrive; run the same command again"
+            )
 
     def _features(
-        self, stage: stages.Stage, works: Iterator[EncodeTask], shards: list[ShardRange]
+        self, settings: pipeline.PipelineSettings, tasks: Iterator[EncodeTask], shards: list[ShardRange]
     ) -> Iterator[tuple[int, dict[str, int]]]:
-        for records, n, worker in stages.run_features(stage, works):
+        for records, n, worker in pipeline.run_features(settings, tasks):
             self.workers.add(worker)
             self.records |= {record.name: record for record in records}
             yield n, reasons_of(records)

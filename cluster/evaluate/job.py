@@ -130,7 +130,7 @@ def _queries(config: EvaluateConfig, store: CodeStore, info: BundleInfo) -> Code
             model=config.model_uri,
             out=config.query_uri,
             split="query",
-            engine=_same_engine(store),
+            **_device_of(store),
             max_bad_fraction=config.max_bad_fraction,
             base_uri=config.base_uri,
         )
@@ -146,10 +146,10 @@ def _queries(config: EvaluateConfig, store: CodeStore, info: BundleInfo) -> Code
     return queries
 
 
-def _same_engine(store: CodeStore) -> str:
-    """The engine that made the database's codes, where every machine has it; codes then agree to the bit."""
-    engine = str(store.lineage.get("engine"))
-    return engine if engine.startswith("cpu-") else "auto"
+def _device_of(store: CodeStore) -> dict[str, Any]:
+    """Settings that encode queries as the database was, so that codes agree to the bit; none for a GPU's."""
+    compile = {"cpu-eager": False, "cpu-compiled": True}.get(store.lineage.get("engine", ""))
+    return {} if compile is None else {"device": "cpu", "compile": compile}
 
 
 def _query_labels(queries: CodeStore) -> LabelSets:

@@ -65,8 +65,7 @@ def make_pictures(folder: Path, n_images: int, backbone: str, engine: str) -> No
 
 def pipeline(folder: Path, engine: str) -> dict[str, float]:
     """The job itself; rate between 25 % and 80 % of the rows, and rows over the whole time."""
-    import cluster.encode_stages as stages
-
+    import cluster.encode.pipeline as stages
     from cluster.encode.job import EncodeConfig, encode_database
     from cluster.runtime import connection
 
@@ -87,7 +86,9 @@ def pipeline(folder: Path, engine: str) -> dict[str, float]:
     connection.connect(object_store_memory=500_000_000)
     busy = CpuClock()
     started = time.perf_counter()
-    encode_database(EncodeConfig(run=str(folder), engine=engine, out=str(folder / f"codes-{os.getpid()}")))
+    compiled = engine == "cpu-compiled"
+    out = str(folder / f"codes-{os.getpid()}")
+    encode_database(EncodeConfig(run=str(folder), device="cpu", compile=compiled, out=out))
     whole = time.perf_counter() - started
     done = np.cumsum([n for _, n in seen])
     first, last = np.searchsorted(done, 0.25 * done[-1]), np.searchsorted(done, 0.8 * done[-1])

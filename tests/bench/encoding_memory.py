@@ -80,7 +80,7 @@ def peak_memory(folder: Path) -> dict[str, float]:
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     started = time.perf_counter()
-    result = encode_database(EncodeConfig(run=str(folder), engine="cpu-eager"))
+    result = encode_database(EncodeConfig(run=str(folder), device="cpu", compile=False))
     seconds = time.perf_counter() - started
     stop.set()
     watcher.join()

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from encoding import N_FILES, make_pictures
 from tables import put_between
 
-from cluster.encode.stages import chunk_rows
+from cluster.encode.pipeline import chunk_rows
 from tests.support.local_cluster import LocalCluster, job_result
 
 ENGINE = "cpu-eager"  # compiling would take longer than the runs
@@ -58,7 +58,7 @@ def encode_rate(folder: Path, n_workers: int) -> float:
         cluster.add_node("head", cpus=0)
         for i in range(n_workers):
             cluster.add_node(f"node-{i + 1}", cpus=1, cores={i})
-        words = [f"run={folder}", f"out={out}", f"engine={ENGINE}", f"num_actors={n_workers}"]
+        words = [f"run={folder}", f"out={out}", "device=cpu", "compile=false", f"num_actors={n_workers}"]
         words += [f"rows_per_shard={SHARD}", f"chunk_rows={SHARD}"]
         done = cluster.submit(["python", "jobs/encode_db.py", *words], timeout_s=3600)
     if done.returncode:

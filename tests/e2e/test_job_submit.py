@@ -73,7 +73,7 @@ def test_the_four_jobs_one_after_another(cluster, clone, tmp_path):
     run = str(tmp_path / "run")
     jobs = {
         "train": TRAIN,
-        "encode_db": ["engine=cpu-eager"],
+        "encode_db": ["device=cpu", "compile=false"],
         "build_index": ["kind=flat"],
         "evaluate": ["k=100"],
     }

@@ -62,7 +62,13 @@ class Driver:
 
     def __init__(self, cluster, python, repo, run, out, **keys) -> None:
         self.records = out / "_records"
-        words = [f"run={run}", f"out={out}", "engine=cpu-eager", *(f"{k}={v}" for k, v in keys.items())]
+        words = [
+            f"run={run}",
+            f"out={out}",
+            "device=cpu",
+            "compile=false",
+            *(f"{k}={v}" for k, v in keys.items()),
+        ]
         self.process = subprocess.Popen(
             [python, "jobs/encode_db.py", *words],
             cwd=repo, env=cluster.env | {"RAY_ADDRESS": cluster.address, "PYTHONPATH": str(repo)},

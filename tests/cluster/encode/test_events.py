@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from cluster.encode import stages as encode_stages
+from cluster.encode import pipeline
 from hashnet.encoding.tasks import EncodeTask
 from hashnet.io import events
 from hashnet.store.commit import ShardRecord
@@ -19,25 +19,25 @@ def told(monkeypatch):
     return heard
 
 
-def test_an_encoder_of_features_tells_of_the_shards_it_commits(told, monkeypatch):
+def test_an_encoder_of_features_reports_the_shards_it_commits(told, monkeypatch):
     shard = ShardRange("codes-00017", PlannedPart("part-0", "00", 8), 0, 8)
     record = ShardRecord("codes-00017", 7, 1, "0a", 100, "part-0", "00", 0, 8, {"not_finite": 1})
-    monkeypatch.setattr(encode_stages, "encode_features", lambda *_: iter([(shard, None)]))
-    monkeypatch.setattr(encode_stages, "commit_table", lambda *_: record)
-    worker = object.__new__(encode_stages.FeatureEncoder)
+    monkeypatch.setattr(pipeline, "encode_features", lambda *_: iter([(shard, None)]))
+    monkeypatch.setattr(pipeline, "commit_table", lambda *_: record)
+    worker = object.__new__(pipeline.FeatureEncoder)
     worker.refused, worker.encoder, worker.name = None, None, "node/1"
-    worker.stage = SimpleNamespace(
-        source=None, plan=SimpleNamespace(output="codes"), run="demo", uri="", repair=False
+    worker.settings = SimpleNamespace(
+        reader=None, plan=SimpleNamespace(output="codes"), run="demo", uri="", repair=False
     )
-    worker(pa.table({"work": [EncodeTask((shard,), 0, 8).to_json()]}))
+    worker(pa.table({"task": [EncodeTask((shard,), 0, 8).to_json()]}))
     about = {"run": "demo", "stage": "encode", "shard": "codes-00017"}
     assert told == [{"event": "shard committed", **about, "rows": 7, "bad": 1}]
 
 
-def test_decoding_tells_of_bad_rows_and_of_nothing_else(told):
+def test_decoding_reports_bad_rows_and_nothing_else(told):
     reasons = pa.array([None, "empty", None, "truncated", "empty"], pa.string())
     decoded = pa.table({"shard": ["codes-00003"] * 5, "reason": reasons})
-    encode_stages.tell_bad("demo", decoded)
-    encode_stages.tell_bad("demo", decoded.slice(0, 1))
+    pipeline.report_bad_rows("demo", decoded)
+    pipeline.report_bad_rows("demo", decoded.slice(0, 1))
     about = {"run": "demo", "stage": "encode", "shard": "codes-00003"}
     assert told == [{"event": "bad rows", **about, "reasons": {"empty": 2, "truncated": 1}}]

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.encode import job as encoding
+from cluster.encode import EncodeConfig
+from cluster.runtime.job import read_settings
 from hashnet import CodeStore, Encoder, Manifest
 from hashnet.data.sources import make_manifest
-from hashnet.encoding import engines as engine
+from hashnet.errors import ConfigError
 from hashnet.io import storage
 from hashnet.models.bundle import save_bundle
 from hashnet.models.hash_model import build_model
@@ -39,8 +40,20 @@ def make_run(uri: str, local: str) -> None:
     save_bundle(storage.join(uri, "model"), build_model("features", 48, n_features=64))
 
 
-def test_the_engines_are_those_of_the_library():
-    assert set(encoding.ENGINES) <= {*engine.DEVICES, *engine.ENGINES}
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["engine=auto"], "engine is now called device: write device=auto"),
+        (["engine=cpu-eager"], "engine is now called device: write device=cpu compile=false"),
+        (["device=cuda", "compile=true"], "compile=true is for the CPU: leave it out with device=cuda"),
+        (["device=cpu", "gpus_per_actor=0.5"], "gpus_per_actor=0.5 has no meaning with device=cpu"),
+        (["gpus_per_actor=0"], "gpus_per_actor must be at least 0.001"),
+        (["only_failed=true", "dry_run=true"], "only_failed and dry_run cannot be combined"),
+    ],
+)
+def test_settings_that_are_refused(words, message):
+    with pytest.raises(ConfigError, match=message):
+        read_settings(EncodeConfig, ["run=/r", *words])
 
 
 def test_help_names_every_key(job):

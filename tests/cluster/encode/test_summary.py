@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cluster.encode import summary as summary
+from cluster.encode import summary
 from hashnet import CodeStore
 from hashnet.errors import StoreError, TooManyBad
 from hashnet.io.arrow import binary_column
@@ -65,7 +65,7 @@ def test_the_end_in_words_and_as_json(folder, caplog):
     assert words[2] == "3 distinct codes of 8 bits; ones per bit 0.00–1.00, 6 dead bits"
 
 
-def test_too_many_bad_rows_until_they_are_mended(folder):
+def test_too_many_bad_rows_until_they_are_repaired(folder):
     with pytest.raises(TooManyBad, match=r"2 of 6 rows \(33.33%\) are bad, .* 30.00%: 1 corrupt, 1 missing"):
         summary.finish(folder, PLAN, 0.3, 6, 1.0, set())
     with pytest.raises(StoreError, match="not complete: 2 of 2 shards are there"):

@@ -16,7 +16,9 @@ def test_the_driver_counts_images_rates_shards_and_commits(ray_local, tmp_path, 
             telemetry, way, lambda name, value, **tags: told.setdefault(name, []).append((value, tags))
         )
     run = make_run(tmp_path / "demo")
-    encode_database(EncodeConfig(run=run, out=f"{run}/again", engine="cpu-eager", rows_per_shard=150))
+    encode_database(
+        EncodeConfig(run=run, out=f"{run}/again", device="cpu", compile=False, rows_per_shard=150)
+    )
     assert sum(n for n, tags in told["images"] if tags["status"] == "ok") == 400
     assert told["shards_total"][-1] == told["shards_done"][-1] == (3, {"run": "demo", "stage": "encode"})
     assert told["images_per_second"][-1][0] > 0

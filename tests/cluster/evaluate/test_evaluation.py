@@ -61,7 +61,7 @@ def make_run(folder, labelled: bool = True) -> str:
 def run(tmp_path_factory, ray_local):
     """A run whose database is encoded in shards of 200 rows."""
     folder = make_run(tmp_path_factory.mktemp("evaluation") / "run")
-    encode_database(EncodeConfig(run=folder, rows_per_shard=200, engine="cpu-eager"))
+    encode_database(EncodeConfig(run=folder, rows_per_shard=200, device="cpu", compile=False))
     return folder
 
 
@@ -95,7 +95,7 @@ def test_report_does_not_depend_on_tasks(run, expected, tmp_path, monkeypatch, r
 
 def test_report_does_not_depend_on_shards(run, expected, tmp_path):
     codes = str(tmp_path / "codes")
-    encode_database(EncodeConfig(run=run, out=codes, rows_per_shard=777, engine="cpu-eager"))
+    encode_database(EncodeConfig(run=run, out=codes, rows_per_shard=777, device="cpu", compile=False))
     evaluate_run(EvaluateConfig(run=run, codes=codes, k=100, out=str(tmp_path / "report"), figures=False))
     assert EvalReport.load(str(tmp_path / "report" / "report.json")) == expected
 
@@ -152,7 +152,7 @@ def test_codes_of_another_model_are_refused(run, tmp_path):
 
 def test_a_run_without_labels_says_so(ray_local, tmp_path):
     folder = make_run(tmp_path / "run", labelled=False)
-    encode_database(EncodeConfig(run=folder, engine="cpu-eager"))
+    encode_database(EncodeConfig(run=folder, device="cpu", compile=False))
     with pytest.raises(DataError, match="no labels"):
         evaluate_run(EvaluateConfig(run=folder, figures=False))
 

@@ -9,8 +9,8 @@ import pytest
 import ray
 
 from cluster.compare.runner import CellResources, cell_needs
-from cluster.encode import setup as encode_setup
-from cluster.encode.stages import ACTOR_CPUS
+from cluster.encode import planner
+from cluster.encode.pipeline import ACTOR_CPUS
 from cluster.evaluate import tasks as counting
 from cluster.runtime import capacity, connection
 from cluster.runtime.capacity import Need, Node
@@ -226,11 +226,11 @@ def test_encoding_requests_the_gpus_that_its_rows_keep_busy(invented):
     invented([HEAD, CPUS], [unbounded], free={})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(capacity, "_wait", lambda needs, wait_s: None)
-        actors = [encode_setup.place(None, 1, rows) for rows in (100, 200_000, 10**9)]
-        assert actors == [1, 4, encode_setup.MOST_NEW_ACTORS]
-        assert encode_setup.place(300, 1, 100) == 300
+        actors = [planner.reserve_actors(None, 1, rows) for rows in (100, 200_000, 10**9)]
+        assert actors == [1, 4, planner.MAX_NEW_ACTORS]
+        assert planner.reserve_actors(300, 1, 100) == 300
     invented([HEAD, GPUS], [unbounded])
-    assert encode_setup.place(None, 1, 100) == 2
+    assert planner.reserve_actors(None, 1, 100) == 2
 
 
 def test_choosing_the_engine_needs_no_more_than_the_check_found_room_for(monkeypatch):
@@ -244,7 +244,7 @@ def test_choosing_the_engine_needs_no_more_than_the_check_found_room_for(monkeyp
     monkeypatch.setattr(ray, "remote", remote)
     monkeypatch.setattr(ray, "wait", lambda refs, timeout: (refs, []))
     monkeypatch.setattr(ray, "get", lambda ref: ref)
-    assert encode_setup.settle_engine("cuda", "never opened", "image", 0.5) == "cuda"
+    assert planner.engine_of_workers("cuda", None, "never opened", "image", 0.5) == "cuda"
     assert (requested[0]["num_cpus"], requested[0]["num_gpus"]) == (ACTOR_CPUS, 0.5)
 
 

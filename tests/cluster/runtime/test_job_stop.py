@@ -61,7 +61,7 @@ def test_encoding_stops_and_goes_on(cluster, submit, tmp_path):
     make_manifest("synthetic", f"{run}/manifest.parquet", n_images=12_000, side=32, store="tar", n_query=100)
     torch.manual_seed(0)
     save_bundle(f"{run}/model", build_model("small_cnn", 48))
-    words = (f"run={run}", "engine=cpu-eager", "rows_per_shard=200", "chunk_rows=64")
+    words = (f"run={run}", "device=cpu", "compile=false", "rows_per_shard=200", "chunk_rows=64")
     job = submit(cluster, "encode_db.py", *words)
     deadline = time.monotonic() + 120
     while len(list(run.glob("codes/_records/*.json"))) < 3:

@@ -20,7 +20,7 @@ TRAIN = (
 )
 
 SHARD = 100
-ENCODE = (f"rows_per_shard={SHARD}", "engine=cpu-eager", "chunk_rows=64")
+ENCODE = (f"rows_per_shard={SHARD}", "device=cpu", "compile=false", "chunk_rows=64")
 
 
 @pytest.fixture(scope="module")

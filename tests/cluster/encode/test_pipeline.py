@@ -17,9 +17,9 @@ import pytest
 import torch
 from PIL import Image
 
-from cluster.encode import setup as encode_setup
+from cluster.encode import planner
 from cluster.encode.job import EncodeConfig, encode_database
-from cluster.runtime.errors import raise_ours
+from cluster.runtime.errors import reraise_hashnet_error
 from hashnet import CodeStore, Encoder, Manifest
 from hashnet.data.source_rows import SourceRows
 from hashnet.data.writer import append_rows, write_manifest
@@ -48,7 +48,7 @@ def jpeg(seed: int) -> bytes:
 
 
 def picture_rows(folder, seeds) -> SourceRows:
-    """Files on disk, so that one can be broken and mended."""
+    """Files on disk, so that one can be broken and repaired."""
     folder.mkdir(exist_ok=True)
     paths = []
     for seed in seeds:
@@ -90,7 +90,7 @@ def feature_run(tmp_path):
 
 
 def config(run, **changes) -> EncodeConfig:
-    base = EncodeConfig(run=str(run), rows_per_shard=100, engine="cpu-eager", chunk_rows=32)
+    base = EncodeConfig(run=str(run), rows_per_shard=100, device="cpu", compile=False, chunk_rows=32)
     return replace(base, **changes)
 
 
@@ -113,8 +113,8 @@ def codes_of(store: CodeStore) -> dict[int, bytes]:
     return dict(zip(ids, [code.tobytes() for code in store.codes()], strict=True))
 
 
-def test_pictures_resume_mend_and_append(ray_local, run, tmp_path):
-    """One story on one run folder, so that Ray's actors start as seldom as possible."""
+def test_pictures_resume_repair_and_append(ray_local, run, tmp_path):
+    """One story on one run folder, so that Ray's actors start as rarely as possible."""
     result = encode_database(config(run))
     wanted = loop(run, Manifest.open(str(run / "manifest.parquet")))
     store = CodeStore.open(str(run / "codes"))
@@ -138,7 +138,7 @@ def test_pictures_resume_mend_and_append(ray_local, run, tmp_path):
     assert shard_files(run / "codes") == first
     assert (run / "codes" / "codes-00001.parquet").stat().st_mtime_ns == untouched
 
-    # Two of the three bad pictures are mended: an extra shard, the others as they were.
+    # Two of the three bad pictures are repaired: an extra shard, the others as they were.
     for seed in (11, 12):
         (tmp_path / "images" / f"{seed}.jpg").write_bytes(jpeg(seed))
     result = encode_database(config(run, only_failed=True))
@@ -265,7 +265,7 @@ def test_what_does_not_fit_is_refused_with_both_values(run, tmp_path, monkeypatc
     assert (plan["rows"], plan["shards"], plan["shards_done"], plan["shards_to_do"]) == (576, 6, 0, 6)
     assert plan["estimated_bytes"] > 576 * 4
     assert not (run / "codes").exists()
-    with pytest.raises(LineageMismatch, match=r"n_bits=64 was asked for, .* has 32"):
+    with pytest.raises(LineageMismatch, match=r"n_bits=64 was requested, .* has 32"):
         encode_database(config(run, n_bits=64))
     with pytest.raises(ConfigError, match="has no train rows"):
         encode_database(config(run, split="train"))
@@ -312,20 +312,20 @@ def test_what_an_actor_refuses_at_its_start_is_a_clear_error(ray_local, feature_
         encode_database(config(feature_run[0]))
 
 
-def test_an_error_that_is_not_ours_keeps_its_causes_apart():
+def test_an_error_from_elsewhere_keeps_its_causes_apart():
     """It was raised from itself once, and the job that looked for the cause never ended."""
-    ours, strange = StorageError("full"), RuntimeError("actor died")
+    known, strange = StorageError("full"), RuntimeError("actor died")
     with pytest.raises(RuntimeError) as error:
-        raise_ours(strange)
+        reraise_hashnet_error(strange)
     assert error.value.__cause__ is None
     outer = RuntimeError("in a task")
-    outer.__cause__ = ours
+    outer.__cause__ = known
     with pytest.raises(StorageError, match="full"):
-        raise_ours(outer)
+        reraise_hashnet_error(outer)
 
 
 def test_auto_takes_eager_where_compiling_fails(run, monkeypatch):
-    """A compiler is found, and then it lacks a header; asked of a worker before a folder is begun."""
+    """A compiler is found but lacks a header; a worker finds out before the store is begun."""
 
     def fail(*args, **kwargs):
         raise RuntimeError("Python.h: No such file or directory")
@@ -333,12 +333,15 @@ def test_auto_takes_eager_where_compiling_fails(run, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("hashnet.encoding.engines._compiler", lambda: "/usr/bin/g++")
     monkeypatch.setattr(torch, "compile", fail)
-    monkeypatch.setattr(encode_setup, "on_one_thread", lambda: None)
+    monkeypatch.setattr(planner, "use_one_thread", lambda: None)
     model = str(run / "model")
-    found = encode_setup.engine_here("auto", model, "image")
+    found = planner.engine_here("auto", None, model, "image")
     assert found == ("cpu-eager", "compiling failed: RuntimeError")
-    assert encode_setup.engine_here("cpu-compiled", model, "image") == ("cpu-compiled", "as requested")
-    assert encode_setup.engine_here("auto", "never opened", "features")[0] == "cpu-eager"
+    assert planner.engine_here("cpu", None, model, "image") == found
+    requested = ("cpu-compiled", "as requested")  # what it cannot do then, the actors refuse
+    assert planner.engine_here("cpu-compiled", None, model, "image") == requested
+    assert planner.engine_here("auto", True, model, "image") == requested
+    assert planner.engine_here("auto", None, "never opened", "features")[0] == "cpu-eager"
 
 
 def test_a_damaged_manifest_part_is_refused(ray_local, run):

@@ -1,0 +1,256 @@
+"""The Ray Data pipelines of encoding: each step is one call into ``hashnet.encoding``.
+
+    pictures   EncodeTask → decode tasks (fetch, decode) → encoder actors → rows to the driver, which commits
+    features   EncodeTask → encoder actors that read, encode and commit whole shards → records to the driver
+
+A decode task is a generator: it yields ``chunk_rows`` decoded pictures at a time and pauses while the
+encoders are busy. Ray Data bounds the pixels in flight by the object store; only codes wait elsewhere. Actors
+and decode tasks may share a core: the operating system keeps all cores busy whichever of the two is slower.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from cluster.runtime import capacity, ray_internals, telemetry
+from hashnet.data import Preprocess
+from hashnet.encoding import EncodeTask, RowReader, commit_table, encode_features, encode_rows, picture_rows
+from hashnet.errors import HashnetError, LineageMismatch
+from hashnet.io import events
+from hashnet.store import ShardRecord, StorePlan
+
+if TYPE_CHECKING:
+    from hashnet.encoding import Encoder
+
+TASKS_AT_ONCE = 4096  # given to Ray Data at once, so that a database of any size fits in the driver's memory
+CHUNK_BYTES = 32 << 20  # of pixels in one chunk …
+CHUNK_ROWS = (64, 512)  # … and the fewest and most pictures in it
+# An actor books next to no CPU, so that decoding always finds room: even on a node with one CPU to which the
+# actors of all lost nodes have moved. More than 0 keeps it off a head without CPUs.
+ACTOR_CPUS, DECODE_CPUS = 0.001, 0.95
+
+
+@dataclass(frozen=True)
+class PipelineSettings:
+    """What every worker of one run needs to know; small, and sent to all of them."""
+
+    reader: RowReader
+    plan: StorePlan
+    uri: str
+    model_uri: str
+    run: str
+    repair: bool
+    preprocess: Preprocess | None
+    chunk_rows: int
+    n_actors: int
+    gpus_per_actor: float  # 0 on the CPU; a fraction lets several actors share a GPU
+
+
+def chunk_rows(preprocess: Preprocess | None, batch_rows: int) -> int:
+    """How many pictures form a chunk: a few hundred, whole inference batches, about 32 MB of pixels."""
+    if preprocess is None:
+        return batch_rows
+    low, high = CHUNK_ROWS
+    rows = min(max(CHUNK_BYTES // (3 * preprocess.crop**2), low), high)
+    return max(rows // batch_rows, 1) * batch_rows
+
+
+class EncoderActor:
+    """Holds one model: on its GPU, or on one thread of a CPU."""
+
+    def __init__(self, settings: PipelineSettings) -> None:
+        self.settings, self.name = settings, worker_name()
+        self.refused: HashnetError | None = None
+        try:
+            self.encoder = self._load()
+        except HashnetError as error:  # raised here, the driver would get a text; raised by a call, the error
+            self.refused = error
+
+    def _load(self) -> Encoder:
+        from hashnet.encoding import Encoder
+
+        settings, lineage = self.settings, self.settings.plan.lineage
+        if lineage["engine"] != "cuda":
+            use_one_thread()
+        encoder = Encoder.load(settings.model_uri, engine=lineage["engine"])
+        if encoder.model_sha256 != lineage["model_sha256"]:
+            raise LineageMismatch(
+                f"{settings.model_uri} changed while encoding: it was {lineage['model_sha256'][:12]}, "
+                f"now it is {encoder.model_sha256[:12]}; run again"
+            )
+        return encoder
+
+    def check(self) -> None:
+        """Raises the error that kept the model from loading."""
+        if self.refused is not None:
+            raise self.refused
+
+
+def use_one_thread() -> None:
+    """Makes torch compute and compile on one thread in this process; by default each starts a pool."""
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    import torch
+
+    torch.set_num_threads(1)
+
+
+class PictureEncoder(EncoderActor):
+    """Decoded pictures → codes or features."""
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        self.check()
+        with telemetry.timed("forward_seconds", run=self.settings.run, stage="encode"):
+            encoded = encode_rows(self.encoder, self.settings.plan.output, table)
+        return encoded.append_column("worker", pa.array([self.name] * len(table), pa.string()))
+
+
+class FeatureEncoder(EncoderActor):
+    """Tasks over feature rows → committed shards; returns their records."""
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        self.check()
+        settings = self.settings
+        tasks = [EncodeTask.from_json(text) for text in table["task"].to_pylist()]
+        records: list[ShardRecord] = []
+        for task in tasks:
+            for shard, rows in encode_features(settings.reader, task, self.encoder, settings.plan.output):
+                with telemetry.timed("commit_seconds", run=settings.run, stage="encode"):
+                    record = commit_table(settings.uri, settings.plan, shard, rows, settings.repair)
+                if record is not None:
+                    records.append(record)
+                    report_commit(settings.run, record)
+        n = sum(task.stop - task.start for task in tasks)
+        listed = json.dumps([asdict(record) for record in records])
+        return pa.table({"records": [listed], "rows": [n], "worker": [self.name]})
+
+
+def report_commit(run: str, record: ShardRecord) -> None:
+    """Writes the event of a committed shard."""
+    events.event(
+        "shard committed", run=run, stage="encode", shard=record.name, rows=record.rows, bad=record.bad_rows
+    )
+
+
+def report_bad_rows(run: str, decoded: pa.Table) -> None:
+    """Writes the event of pictures that could not be decoded, if there are any."""
+    reasons = bad_reasons(decoded)
+    if reasons:
+        shard = decoded["shard"][0].as_py()  # all rows of a decode task belong to one shard
+        events.event("bad rows", run=run, stage="encode", shard=shard, reasons=reasons)
+
+
+def bad_reasons(table: pa.Table) -> dict[str, int]:
+    """The bad rows of a table, counted by reason."""
+    counts = table["reason"].drop_null().value_counts().to_pylist()
+    return {count["values"]: count["counts"] for count in counts}
+
+
+def run_pictures(settings: PipelineSettings, tasks: Iterator[EncodeTask]) -> Iterator[pa.Table]:
+    """Tables of encoded pictures, in the order in which they are done."""
+    assert settings.preprocess is not None
+    reader, preprocess, rows, run = settings.reader, settings.preprocess, settings.chunk_rows, settings.run
+
+    def decode(table: pa.Table) -> Iterator[pa.Table]:
+        for text in table["task"].to_pylist():
+            tables = picture_rows(reader, EncodeTask.from_json(text), preprocess, rows)
+            while True:
+                with telemetry.timed("decode_seconds", run=run, stage="encode"):
+                    decoded = next(tables, None)
+                if decoded is None:
+                    break
+                report_bad_rows(run, decoded)
+                yield decoded
+
+    chunk_bytes = rows * 3 * preprocess.crop**2
+    for batch in _batches_of_tasks(tasks):
+        with _data_context(target_max_block_size=int(chunk_bytes * 0.9)):  # one block per chunk, never merged
+            data = _dataset(batch).map_batches(
+                decode,
+                batch_size=None,
+                batch_format="pyarrow",
+                num_cpus=DECODE_CPUS,
+                **capacity.on_cpu_nodes(),
+            )
+            data = data.map_batches(
+                PictureEncoder,
+                fn_constructor_kwargs={"settings": settings},
+                batch_size=rows if settings.gpus_per_actor else None,  # Ray needs a number with GPUs
+                batch_format="pyarrow",
+                compute=_actor_pool(settings, sum(-(-(task.stop - task.start) // rows) for task in batch)),
+                num_cpus=ACTOR_CPUS,
+                num_gpus=settings.gpus_per_actor or None,
+            )
+            yield from data.iter_batches(batch_size=None, batch_format="pyarrow")
+
+
+def run_features(
+    settings: PipelineSettings, tasks: Iterator[EncodeTask]
+) -> Iterator[tuple[list[ShardRecord], int, str]]:
+    """(records, rows, worker) of each task over feature rows, as it is committed."""
+    for batch in _batches_of_tasks(tasks):
+        with _data_context():
+            data = _dataset(batch).map_batches(
+                FeatureEncoder,
+                fn_constructor_kwargs={"settings": settings},
+                batch_size=1 if settings.gpus_per_actor else None,
+                batch_format="pyarrow",
+                compute=_actor_pool(settings, len(batch)),
+                num_cpus=ACTOR_CPUS,
+                num_gpus=settings.gpus_per_actor or None,
+            )
+            for table in data.iter_batches(batch_size=None, batch_format="pyarrow"):
+                for row in table.to_pylist():
+                    records = [ShardRecord.from_dict(record) for record in json.loads(row["records"])]
+                    yield records, row["rows"], row["worker"]
+
+
+def _batches_of_tasks(tasks: Iterator[EncodeTask]) -> Iterator[list[EncodeTask]]:
+    while batch := list(islice(tasks, TASKS_AT_ONCE)):
+        yield batch
+
+
+def _dataset(tasks: list[EncodeTask]) -> Any:
+    import ray.data
+
+    ray_internals.quiet_data_on_the_terminal()
+    items = [{"task": task.to_json()} for task in tasks]
+    return ray.data.from_items(items, override_num_blocks=len(items))
+
+
+def _actor_pool(settings: PipelineSettings, n_tasks: int) -> Any:
+    """The actors; two tasks in flight per actor, so that the next input is there when one ends."""
+    from ray.data import ActorPoolStrategy
+
+    return ActorPoolStrategy(size=min(settings.n_actors, n_tasks), max_tasks_in_flight_per_actor=2)
+
+
+@contextmanager
+def _data_context(**changes: Any) -> Iterator[None]:
+    """Datasets created inside have these settings of Ray Data, and raise the original error of a worker."""
+    from ray.data import DataContext
+
+    context = DataContext.get_current()
+    changes["raise_original_map_exception"] = True
+    before = {name: getattr(context, name) for name in changes}
+    for name, value in changes.items():
+        setattr(context, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(context, name, value)
+
+
+def worker_name() -> str:
+    """Node and process, to count the workers that took part."""
+    import ray
+
+    return f"{ray.get_runtime_context().get_node_id()[:8]}/{os.getpid()}"
