@@ -22,7 +22,6 @@ from hashnet.encoding import (
     EncodeTask,
     RowReader,
     ShardCollector,
-    code_lineage,
     feature_tasks,
     picture_tasks,
     reasons_of,
@@ -180,8 +179,13 @@ class _Job:
             ),
             split=config.split,
             n_classes=self.manifest.n_classes,
-            lineage=code_lineage(info, engine),
+            lineage=self._lineage(engine),
         )
+
+    def _lineage(self, engine: str) -> dict[str, Any]:
+        from hashnet.encoding import code_lineage  # imports torch, which takes seconds
+
+        return code_lineage(self.info, engine)
 
     def _feature_width(self) -> int:
         if self.found and self.found.lineage.get("model_sha256") == self.info.sha256:
@@ -236,7 +240,7 @@ class _Job:
         if gpus and engine != "cuda" and config.gpus_per_actor is None:  # GPUs that torch cannot use
             gpus = 0
             n_actors = planner.reserve_actors(config.num_actors, gpus, rows)
-        self.plan = plans.check_plan(self.uri, replace(self.plan, lineage=code_lineage(self.info, engine)))
+        self.plan = plans.check_plan(self.uri, replace(self.plan, lineage=self._lineage(engine)))
         batch_rows = self.plan.lineage["batch_rows"]
         return pipeline.PipelineSettings(
             reader=RowReader(self.manifest, config.split, config.base_uri),

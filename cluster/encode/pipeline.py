@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +128,7 @@ class FeatureEncoder(EncoderActor):
                     records.append(record)
                     report_commit(settings.run, record)
         n = sum(task.stop - task.start for task in tasks)
-        listed = json.dumps([asdict(record) for record in records])
+        listed = json.dumps([record.to_dict() for record in records])
         return pa.table({"records": [listed], "rows": [n], "worker": [self.name]})
 
 

@@ -86,7 +86,7 @@ def engine_here(engine: str, compile: bool | None, model_uri: str, modality: str
 
 
 def reserve_actors(num_actors: int | None, gpus: float, rows: int) -> int:
-    """The number of actors that encode ``rows``: ``num_actors``, else as many as the GPUs hold, else one per CPU.
+    """How many actors encode ``rows``: ``num_actors``, else as many as the GPUs hold, else one per CPU.
 
     Checks the cluster's capacity, and waits for the first GPU where the autoscaler must add it; actors for
     GPUs that come later join the pool then. No more new GPUs are requested than the rows keep busy.
