@@ -1,8 +1,7 @@
-"""Build a run's index from its code store: in this process, or with Ray tasks that read the shards.
+"""Builds a run's index from its code store: in this process, or with Ray tasks that read the shards.
 
-Reading and decoding Parquet is what takes time in a large build, so that is what is spread; the
-rows then meet in one place, since an index file is one file. For databases beyond one machine see
-``cluster.serve.ShardedIndex``.
+Reading Parquet takes most of the time of a large build, so tasks on all nodes do it; the index itself is
+built in one process, since it is one file. ``cluster.serve.ShardedIndex`` is for databases beyond one machine.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +32,8 @@ from hashnet.index import (
 from hashnet.io import REQUIRED, Progress, events, key, storage
 from hashnet.store import CodeStore
 
-SHARDS_PER_TASK = 64  # 8 MB of 64-bit codes and ids: a task of about a second
-READ_AGAIN = 20  # times, when a task's worker or node is lost
+SHARDS_PER_TASK = 64  # 8 MB of 64-bit codes and ids: about a second
+MAX_RETRIES = 20  # of a task whose worker or node is lost
 SHARDS_PER_WORKER = 512  # below this many, starting tasks costs more than reading here
 
 log = logging.getLogger(__name__)
@@ -41,23 +41,29 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class IndexConfig:
-    run: str = key(REQUIRED, "run folder: an absolute path or a URI; its codes/ are indexed", path=True)
-    kind: str = key("flat", "exact, or approximate and faster", choices=KINDS)
-    codes: str | None = key(None, "code store (default: RUN/codes)", path=True)
-    out: str | None = key(None, "output folder (default: RUN/index)", path=True)
-    labels: bool = key(True, "keep labels beside the index, for filters")
+    run: str = key(REQUIRED, "run folder, a path or a URI; its codes/ are indexed", path=True)
+    kind: str = key(
+        "flat",
+        "flat is exact; ivf and hnsw are approximate and faster; multihash finds a small radius",
+        choices=KINDS,
+    )
+    codes: str | None = key(None, "code store (none: RUN/codes)", path=True)
+    out: str | None = key(None, "output folder (none: RUN/index)", path=True)
+    labels: bool = key(True, "store labels with the index, for filters")
     recall: float | None = key(None, "ivf: tune nprobe to this recall@k on sample queries", low=0, high=1)
-    k: int = key(10, "results a query that recall is measured on", low=1)
-    nlist: int | None = key(None, "ivf: lists (default: about sqrt(n))", low=1)
-    nprobe: int | None = key(None, "ivf: lists scanned a query (default: nlist / 64)", low=1)
-    nhash: int | None = key(None, "multihash: tables (default: n_bits / 16, at least 3)", low=1)
-    bits: int | None = key(None, "multihash: bits a table (default: n_bits / nhash, at most 16)", low=1)
-    nflip: int | None = key(None, "multihash: bits flipped in a lookup (default: 0)", low=0)
-    neighbours: int | None = key(None, "hnsw: links a node (default: 32)", low=2)
-    ef_construction: int | None = key(None, "hnsw: breadth when building (default: 80)", low=1)
-    ef_search: int | None = key(None, "hnsw: breadth when searching (default: 128)", low=1)
-    num_workers: int | None = key(None, "tasks that read shards (default: by size; 0: this process)", low=0)
-    overwrite: bool = key(False, "replace an index that has been updated since it was built, or is damaged")
+    k: int = key(10, "results per query that recall is measured on", low=1)
+    nlist: int | None = key(None, "ivf: number of lists (none: about sqrt(n))", low=1)
+    nprobe: int | None = key(None, "ivf: lists scanned per query (none: nlist / 64)", low=1)
+    nhash: int | None = key(None, "multihash: tables (none: n_bits / 16, at least 3)", low=1)
+    bits: int | None = key(None, "multihash: bits per table (none: n_bits / nhash, at most 16)", low=1)
+    nflip: int | None = key(None, "multihash: bits flipped in a lookup (none: 0)", low=0)
+    neighbours: int | None = key(None, "hnsw: links per node (none: 32)", low=2)
+    ef_construction: int | None = key(None, "hnsw: breadth when building (none: 80)", low=1)
+    ef_search: int | None = key(None, "hnsw: breadth when searching (none: 128)", low=1)
+    num_workers: int | None = key(
+        None, "tasks that read shards at once; 0: this process reads them (none: by size)", low=0
+    )
+    overwrite: bool = key(False, "replace an index that was updated after it was built, or is damaged")
 
     @property
     def codes_uri(self) -> str:
@@ -69,14 +75,14 @@ class IndexConfig:
 
     @property
     def options(self) -> dict[str, int]:
-        """The options that were given, of any kind: one of another kind is refused by name."""
+        """The options that were given, also those of other kinds, which are refused by name."""
         names = {field.name for made in OPTIONS.values() for field in dataclasses.fields(made)}
         given = {name: getattr(self, name, None) for name in sorted(names)}
         return {name: value for name, value in given.items() if value is not None}
 
 
 def build_index(config: IndexConfig) -> dict[str, Any]:
-    """Makes RUN/index of RUN/codes; returns what the job prints. The same again is a no-op."""
+    """Builds RUN/index from RUN/codes; returns what the job prints. Does nothing if it is up to date."""
     store = CodeStore.open(config.codes_uri)
     started = time.monotonic()
     if config.overwrite:
@@ -114,7 +120,7 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
 
 
 def _existing(config: IndexConfig, store: CodeStore) -> BinaryIndex | None:
-    """The index that is there already, when it is the one asked for; refused when updates would go."""
+    """The index that is there already, if it is the requested one; refused if its updates would be lost."""
     if config.overwrite or not IndexArtefact(config.out_uri).exists():
         return None
     index = BinaryIndex.load(config.out_uri)
@@ -123,7 +129,9 @@ def _existing(config: IndexConfig, store: CodeStore) -> BinaryIndex | None:
         index.lineage.get("codes_sha256") == store.sha256
         and about["kind"] == config.kind
         and (index.n_classes is not None) == (config.labels and store.n_classes is not None)
-        and all(about["options"].get(name) == value for name, value in _asked(config, store).items())
+        and all(
+            about["options"].get(name) == value for name, value in _requested_options(config, store).items()
+        )
     )
     if same:
         log.info("%s is up to date (version %d)", config.out_uri, index.version)
@@ -131,9 +139,9 @@ def _existing(config: IndexConfig, store: CodeStore) -> BinaryIndex | None:
     if about["updates"]:
         built_from = str(index.lineage.get("codes_sha256"))
         raise LineageMismatch(
-            f"{config.out_uri} has had {about['updates']} updates since it was built from codes "
-            f"{built_from[:12]}…, which building it anew ({config.kind}, codes {store.sha256[:12]}…) "
-            "would lose: give overwrite=true to drop them, or another out="
+            f"{config.out_uri} was updated {about['updates']} times after it was built from codes "
+            f"{built_from[:12]}…; building it again ({config.kind}, codes {store.sha256[:12]}…) would lose "
+            "these updates: give overwrite=true to drop them, or another out="
         )
     return None
 
@@ -143,18 +151,18 @@ def _is_tuned(config: IndexConfig, index: BinaryIndex) -> bool:
     return (tuned.get("wished"), tuned.get("k")) == (config.recall, config.k)
 
 
-def _asked(config: IndexConfig, store: CodeStore) -> dict[str, int]:
-    """Options that must agree, as a build would clip them; with a wished recall, nprobe is the tuning's."""
+def _requested_options(config: IndexConfig, store: CodeStore) -> dict[str, int]:
+    """The given options, clipped as a build would; without nprobe where ``recall`` tunes it."""
     made = dataclasses.asdict(parse_options(config.kind, config.options, store.n_bits, len(store)))
     return {n: made[n] for n in config.options if not (n == "nprobe" and config.recall is not None)}
 
 
 def _workers(config: IndexConfig, store: CodeStore) -> int:
-    """How many tasks read shards at once; 0 for this process alone, without Ray."""
+    """How many tasks read shards at once; 0: this process reads them, without Ray."""
     if config.num_workers is not None:
         return config.num_workers
-    wanted = len(store.shards) // SHARDS_PER_WORKER
-    return 0 if wanted < 2 else min(wanted, max(1, capacity.workers_that_fit({"CPU": 1})))
+    useful = len(store.shards) // SHARDS_PER_WORKER
+    return 0 if useful < 2 else min(useful, max(1, capacity.workers_that_fit({"CPU": 1})))
 
 
 def _read_here(config: IndexConfig, store: CodeStore) -> Iterator[Part]:
@@ -165,31 +173,29 @@ def _read_here(config: IndexConfig, store: CodeStore) -> Iterator[Part]:
 
 
 def _read_by_tasks(config: IndexConfig, store: CodeStore, workers: int) -> Iterator[Part]:
-    """The same parts in the same order, read by tasks a few ahead of whoever takes them."""
+    """The same parts in the same order, read by tasks that stay a few parts ahead."""
     connection.connect()
     import ray
 
     capacity.require(
         "build_index", [Need("reader", workers, {"CPU": 1}, at_least=1, fix="lower num_workers")]
     )
-    read = ray.remote(num_cpus=1, max_retries=READ_AGAIN)(read_group)
-    groups = [
-        range(start, min(start + SHARDS_PER_TASK, len(store.shards)))
-        for start in range(0, len(store.shards), SHARDS_PER_TASK)
-    ]
-    waiting: list[Any] = []
+    read = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(read_group)
+    starts = deque(range(0, len(store.shards), SHARDS_PER_TASK))
+    running: deque[Any] = deque()
     with Progress(len(store), "codes", "index") as progress:
-        for group in [*groups, *([None] * 2 * workers)]:  # the Nones drain what is still waiting
-            if group is not None:
-                waiting.append(read.remote(store.uri, store.sha256, group, config.labels))
-            if waiting and (group is None or len(waiting) > 2 * workers):
-                part = ray.get(waiting.pop(0))
-                progress.update(len(part.ids))
-                yield part
+        while starts or running:
+            while starts and len(running) <= 2 * workers:
+                first = starts.popleft()
+                group = range(first, min(first + SHARDS_PER_TASK, len(store.shards)))
+                running.append(read.remote(store.uri, store.sha256, group, config.labels))
+            part = ray.get(running.popleft())
+            progress.update(len(part.ids))
+            yield part
 
 
 def read_group(uri: str, sha256: str, shards: Sequence[int], labels: bool) -> Part:
-    """Some shards of a store as one Part. Runs in a task."""
+    """Task: some shards of a store as one part."""
     store = CodeStore.open(uri)
     if store.sha256 != sha256:
         raise LineageMismatch(f"{uri} changed while it was being indexed; run the same command again")

@@ -1,1 +1,1 @@
-"""Entry points: parse → config → one call into cluster/ → one JSON line."""
+"""Entry points: key=value words → configuration → one call into cluster/ → one JSON line."""

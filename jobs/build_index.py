@@ -1,10 +1,10 @@
-"""Index a run's codes for search: RUN/codes → RUN/index, a FAISS file and what belongs to it.
+"""Build the search index of a run: RUN/codes → RUN/index.
 
     ray job submit --working-dir . -- python jobs/build_index.py run=$PWD/runs/demo kind=flat
     python jobs/build_index.py run=runs/demo kind=ivf recall=0.99
 
-flat is exact and the right choice up to tens of millions of codes. The same command again changes nothing;
-after new codes it makes the next version, which a server takes over while it runs.
+flat is exact and the right choice up to tens of millions of codes. Run the same command again and nothing
+happens; after new codes it builds the next version, which a running server picks up.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""Everything in one go on embedded data: train, encode, index, evaluate, compare, query; a report at the end.
+"""Run every stage on a small embedded data set: train, encode, index, evaluate, compare, query, report.
 
     make demo
     python jobs/demo.py run=$PWD/runs/demo
     python jobs/demo.py run=$PWD/runs/mine images=/data/pets       # your own pictures, one folder per class
 
-The run is an ordinary one: every stage can be run again alone, and jobs/serve.py serves it.
+The result is an ordinary run: every stage can be repeated alone, and `hashnet serve` serves it.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""Encode the database rows of a run's manifest with its model: RUN/codes, one Parquet file a shard.
+"""Encode the database rows of a run's manifest with its model: RUN/codes, one Parquet file per shard.
 
     ray job submit --working-dir . -- python jobs/encode_db.py run=$PWD/runs/demo
     python jobs/encode_db.py run=runs/demo dry_run=true
 
-Start it again after a crash and it encodes what is missing; after success, nothing. A bad picture goes to
-RUN/codes/_quarantine with the reason; only_failed=true tries those again.
+Run the same command again after a crash and it encodes what is missing; after success, nothing. Pictures
+that cannot be read go to RUN/codes/_quarantine with the reason; only_failed=true tries them again.
 """
 
 import sys

@@ -4,7 +4,8 @@
     python jobs/evaluate.py run=runs/demo beside=runs/demo16,runs/demo32
 
 MAP in its stated variants, precision and recall by rank and by Hamming radius, per class, with
-confidence intervals, and figures. Started again it goes on where it was; after success it only draws.
+confidence intervals, and figures. Run the same command again after a crash and it continues; after success
+it only draws the figures.
 """
 
 import sys

@@ -2,8 +2,8 @@
 
     python jobs/serve.py run=$PWD/runs/demo host=127.0.0.1 port=8000
 
-then open http://127.0.0.1:8000/ or search with hashnet.Client, hashnet query or curl. Listening on an
-address other than loopback needs a token: HASHNET_TOKEN for reading; HASHNET_WRITE_TOKEN turns writing on.
+Then open http://127.0.0.1:8000/, or use hashnet.Client, `hashnet query` or curl. Any address other than
+loopback needs a token: HASHNET_TOKEN for reading; HASHNET_WRITE_TOKEN enables writing.
 """
 
 import sys

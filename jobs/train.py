@@ -4,8 +4,8 @@
         python jobs/train.py --config jobs/configs/digits.yaml run=$PWD/runs/demo n_bits=48 num_workers=2
     python jobs/train.py manifest=manifest.parquet run=runs/mine backbone=lite0 weights=pretrained
 
-Start it again after a crash and it goes on from the last checkpoint, with as many workers as you like;
-after success it does nothing. Another configuration needs another run folder.
+Run the same command again after a crash and it continues from the last checkpoint, with any number of
+workers; after success it does nothing. Another configuration needs another run folder.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Evaluate a run on a Ray cluster: queries encoded, counted against every code shard, summed up."""
+"""Evaluates a run on a Ray cluster: MAP, precision and recall, and the report."""
 
 from cluster.evaluate.job import EvaluateConfig, evaluate_run
 

@@ -1,8 +1,8 @@
-"""Evaluate a run on a Ray cluster: queries encoded, counted against every code shard, summed up.
+"""Evaluates a run on a Ray cluster: encodes the queries, counts them against every code shard, sums up.
 
-Queries are encoded with the run's model into RUN/codes-query. A task counts one range of queries
-against one group of code shards; partial results of a range are merged, measured in blocks of fixed
-size and kept under RUN/report, so a job that is started again goes on where it was. Counts are whole
+Queries are encoded with the run's model into RUN/codes-query. One task counts one range of queries
+against one group of code shards; the partial results of a range are merged, measured in blocks of fixed
+size and kept under RUN/report, so that the same job started again continues there. Counts are whole
 numbers and candidates are ordered by (distance, hash of the row id): the report is the same to the
 last bit for any number of tasks, nodes and shards.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from cluster.encode import EncodeConfig, encode_database
-from cluster.evaluate.tasks import query_ranges, run_ranges, shard_groups
+from cluster.evaluate.tasks import Evaluation, query_ranges, run_ranges, shard_groups
 from cluster.runtime import connection, telemetry
 from hashnet.errors import DataError, LineageMismatch
 from hashnet.io import REQUIRED, Progress, events, key, storage
@@ -44,18 +44,28 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    run: str = key(REQUIRED, "run folder: an absolute path or a URI, with model/ and codes/", path=True)
+    run: str = key(REQUIRED, "run folder, a path or a URI, with model/ and codes/", path=True)
     k: int | None = key(5000, "rank at which MAP and the curves by rank stop (none: whole database)", low=1)
-    seed: int = key(0, "of the hash that orders ties and of the bootstrap", low=0)
-    model: str | None = key(None, "model bundle that encodes the queries (default: RUN/model)", path=True)
-    codes: str | None = key(None, "code store to search (default: RUN/codes)", path=True)
-    query_codes: str | None = key(None, "where the queries' codes go (default: RUN/codes-query)", path=True)
-    out: str | None = key(None, "output folder (default: RUN/report)", path=True)
-    rows_per_task: int = key(262_144, "database rows that one task counts", low=1)
-    device: str = key("auto", "what counts", choices=("auto", "cpu", "cuda"))
-    max_bad_fraction: float = key(0.01, "share of bad query pictures above which it fails", low=0, high=1)
+    seed: int = key(0, "seed of the hash that orders ties, and of the bootstrap", low=0)
+    model: str | None = key(None, "model bundle that encodes the queries (none: RUN/model)", path=True)
+    codes: str | None = key(None, "code store to search (none: RUN/codes)", path=True)
+    query_codes: str | None = key(
+        None, "output folder of the queries' codes (none: RUN/codes-query)", path=True
+    )
+    out: str | None = key(None, "output folder (none: RUN/report)", path=True)
+    rows_per_task: int = key(262_144, "database rows per task", low=1)
+    device: str = key(
+        "auto",
+        "where distances are counted; queries are encoded as the database was",
+        choices=("auto", "cpu", "cuda"),
+    )
+    max_bad_fraction: float = key(
+        0.01, "fail if more than this share of the query pictures is bad", low=0, high=1
+    )
     base_uri: str | None = key(None, "folder that relative picture paths start from", path=True)
-    beside: list[str] = key([], "other runs of the same data, for precision over code lengths", path=True)
+    beside: list[str] = key(
+        [], "other runs of the same data, for the figure of precision by code length", path=True
+    )
     figures: bool = key(True, "draw the figures and write report.html")
 
     @property
@@ -87,8 +97,9 @@ def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
     artefact = ReportArtefact(config.out_uri)
     report = _finished(artefact, made_from)
     if report is None:
-        measures = _measure_all(config, store, queries, labels, k, made_from)
-        # a model may have been trained on another list of classes than this run's
+        evaluation = Evaluation(store, queries.codes(), labels, k, config.seed, config.device)
+        measures = _measure_all(config, evaluation, made_from)
+        # The model may have been trained on another list of classes than this run's.
         names = info.class_names if len(info.class_names or ()) == labels.n_classes else None
         report = summarise(measures, labels, len(store), k, config.seed, names)
         artefact.write(report, made_from)
@@ -115,15 +126,15 @@ def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def _queries(config: EvaluateConfig, store: CodeStore, info: BundleInfo) -> CodeStore:
-    """The queries' codes, encoded now where they are not there yet."""
+    """The store of the queries' codes; encodes those that are missing."""
     made_by = store.lineage.get("model_sha256")
     if made_by is not None and made_by != info.sha256:
         raise LineageMismatch(
             f"{store.uri} was encoded with model {made_by[:12]}, but {config.model_uri} is "
-            f"{info.sha256[:12]}; encode the database with this model, or give the one that made the codes"
+            f"{info.sha256[:12]}; encode the database with this model, or give the model that made the codes"
         )
     if store.n_classes is None:
-        raise DataError(f"{store.uri} has no labels, and relevance needs them; give the manifest labels")
+        raise DataError(f"{store.uri} has no labels, and relevance needs them; add labels to the manifest")
     encode_database(
         EncodeConfig(
             run=config.run,
@@ -147,14 +158,16 @@ def _queries(config: EvaluateConfig, store: CodeStore, info: BundleInfo) -> Code
 
 
 def _device_of(store: CodeStore) -> dict[str, Any]:
-    """Settings that encode queries as the database was, so that codes agree to the bit; none for a GPU's."""
+    """Settings that encode queries as the database was, so that codes agree to the bit; empty for CUDA."""
     compile = {"cpu-eager": False, "cpu-compiled": True}.get(store.lineage.get("engine", ""))
     return {} if compile is None else {"device": "cpu", "compile": compile}
 
 
 def _query_labels(queries: CodeStore) -> LabelSets:
     if not len(queries):
-        raise DataError(f"{queries.uri} holds no queries; give some manifest rows the split `query`")
+        raise DataError(
+            f"{queries.uri} holds no queries; put some rows of the manifest into the split `query`"
+        )
     lists = pa.concat_tables(queries.tables(["labels"]))["labels"]
     labels = from_lists(lists, queries.n_classes or 0)
     refuse_unlabelled(labels)
@@ -162,54 +175,45 @@ def _query_labels(queries: CodeStore) -> LabelSets:
 
 
 def _finished(artefact: ReportArtefact, made_from: dict[str, Any]) -> EvalReport | None:
-    """The report that is there already, when it was made from exactly this."""
+    """The report that is there already if it was made from exactly this; else None."""
     if artefact.made_from() != made_from:
         return None
     log.info("%s is up to date", artefact.header_uri)
     return artefact.open()
 
 
-def _measure_all(
-    config: EvaluateConfig,
-    store: CodeStore,
-    queries: CodeStore,
-    labels: LabelSets,
-    k: int,
-    made_from: dict[str, Any],
-) -> QueryMeasures:
+def _measure_all(config: EvaluateConfig, evaluation: Evaluation, made_from: dict[str, Any]) -> QueryMeasures:
     """The measures of every query; finished ranges are read from disk."""
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:12]
     folder = storage.join(config.out_uri, f"parts-{digest}")
     done = set(storage.list_names(folder))
-    ranges = query_ranges(len(queries), k)
+    ranges = query_ranges(len(evaluation.codes), evaluation.k)
     names = {span: f"queries-{span[0]:08d}-{span[1]:08d}.npz" for span in ranges}
     todo = [span for span in ranges if names[span] not in done]
     if todo:
-        groups = shard_groups(store, config.rows_per_task)
+        groups = shard_groups(evaluation.store, config.rows_per_task)
         connection.connect()
         with Progress(len(ranges), "query ranges", "evaluate", done=len(ranges) - len(todo)) as progress:
-            for span, blocks in run_ranges(
-                config.seed, config.device, store, queries.codes(), labels, k, todo, groups
-            ):
+            for span, blocks in run_ranges(evaluation, todo, groups):
                 storage.write_bytes(storage.join(folder, names[span]), to_bytes(blocks))
                 progress.update(1, queries=span[1])
-                about = {"stage": "evaluate", "run": telemetry.run_name(config.run)}
-                events.event("queries measured", first=span[0], stop=span[1], **about)
-                telemetry.gauge("shards_done", progress.done, **about)
-                telemetry.gauge("shards_total", len(ranges), **about)
+                tags = {"stage": "evaluate", "run": telemetry.run_name(config.run)}
+                events.event("queries measured", first=span[0], stop=span[1], **tags)
+                telemetry.gauge("shards_done", progress.done, **tags)
+                telemetry.gauge("shards_total", len(ranges), **tags)
     kept = [from_bytes(storage.read_bytes(storage.join(folder, names[span]))) for span in ranges]
     return join([block for blocks in kept for block in blocks])
 
 
 def _remove_parts(out: str) -> None:
-    """Removes what was kept to go on from; only a written report makes it useless."""
+    """Removes the measures of single ranges, which are needed until the report is written."""
     for name in storage.list_names(out):
         if name.startswith("parts-"):
             storage.delete(storage.join(out, name))
 
 
 def _draw(config: EvaluateConfig, report: EvalReport) -> str:
-    """Figures and page, drawn by a task: the driver's node may have no processor to spare."""
+    """The uri of the page; a task draws it, since the driver's node may have no CPU to spare."""
     import ray
 
     from hashnet.reports import RunSources, write_run_report

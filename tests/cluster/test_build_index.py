@@ -88,7 +88,7 @@ def test_job_again_changed_and_updated(run, tmp_path):
     assert build(kind="ivf", nlist=16)["reused"]  # whatever it is tuned to
     BinaryIndex.load(out).remove(ids[:5])
     assert build(kind="ivf", nlist=16, recall=0.9)["reused"]
-    with pytest.raises(errors.LineageMismatch, match=r"has had 1 updates.*overwrite=true"):
+    with pytest.raises(errors.LineageMismatch, match=r"was updated 1 times.*overwrite=true"):
         build(kind="flat")
     fresh = build(kind="flat", overwrite=True)
     assert (fresh["rows"], fresh["version"]) == (3000, 7)
@@ -98,7 +98,7 @@ def test_job_again_changed_and_updated(run, tmp_path):
         build_index(IndexConfig(run=str(tmp_path / "nothing")))
 
 
-def test_nprobe_counts_where_no_recall_is_wished(run, tmp_path):
+def test_nprobe_counts_where_no_recall_is_requested(run, tmp_path):
     config = IndexConfig(run=str(run[0]), out=str(tmp_path), kind="ivf", nlist=16, recall=0.5)
     tuned = build_index(config)["options"]["nprobe"]
     assert build_index(dataclasses.replace(config, nprobe=tuned + 3))["reused"]

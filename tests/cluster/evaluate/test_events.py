@@ -2,6 +2,7 @@
 
 from cluster.evaluate import job as evaluation
 from cluster.evaluate.job import EvaluateConfig
+from cluster.evaluate.tasks import Evaluation
 from cluster.runtime import connection
 from hashnet.io import events
 
@@ -18,11 +19,8 @@ def test_evaluation_tells_of_each_range_of_queries(monkeypatch, tmp_path):
     monkeypatch.setattr(evaluation, "from_bytes", lambda data: [])
     monkeypatch.setattr(evaluation, "join", list)
 
-    class Queries(list):
-        def codes(self):
-            return None
-
     config = EvaluateConfig(run=str(tmp_path / "demo"))
-    evaluation._measure_all(config, None, Queries(range(100)), None, 10, {})
+    queries = Evaluation(store=None, codes=range(100), labels=None, k=10, seed=0, device="cpu")
+    evaluation._measure_all(config, queries, {})
     about = {"event": "queries measured", "stage": "evaluate", "run": "demo"}
     assert told == [{**about, "first": 0, "stop": 64}, {**about, "first": 64, "stop": 100}]

@@ -11,7 +11,7 @@ import ray
 from cluster.compare.runner import CellResources, cell_needs
 from cluster.encode import planner
 from cluster.encode.pipeline import ACTOR_CPUS
-from cluster.evaluate import tasks as counting
+from cluster.evaluate.tasks import Evaluation, run_ranges
 from cluster.runtime import capacity, connection
 from cluster.runtime.capacity import Need, Node
 from cluster.train import worker_resources
@@ -252,7 +252,8 @@ def test_counting_on_a_gpu_waits_for_one_or_is_refused(invented, requested):
     """device=cuda never runs without: tasks would end with `torch finds no GPU`."""
 
     def count():
-        next(counting.run_ranges(0, "cuda", None, None, None, 10, [(0, 1)], [(0,)]))
+        evaluation = Evaluation(store=None, codes=None, labels=None, k=10, seed=0, device="cuda")
+        next(run_ranges(evaluation, [(0, 1)], [(0,)]))
 
     invented([HEAD, CPUS], [kind("gpu", {"CPU": 8, "GPU": 1}, 1)])
     with pytest.raises(ClusterError, match=r"did not add nodes for 1 × counter \{CPU 1, GPU 1\}"):
