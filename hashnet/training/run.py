@@ -17,7 +17,7 @@ from hashnet.errors import ConfigError, LineageMismatch, TrainingError
 from hashnet.io import config as configs
 from hashnet.io import storage
 from hashnet.labels import check_pairs, count_pairs
-from hashnet.models import ABOUT, bundle_info
+from hashnet.models import ModelArtefact, bundle_info
 from hashnet.training.config import HOW, PUT_UP_WITH, TrainConfig
 
 MODEL, MANIFEST, CHECKPOINTS, CONFIG = "model", "manifest.parquet", "checkpoints", "config.yaml"
@@ -101,7 +101,7 @@ def refuse_other_config(
 def finished_result(run: str) -> dict[str, Any] | None:
     """What a finished run came to, None when it has no complete model yet."""
     model = storage.join(run, MODEL)
-    if not storage.exists(storage.join(model, ABOUT)):
+    if not ModelArtefact(model).exists():
         return None
     info = bundle_info(model)
     return result_of(run, info.sha256, info.summary)
