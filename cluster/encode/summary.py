@@ -1,4 +1,4 @@
-"""What encoding says before it starts (``dry_run``) and when it is done, in words and as JSON."""
+"""The plan that encoding prints with ``dry_run`` and the summary it prints at the end, as text and JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hashnet.data import too_many_bad
 from hashnet.errors import TooManyBad
 from hashnet.io import counted, duration, speed, storage
 from hashnet.models import BundleInfo
-from hashnet.store import ShardRecord, StorePlan, commit
+from hashnet.store import CodesArtefact, ShardRecord, StorePlan, commit
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ def describe(
     """The plan: rows, shards done and to do, model, estimated size."""
     done = [records[shard.name] for shard in plan.ranges() if shard.name in records]
     done_rows = sum(record.stop - record.start for record in done)
-    # Before anything is there: the value, and about 24 bytes of row id, labels and uri after compression.
+    # Without any shard: the value, and about 24 bytes of row id, labels and uri after compression.
     per_row = plan.width / 8 + 24 if plan.output == "codes" else plan.width * 4 + 24
     if done_rows:
         per_row = sum(record.bytes for record in done) / done_rows
@@ -52,16 +52,16 @@ def describe(
 def finish(
     uri: str, plan: StorePlan, max_bad_fraction: float, rows_now: int, seconds: float, workers: set[str]
 ) -> dict[str, Any]:
-    """Writes the list and _SUCCESS, unless they are there, and returns the summary.
+    """The summary of the store, which is made complete (header and _SUCCESS) unless it is already.
 
-    More bad rows than allowed: TooManyBad, and no list is written. One that an earlier, laxer or smaller
-    run wrote stays while its shards do: what was sound then can be used on.
+    TooManyBad if there are more bad rows than allowed; nothing is written then. A store that an earlier run
+    completed, with fewer rows or a higher limit, stays usable as long as its shards are unchanged.
     """
     shards = commit.listed(uri, plan)
     reasons = bad_reasons(uri, shards)
     bad, total = sum(reasons.values()), plan.n_rows
     if too_many_bad(bad, total, max_bad_fraction):
-        _drop_stale_list(uri, plan, shards)
+        _drop_stale_success(uri, plan, shards)
         listed = ", ".join(f"{n:,} {reason}" for reason, n in reasons.items())
         raise TooManyBad(
             f"{bad:,} of {total:,} rows ({bad / total:.2%}) are bad, max_bad_fraction allows "
@@ -69,11 +69,11 @@ def finish(
             f"{storage.join(uri, commit.QUARANTINE)} names the rows: repair them and run with "
             "only_failed=true, or raise max_bad_fraction"
         )
-    about = _complete(uri, shards) or commit.finish(uri, plan)
+    header = _complete(uri, shards) or commit.finish(uri, plan)
     result = {
         "out": uri,
         "output": plan.output,
-        "rows": about["rows"],
+        "rows": header["rows"],
         "bad_rows": bad,
         "bad_reasons": reasons,
         "rows_encoded_now": rows_now,
@@ -84,18 +84,18 @@ def finish(
         "engine": plan.lineage["engine"],
         "dtype": plan.lineage["dtype"],
         "model_sha256": plan.lineage["model_sha256"],
-        "sha256": about["sha256"],
+        "sha256": header["sha256"],
         "actors": len(workers),
         "nodes": len({worker.partition("/")[0] for worker in workers}),
     }
     if plan.output == "codes":
-        result |= _code_summary(plan, about["statistics"])
-    log.info("%s", _in_words(result))
+        result |= _code_summary(plan, header["statistics"])
+    log.info("%s", _as_text(result))
     return result
 
 
 def bad_reasons(uri: str, shards: list[ShardRecord]) -> dict[str, int]:
-    """Bad rows by reason, most frequent first; rows encoded since do not count."""
+    """Bad rows by reason, most frequent first; without those that were repaired."""
     counts: dict[str, int] = {}
     if any(record.repair for record in shards):
         left = commit.read_quarantine(uri, {record.name: record for record in shards})
@@ -109,19 +109,19 @@ def bad_reasons(uri: str, shards: list[ShardRecord]) -> dict[str, int]:
 
 
 def _complete(uri: str, shards: list[ShardRecord]) -> dict[str, Any] | None:
-    """The list, when it is there and names exactly these shards."""
-    if not storage.exists(storage.join(uri, commit.SUCCESS)):
-        return None
-    about = storage.read_json(storage.join(uri, commit.LIST))
-    return about if about["sha256"] == commit.content_sha256(shards) else None
+    """The header of the store, if it is complete and lists exactly these shards."""
+    artefact = CodesArtefact(uri)
+    header = artefact.read() if artefact.exists() else {}
+    return header if header.get("sha256") == commit.content_sha256(shards) else None
 
 
-def _drop_stale_list(uri: str, plan: StorePlan, shards: list[ShardRecord]) -> None:
-    """Removes _SUCCESS where the list names a shard that is another one by now; not that of a longer plan."""
-    if storage.exists(storage.join(uri, commit.SUCCESS)) and not commit.was_extended(uri, plan):
-        there = {(record.name, record.sha256) for record in shards}
-        about = storage.read_json(storage.join(uri, commit.LIST))
-        if not there.issuperset((record["name"], record["sha256"]) for record in about["shards"]):
+def _drop_stale_success(uri: str, plan: StorePlan, shards: list[ShardRecord]) -> None:
+    """Removes _SUCCESS if the header lists a shard that was replaced since; not that of a longer plan."""
+    artefact = CodesArtefact(uri)
+    if artefact.exists() and not commit.was_extended(uri, plan):
+        files = {record.file: record.sha256 for record in shards}
+        listed = {f"{shard['name']}.parquet": shard["sha256"] for shard in artefact.read()["shards"]}
+        if not listed.items() <= files.items():
             storage.delete(storage.join(uri, commit.SUCCESS))
 
 
@@ -140,7 +140,7 @@ def _code_summary(plan: StorePlan, statistics: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def _in_words(result: Mapping[str, Any]) -> str:
+def _as_text(result: Mapping[str, Any]) -> str:
     reasons = ", ".join(f"{n:,} {reason}" for reason, n in result["bad_reasons"].items())
     lines = [
         f"{counted(result['rows'], 'row')} in {counted(result['shards'], 'shard')}, {size(result['bytes'])}, "
@@ -154,18 +154,18 @@ def _in_words(result: Mapping[str, Any]) -> str:
             f"{result['engine']}"
         )
     else:
-        lines.append("nothing was left to encode")
+        lines.append("nothing to encode: every shard was there already")
     if "bit_balance" in result:
-        balance, about = result["bit_balance"], "" if result["distinct_is_exact"] else "about "
+        balance, estimate = result["bit_balance"], "" if result["distinct_is_exact"] else "about "
         lines.append(
-            f"{about}{result['distinct_codes']:,} distinct codes of {result['n_bits']} bits; ones per bit "
+            f"{estimate}{result['distinct_codes']:,} distinct codes of {result['n_bits']} bits; ones per bit "
             f"{balance['min']:.2f}–{balance['max']:.2f}, {balance['dead_bits']} dead bits"
         )
     return "\n".join(lines)
 
 
 def size(n_bytes: float) -> str:
-    """Bytes as a person says them.
+    """A number of bytes with a unit.
 
     >>> size(900), size(2_500_000)
     ('900 B', '2.5 MB')
