@@ -148,7 +148,9 @@ def _picture_manifest(config: DemoConfig) -> str:
 def _encode_config(config: DemoConfig) -> EncodeConfig:
     """Compiling takes longer than encoding a demo's pictures; codes that exist keep their engine."""
     begun = read_plan(storage.join(config.run, "codes")) is not None
-    return EncodeConfig(run=config.run) if begun else EncodeConfig(config.run, device="cpu", compile=False)
+    return (
+        EncodeConfig(run=config.run) if begun else EncodeConfig(run=config.run, device="cpu", compile=False)
+    )
 
 
 def _compare_config(config: DemoConfig) -> CompareConfig:
