@@ -1,7 +1,7 @@
 """Builds a run's index from its code store: in this process, or with Ray tasks that read the shards.
 
 Reading Parquet takes most of the time of a large build, so tasks on all nodes do it; the index itself is
-built in one process, since it is one file. ``cluster.serve.ShardedIndex`` is for databases beyond one machine.
+built in one process, since it is one file. ``cluster.serve.ShardedIndex`` is for larger databases.
 """
 
 from __future__ import annotations
