@@ -22,14 +22,14 @@ from hashnet.index import (
     KINDS,
     OPTIONS,
     BinaryIndex,
-    IndexArtefact,
     Part,
     build_state,
     lineage_of,
     parse_options,
     read_parts,
 )
-from hashnet.io import REQUIRED, Progress, events, key, storage
+from hashnet.io import REQUIRED, Progress, events, key
+from hashnet.run import Run
 from hashnet.store import CodeStore
 
 SHARDS_PER_TASK = 64  # 8 MB of 64-bit codes and ids: about a second
@@ -66,12 +66,9 @@ class IndexConfig:
     overwrite: bool = key(False, "replace an index that was updated after it was built, or is damaged")
 
     @property
-    def codes_uri(self) -> str:
-        return self.codes or storage.join(self.run, "codes")
-
-    @property
-    def out_uri(self) -> str:
-        return self.out or storage.join(self.run, "index")
+    def artefacts(self) -> Run:
+        """The run, with the artefacts that were given by key at their own places."""
+        return Run(self.run, codes=self.codes, index=self.out)
 
     @property
     def options(self) -> dict[str, int]:
@@ -83,10 +80,10 @@ class IndexConfig:
 
 def build_index(config: IndexConfig) -> dict[str, Any]:
     """Builds RUN/index from RUN/codes; returns what the job prints. Does nothing if it is up to date."""
-    store = CodeStore.open(config.codes_uri)
+    store = config.artefacts.codes.open()
     started = time.monotonic()
     if config.overwrite:
-        IndexArtefact(config.out_uri).drop_damaged()
+        config.artefacts.index.drop_damaged()
     index = _existing(config, store)
     reused = index is not None
     if index is None:
@@ -102,18 +99,18 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
         log.info("nprobe %d reaches recall %.4f", tuned["nprobe"], tuned["recall"])
         reused = False
     if index.path is None:
-        index.save(config.out_uri)
+        config.artefacts.index.write(index)
     seconds = time.monotonic() - started
     events.event(
         "index built", run=telemetry.run_name(config.run), stage="index", rows=len(index), reused=reused
     )
     about = index.describe()
     return {
-        "index": config.out_uri,
+        "index": config.artefacts.index.uri,
         **{name: about[name] for name in ("kind", "n_bits", "rows", "version", "n_classes", "options")},
         **({"tuned": about["tuned"]} if "tuned" in about else {}),
         "reused": reused,
-        "bytes": IndexArtefact(config.out_uri).stored_bytes(),
+        "bytes": config.artefacts.index.stored_bytes(),
         "seconds": round(seconds, 3),
         "rows_per_second": round(len(index) / max(seconds, 1e-9)),
     }
@@ -121,9 +118,9 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
 
 def _existing(config: IndexConfig, store: CodeStore) -> BinaryIndex | None:
     """The index that is there already, if it is the requested one; refused if its updates would be lost."""
-    if config.overwrite or not IndexArtefact(config.out_uri).exists():
+    if config.overwrite or not config.artefacts.index.exists():
         return None
-    index = BinaryIndex.load(config.out_uri)
+    index = config.artefacts.index.open()
     about = index.describe()
     same = (
         index.lineage.get("codes_sha256") == store.sha256
@@ -134,12 +131,12 @@ def _existing(config: IndexConfig, store: CodeStore) -> BinaryIndex | None:
         )
     )
     if same:
-        log.info("%s is up to date (version %d)", config.out_uri, index.version)
+        log.info("%s is up to date (version %d)", config.artefacts.index.uri, index.version)
         return index
     if about["updates"]:
         built_from = str(index.lineage.get("codes_sha256"))
         raise LineageMismatch(
-            f"{config.out_uri} was updated {about['updates']} times after it was built from codes "
+            f"{config.artefacts.index.uri} was updated {about['updates']} times after it was built from codes "
             f"{built_from[:12]}…; building it again ({config.kind}, codes {store.sha256[:12]}…) would lose "
             "these updates: give overwrite=true to drop them, or another out="
         )

@@ -28,11 +28,11 @@ from cluster.runtime import connection
 from cluster.train import train
 from hashnet.codes import check_n_bits
 from hashnet.comparison import TITLES
-from hashnet.data import Manifest, fetch_images
+from hashnet.data import Manifest, ManifestArtefact, fetch_images
 from hashnet.errors import BadImage, ConfigError
 from hashnet.io import REQUIRED, duration, key, storage
 from hashnet.io import config as configs
-from hashnet.store import read_plan
+from hashnet.run import Run
 from hashnet.training import TrainConfig
 
 MIN_PICTURES = 20  # a tenth of them become queries
@@ -128,7 +128,7 @@ def _picture_manifest(config: DemoConfig) -> str:
 
     assert config.images is not None
     where, folder = storage.join(config.run, "pictures.parquet"), storage.absolute(config.images)
-    if not storage.exists(storage.join(where, "_manifest.json")):
+    if not ManifestArtefact(where).exists():
         rows = load_source("imagefolder", path=folder).rows
         if rows.labels is None or (rows.n_classes or 0) < 2 or rows.n < MIN_PICTURES:
             raise ConfigError(
@@ -147,7 +147,7 @@ def _picture_manifest(config: DemoConfig) -> str:
 
 def _encode_config(config: DemoConfig) -> EncodeConfig:
     """Compiling takes longer than encoding a demo's pictures; codes that exist keep their engine."""
-    begun = read_plan(storage.join(config.run, "codes")) is not None
+    begun = Run(config.run).codes.begun()
     return (
         EncodeConfig(run=config.run) if begun else EncodeConfig(run=config.run, device="cpu", compile=False)
     )
@@ -157,7 +157,7 @@ def _compare_config(config: DemoConfig) -> CompareConfig:
     base = _train_config(config)
     values = {name: getattr(base, name) for name in base.__dataclass_fields__}
     values |= {"run": storage.join(config.run, "compare"), "num_workers": 1}
-    values |= {"manifest": storage.join(config.run, "manifest.parquet"), "dataset": None}
+    values |= {"manifest": Run(config.run).manifest.uri, "dataset": None}
     return CompareConfig(
         **values, methods=METHODS, bits=[config.n_bits], zero_shot=0.0, k=config.k, compile=False
     )
@@ -166,18 +166,16 @@ def _compare_config(config: DemoConfig) -> CompareConfig:
 def _query(run: str) -> QueryHits:
     """The nearest items of one query picture, found through model and index as any program would."""
     from hashnet.encoding import Encoder
-    from hashnet.index import BinaryIndex
-    from hashnet.store import CodeStore
 
-    manifest = Manifest.open(storage.join(run, "manifest.parquet"))
-    row_id = int(CodeStore.open(storage.join(run, "codes-query")).ids()[0])  # the first that could be encoded
+    manifest = Run(run).manifest.open()
+    row_id = int(Run(run).query_codes.open().ids()[0])  # the first that could be encoded
     row = manifest.read(start=row_id, stop=row_id + 1)
     picture = fetch_images(row)[0]
     if isinstance(picture, BadImage):
         raise picture
-    store = CodeStore.open(storage.join(run, "codes"))
-    encoder = Encoder.load(storage.join(run, "model"), engine=store.lineage.get("engine"))
-    hits = BinaryIndex.load(storage.join(run, "index")).search(encoder.encode([picture]), k=10)
+    store = Run(run).codes.open()
+    encoder = Encoder.load(Run(run).model.uri, engine=store.lineage.get("engine"))
+    hits = Run(run).index.open().search(encoder.encode([picture]), k=10)
     position = {int(i): n for n, i in enumerate(store.ids())}
     labels = store.labels()
     names = manifest.class_names or [str(c) for c in range(manifest.n_classes or 0)]

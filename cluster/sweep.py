@@ -30,8 +30,8 @@ from hashnet.data import Manifest
 from hashnet.errors import ClusterError, ConfigError
 from hashnet.io import key, storage
 from hashnet.metrics import validation_k
+from hashnet.run import Run
 from hashnet.training import (
-    CONFIG,
     HOW,
     VARIANTS,
     TrainConfig,
@@ -80,7 +80,7 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
     """Trains every trial that is not finished, logs the table and writes the winning configurations."""
     grid = trial_configs(config)
     for trial in grid:
-        if storage.exists(storage.join(trial.run, CONFIG)):
+        if storage.exists(Run(trial.run).config):
             refuse_other_config(trial, read_config(trial.run))
     manifest = settle_manifest(config)
     record_data(config.run, manifest)

@@ -17,7 +17,8 @@ from hashnet import errors
 from hashnet.errors import HashnetError, StorageError
 from hashnet.io import Progress, counted, events, storage
 from hashnet.io import config as configs
-from hashnet.training import CHECKPOINTS, TrainConfig, prepare, result_of
+from hashnet.run import Run
+from hashnet.training import TrainConfig, prepare, result_of
 
 logger = logging.getLogger(__name__)
 REPORT_EVERY_S = 30.0
@@ -36,10 +37,10 @@ def train(config: TrainConfig) -> dict[str, Any]:
     apart = config.placement == "strict_spread"
     need = Need("worker", config.num_workers, resources, fewest, one_per_node=apart, fix="lower num_workers")
     capacity.require("train", [need])
-    storage.delete(storage.join(config.run, CHECKPOINTS, ERROR))
+    storage.delete(storage.join(Run(config.run).checkpoints, ERROR))
     logger.info("starting the workers, which takes some seconds")
     summary = _fit(prepared.config, resources)
-    storage.delete(storage.join(config.run, CHECKPOINTS, "ray"))
+    storage.delete(storage.join(Run(config.run).checkpoints, "ray"))
     return result_of(config.run, summary["sha256"], summary)
 
 
@@ -69,8 +70,8 @@ def _fit(config: TrainConfig, resources: dict[str, float]) -> dict[str, Any]:
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.train.v2.api.exceptions import TrainingFailedError
 
-    filesystem, path = storage.resolve(storage.join(config.run, CHECKPOINTS, "ray"))
-    storage.make_folder(storage.join(config.run, CHECKPOINTS, "ray"))
+    filesystem, path = storage.resolve(storage.join(Run(config.run).checkpoints, "ray"))
+    storage.make_folder(storage.join(Run(config.run).checkpoints, "ray"))
     elastic = (config.min_workers, config.num_workers) if config.min_workers else config.num_workers
     trainer = TorchTrainer(
         _work,
@@ -106,7 +107,7 @@ def _fit(config: TrainConfig, resources: dict[str, float]) -> dict[str, Any]:
 
 def _reason(config: TrainConfig) -> HashnetError | None:
     """The error a worker left behind, as it was raised there."""
-    uri = storage.join(config.run, CHECKPOINTS, ERROR)
+    uri = storage.join(Run(config.run).checkpoints, ERROR)
     if not storage.exists(uri):
         return None
     left = storage.read_json(uri)
@@ -124,7 +125,7 @@ def _work(settings: dict[str, Any]) -> dict[str, Any]:
 
     _speak()
     config = configs.from_dict(TrainConfig, settings["config"])
-    left = storage.join(config.run, CHECKPOINTS, ERROR)
+    left = storage.join(Run(config.run).checkpoints, ERROR)
     if storage.exists(left):
         return {}
     torch.set_num_threads(max(1, int(settings["cpus"])))

@@ -12,11 +12,11 @@ import numpy as np
 from cluster.compare.config import CompareConfig
 from cluster.encode import EncodeConfig, encode_database
 from hashnet.comparison import Features
-from hashnet.data import Manifest, feature_matrix
+from hashnet.data import Manifest, ManifestArtefact, feature_matrix
 from hashnet.errors import ConfigError, DataError, LineageMismatch
 from hashnet.io import storage
 from hashnet.labels import from_lists
-from hashnet.store import FeatureStore
+from hashnet.run import Run
 
 SPLITS = ("train", "query", "database")
 MAX_PIXELS = 3 * 64 * 64  # of a picture used as a vector; larger ones need a backbone with weights
@@ -24,10 +24,10 @@ MAX_PIXELS = 3 * 64 * 64  # of a picture used as a vector; larger ones need a ba
 
 def comparison_manifest(config: CompareConfig) -> Manifest:
     """The manifest given, or RUN/manifest.parquet made from the embedded data set; it has all three sets."""
-    own = storage.join(config.run, "manifest.parquet")
+    own = Run(config.run).manifest.uri
     if config.manifest is not None:
         manifest = Manifest.open(config.manifest)
-    elif storage.exists(storage.join(own, "_manifest.json")):
+    elif ManifestArtefact(own).exists():
         manifest = Manifest.open(own)
     elif config.dataset is not None:
         from hashnet.data import make_manifest
@@ -53,7 +53,7 @@ def zero_shot_manifest(config: CompareConfig, manifest: Manifest) -> Manifest | 
     from hashnet.data import zero_shot_copy
 
     own = storage.join(config.run, "zero-shot.parquet")
-    if storage.exists(storage.join(own, "_manifest.json")):
+    if ManifestArtefact(own).exists():
         made = Manifest.open(own)
         if made.source["share"] != config.zero_shot:
             raise LineageMismatch(
@@ -141,8 +141,8 @@ def _encoded(
     from hashnet.models import save_bundle
     from hashnet.training import make_model
 
-    model = storage.join(folder, "model")
-    if not storage.exists(storage.join(model, "model.json")):
+    model = Run(folder).model.uri
+    if not Run(folder).model.exists():
         resolved = config.train_config().resolved(manifest.modality, manifest.count("train"))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)  # a backbone with weights=random is the same in every run
@@ -157,7 +157,7 @@ def _encoded(
         compile=None if config.device == "cuda" else config.compile,
     )
     encode_database(encode)
-    store = FeatureStore.open(encode.out_uri)
+    store = encode.target.open()
     labels = store.labels()
     assert labels is not None
     return store.features(), labels

@@ -32,7 +32,8 @@ from hashnet.errors import ClusterError, DataError
 from hashnet.io import config as configs
 from hashnet.io import storage
 from hashnet.metrics import validation_k
-from hashnet.training import CONFIG, held_out, refuse_other_config, refuse_unlabelled
+from hashnet.run import Run
+from hashnet.training import held_out, refuse_other_config, refuse_unlabelled
 
 VALIDATION_SHARE = 0.2
 NOTHING_TUNED = TunedSettings({}, {})
@@ -78,7 +79,7 @@ class PartOfComparison:
 
 def compare(config: CompareConfig) -> dict[str, Any]:
     """Runs every cell that is not finished, writes RUN/report and returns what the job prints."""
-    saved_at = storage.join(config.run, CONFIG)
+    saved_at = Run(config.run).config
     begun = storage.exists(saved_at)
     if begun:
         before = configs.load(CompareConfig, saved_at, [f"run={config.run}"], saved=True)
@@ -120,7 +121,7 @@ def compare(config: CompareConfig) -> dict[str, Any]:
             "splits": manifest.splits,
         },
     )
-    return write_comparison_report(storage.join(config.run, "report"), results, info)
+    return write_comparison_report(Run(config.run).report.uri, results, info)
 
 
 def _check_labels(config: CompareConfig, manifest: Manifest) -> None:

@@ -28,9 +28,10 @@ from hashnet.encoding import (
     repair_tasks,
 )
 from hashnet.errors import ConfigError, LineageMismatch, ModelError, StoreError
-from hashnet.io import REQUIRED, Progress, Renamed, key, storage
-from hashnet.models import BundleInfo, bundle_info, load_bundle
-from hashnet.store import ROWS_PER_SHARD, PlannedPart, ShardRange, StorePlan, commit
+from hashnet.io import REQUIRED, Progress, Renamed, key
+from hashnet.models import BundleInfo
+from hashnet.run import Run
+from hashnet.store import ROWS_PER_SHARD, CodesArtefact, PlannedPart, ShardRange, StorePlan, commit
 from hashnet.store import plan as plans
 
 log = logging.getLogger(__name__)
@@ -95,21 +96,24 @@ class EncodeConfig:
             raise ConfigError(mistakes)
 
     @property
-    def model_uri(self) -> str:
-        return self.model or storage.join(self.run, "model")
+    def artefacts(self) -> Run:
+        """The run, with the model that was given by key at its own place."""
+        return Run(self.run, model=self.model)
 
     @property
-    def out_uri(self) -> str:
-        name = self.output if self.split == "database" else f"{self.output}-{self.split}"
-        return self.out or storage.join(self.run, name)
+    def target(self) -> CodesArtefact:
+        """The store that is written."""
+        return (
+            CodesArtefact(self.out, self.output) if self.out else Run(self.run).store(self.output, self.split)
+        )
 
 
 def encode_database(config: EncodeConfig) -> dict[str, Any]:
     """Writes the code (or feature) store of ``config``; returns the summary that the job prints."""
-    info = bundle_info(config.model_uri)
+    info = config.artefacts.model.info()
     if config.n_bits is not None and config.n_bits != info.n_bits:
         raise LineageMismatch(
-            f"n_bits={config.n_bits} was requested, but {config.model_uri} has {info.n_bits}"
+            f"n_bits={config.n_bits} was requested, but {config.artefacts.model.uri} has {info.n_bits}"
         )
     job = _Job(config, info, _manifest(config, info))
     if config.dry_run:
@@ -124,7 +128,7 @@ def encode_database(config: EncodeConfig) -> dict[str, Any]:
 
 
 def _manifest(config: EncodeConfig, info: BundleInfo) -> Manifest:
-    copy = storage.join(config.run, "manifest.parquet")
+    copy, model = config.artefacts.manifest.uri, config.artefacts.model.uri
     if config.manifest is None:
         manifest = Manifest.open(copy)
     else:
@@ -133,11 +137,11 @@ def _manifest(config: EncodeConfig, info: BundleInfo) -> Manifest:
             manifest = manifest.copy_to(copy)
     if manifest.modality != info.modality:
         raise LineageMismatch(
-            f"{manifest.uri} holds {manifest.modality} rows, but {config.model_uri} takes {info.modality}"
+            f"{manifest.uri} holds {manifest.modality} rows, but {model} takes {info.modality}"
         )
     if info.modality == "features" and manifest.n_features != info.n_features:
         raise LineageMismatch(
-            f"{manifest.uri} has features of {manifest.n_features} values, but {config.model_uri} takes "
+            f"{manifest.uri} has features of {manifest.n_features} values, but {model} takes "
             f"{info.n_features}"
         )
     if manifest.count(config.split) == 0:
@@ -150,7 +154,7 @@ class _Job:
 
     def __init__(self, config: EncodeConfig, info: BundleInfo, manifest: Manifest) -> None:
         self.config, self.info, self.manifest = config, info, manifest
-        self.uri, self.run = config.out_uri, telemetry.run_name(config.run)
+        self.uri, self.run = config.target.uri, telemetry.run_name(config.run)
         self.found = plans.read_plan(self.uri)
         self.plan = plans.check_plan(self.uri, self._requested_plan())
         self.records = commit.read_records(self.uri)
@@ -190,7 +194,7 @@ class _Job:
     def _feature_width(self) -> int:
         if self.found and self.found.lineage.get("model_sha256") == self.info.sha256:
             return self.found.width
-        return load_bundle(self.config.model_uri)[0].spec.n_features
+        return self.config.artefacts.model.open()[0].spec.n_features
 
     def encode(self) -> None:
         """Encodes the shards that have no record yet."""
@@ -230,7 +234,7 @@ class _Job:
         n_actors = planner.reserve_actors(config.num_actors, gpus, rows)
         try:
             engine = planner.engine_of_workers(
-                engine, config.compile, config.model_uri, self.info.modality, gpus
+                engine, config.compile, config.artefacts.model.uri, self.info.modality, gpus
             )
         except ModelError as error:
             if config.device != "auto" or config.compile is not None:
@@ -246,7 +250,7 @@ class _Job:
             reader=RowReader(self.manifest, config.split, config.base_uri),
             plan=self.plan,
             uri=self.uri,
-            model_uri=config.model_uri,
+            model_uri=config.artefacts.model.uri,
             run=self.run,
             repair=repair,
             preprocess=self.info.preprocess,

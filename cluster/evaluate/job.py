@@ -36,7 +36,8 @@ from hashnet.metrics import (
     summarise,
     to_bytes,
 )
-from hashnet.models import BundleInfo, bundle_info
+from hashnet.models import BundleInfo
+from hashnet.run import Run
 from hashnet.store import CodeStore
 
 log = logging.getLogger(__name__)
@@ -69,32 +70,22 @@ class EvaluateConfig:
     figures: bool = key(True, "draw the figures and write report.html")
 
     @property
-    def codes_uri(self) -> str:
-        return self.codes or storage.join(self.run, "codes")
-
-    @property
-    def model_uri(self) -> str:
-        return self.model or storage.join(self.run, "model")
-
-    @property
-    def query_uri(self) -> str:
-        return self.query_codes or storage.join(self.run, "codes-query")
-
-    @property
-    def out_uri(self) -> str:
-        return self.out or storage.join(self.run, "report")
+    def artefacts(self) -> Run:
+        """The run, with the artefacts that were given by key at their own places."""
+        elsewhere = {"codes": self.codes, "query_codes": self.query_codes, "report": self.out}
+        return Run(self.run, model=self.model, **elsewhere)
 
 
 def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
     """Writes the report of a run; returns the summary that the job prints."""
     started = time.monotonic()
-    store = CodeStore.open(config.codes_uri)
-    info = bundle_info(config.model_uri)
+    store = config.artefacts.codes.open()
+    info = config.artefacts.model.info()
     queries = _queries(config, store, info)
     labels = _query_labels(queries)
     k = check_k(config.k, len(store))
     made_from = {"database": store.sha256, "queries": queries.sha256, "k": k, "seed": config.seed}
-    artefact = ReportArtefact(config.out_uri)
+    artefact = config.artefacts.report
     report = _finished(artefact, made_from)
     if report is None:
         evaluation = Evaluation(store, queries.codes(), labels, k, config.seed, config.device)
@@ -103,7 +94,7 @@ def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
         names = info.class_names if len(info.class_names or ()) == labels.n_classes else None
         report = summarise(measures, labels, len(store), k, config.seed, names)
         artefact.write(report, made_from)
-        _remove_parts(config.out_uri)
+        _remove_parts(config.artefacts.report.uri)
     page = _draw(config, report) if config.figures else None
     return {
         "run": config.run,
@@ -130,7 +121,7 @@ def _queries(config: EvaluateConfig, store: CodeStore, info: BundleInfo) -> Code
     made_by = store.lineage.get("model_sha256")
     if made_by is not None and made_by != info.sha256:
         raise LineageMismatch(
-            f"{store.uri} was encoded with model {made_by[:12]}, but {config.model_uri} is "
+            f"{store.uri} was encoded with model {made_by[:12]}, but {config.artefacts.model.uri} is "
             f"{info.sha256[:12]}; encode the database with this model, or give the model that made the codes"
         )
     if store.n_classes is None:
@@ -138,15 +129,15 @@ def _queries(config: EvaluateConfig, store: CodeStore, info: BundleInfo) -> Code
     encode_database(
         EncodeConfig(
             run=config.run,
-            model=config.model_uri,
-            out=config.query_uri,
+            model=config.artefacts.model.uri,
+            out=config.artefacts.query_codes.uri,
             split="query",
             **_device_of(store),
             max_bad_fraction=config.max_bad_fraction,
             base_uri=config.base_uri,
         )
     )
-    queries = CodeStore.open(config.query_uri)
+    queries = config.artefacts.query_codes.open()
     if queries.n_bits != store.n_bits:
         raise LineageMismatch(f"{queries.uri} has {queries.n_bits} bits, {store.uri} {store.n_bits}")
     if queries.n_classes != store.n_classes:
@@ -185,7 +176,7 @@ def _finished(artefact: ReportArtefact, made_from: dict[str, Any]) -> EvalReport
 def _measure_all(config: EvaluateConfig, evaluation: Evaluation, made_from: dict[str, Any]) -> QueryMeasures:
     """The measures of every query; finished ranges are read from disk."""
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:12]
-    folder = storage.join(config.out_uri, f"parts-{digest}")
+    folder = storage.join(config.artefacts.report.uri, f"parts-{digest}")
     done = set(storage.list_names(folder))
     ranges = query_ranges(len(evaluation.codes), evaluation.k)
     names = {span: f"queries-{span[0]:08d}-{span[1]:08d}.npz" for span in ranges}
@@ -220,12 +211,5 @@ def _draw(config: EvaluateConfig, report: EvalReport) -> str:
 
     connection.connect()
     draw = ray.remote(write_run_report).options(num_cpus=1, max_retries=3)
-    sources = RunSources(
-        run=config.run,
-        model=config.model_uri,
-        codes=config.codes_uri,
-        query_codes=config.query_uri,
-        base_uri=config.base_uri,
-        beside=tuple(config.beside),
-    )
-    return ray.get(draw.remote(report.to_dict(), sources, config.out_uri))
+    sources = RunSources(config.artefacts, config.base_uri, tuple(config.beside))
+    return ray.get(draw.remote(report.to_dict(), sources, config.artefacts.report.uri))

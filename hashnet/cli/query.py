@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from hashnet.errors import BadImage, DataError, IndexMismatch, LineageMismatch
-from hashnet.io import storage
 from hashnet.results import SearchResult
+from hashnet.run import Run
 
 EXAMPLES = """
 examples:
@@ -147,10 +147,8 @@ class _Run:
     """Loads model and index of a run here."""
 
     def __init__(self, run: str) -> None:
-        from hashnet.index import BinaryIndex
-
-        self.run = run
-        self.index = BinaryIndex.load(storage.join(run, "index"))
+        self.run = Run(run)
+        self.index = self.run.index.open()
         self.class_names: list[str] | None = None
         self._catalog: Any = None
 
@@ -179,12 +177,12 @@ class _Run:
     def _encode(self, queries: Any) -> np.ndarray:
         from hashnet.encoding import Encoder
 
-        model = storage.join(self.run, "model")
+        model = self.run.model.uri
         encoder = Encoder.load(model, engine="cpu-eager", batch_rows=4)
         made_with = self.index.lineage.get("model_sha256")
         if made_with != encoder.model_sha256:
             raise LineageMismatch(
-                f"{self.run}/index was made with model {made_with}, {model} is {encoder.model_sha256}; "
+                f"{self.run.index.uri} was made with model {made_with}, {model} is {encoder.model_sha256}; "
                 "encode the database and build the index with this model"
             )
         self.class_names = encoder.info.class_names
@@ -194,14 +192,12 @@ class _Run:
             raise DataError(f"cannot use {', '.join(map(str, queries))}: {error}") from error
 
     def _open_catalog(self) -> None:
-        from hashnet.data import Manifest
-        from hashnet.store import CodeStore, ItemLookup
+        from hashnet.store import ItemLookup
 
-        codes, manifest = storage.join(self.run, "codes"), storage.join(self.run, "manifest.parquet")
-        if storage.exists(storage.join(codes, "_SUCCESS")):
-            self._catalog = ItemLookup(CodeStore.open(codes))
-        if storage.exists(storage.join(manifest, "_manifest.json")):
-            names = Manifest.open(manifest, check=False).class_names
+        if self.run.codes.exists():
+            self._catalog = ItemLookup(self.run.codes.open())
+        if self.run.manifest.exists():
+            names = self.run.manifest.open(check=False).class_names
             self.class_names = list(names) if names is not None else self.class_names
 
     def _class_id(self, label: str) -> int:

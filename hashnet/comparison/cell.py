@@ -30,6 +30,7 @@ from hashnet.errors import Diverged, LineageMismatch
 from hashnet.io import config as configs
 from hashnet.io import storage
 from hashnet.metrics import EvalReport, evaluate, validation_map
+from hashnet.run import Run
 from hashnet.training import VARIANTS, TrainConfig, held_out
 
 KIND, FORMAT_VERSION, FILE, CODES = "comparison_cell", 1, "cell.json", "codes.npz"
@@ -284,11 +285,7 @@ def learn_deep(task: CellTask, device: str) -> Learned:
     """Trains a variant of HashNet or a deep baseline in this process; an interrupted cell is resumed."""
     import torch
 
-    from hashnet.models import load_bundle
     from hashnet.training import (
-        CHECKPOINTS,
-        CONFIG,
-        MODEL,
         finished_result,
         logits_of,
         open_rows,
@@ -301,21 +298,21 @@ def learn_deep(task: CellTask, device: str) -> Learned:
     config = task.train
     assert config is not None, "a deep method needs a training configuration"
     manifest = Manifest.open(task.manifest)
-    if storage.exists(storage.join(config.run, CONFIG)):  # begun before, or trained by several workers
+    if storage.exists(Run(config.run).config):  # begun before, or trained by several workers
         refuse_other_config(config, read_config(config.run))
     else:
-        configs.save(config, storage.join(config.run, CONFIG))
+        configs.save(config, Run(config.run).config)
     config = config.resolved(manifest.modality, manifest.count("train"))
     if finished_result(config.run) is None:
         record_data(config.run, manifest)
         train_run(config, device=device, manifest=manifest)
-    model, info = load_bundle(storage.join(config.run, MODEL))
+    model, info = Run(config.run).model.open()
     if (trained_on := info.summary["manifest_sha256"]) != manifest.sha256:
         raise LineageMismatch(
             f"{config.run} was trained on data with sha256 {trained_on[:12]}…, {manifest.uri} has "
             f"{manifest.sha256[:12]}…; use another run folder, or remove this cell to run it again"
         )
-    storage.delete(storage.join(config.run, CHECKPOINTS))
+    storage.delete(Run(config.run).checkpoints)
 
     def encode(split: str) -> tuple[np.ndarray, np.ndarray]:
         rows = open_rows(manifest, split, model, config)

@@ -21,6 +21,7 @@ from hashnet.metrics import EvalReport
 from hashnet.reports import examples, figures
 from hashnet.reports.run_page import PageFigure, RunPage, run_page
 from hashnet.reports.style import figure_of, inline_svg, to_png, to_svg
+from hashnet.run import Run
 from hashnet.store import CodeStore
 
 if TYPE_CHECKING:
@@ -32,21 +33,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunSources:
-    """What a report is made from: a run folder, and artefacts that lie elsewhere (None: in the run).
+    """What a report is made from.
 
     ``beside`` are runs of other code lengths to draw in the same plots; ``base_uri`` is the folder that
     relative picture paths start from.
     """
 
-    run: str
-    model: str | None = None
-    codes: str | None = None
-    query_codes: str | None = None
+    run: Run
     base_uri: str | None = None
     beside: tuple[str, ...] = ()
-
-    def uri(self, name: str, given: str | None) -> str:
-        return given or storage.join(self.run, name)
 
 
 @dataclass(frozen=True)
@@ -65,23 +60,22 @@ def write_run_report(values: dict[str, Any], sources: RunSources, out: str) -> s
     ``values`` is ``EvalReport.to_dict()``. What a run does not have (a history, pictures) is left out.
     """
     report = EvalReport.from_dict(values)
-    store = CodeStore.open(sources.uri("codes", sources.codes))
-    queries = CodeStore.open(sources.uri("codes-query", sources.query_codes))
-    model = sources.uri("model", sources.model)
+    run = sources.run
+    store, queries, model = run.codes.open(), run.query_codes.open(), run.model.uri
     summary = model_summary(model)
-    manifest = _or_none(_open_manifest, storage.join(sources.run, "manifest.parquet"))
+    manifest = _or_none(_open_manifest, run.manifest.uri)
     class_names = list(manifest.class_names) if manifest and manifest.class_names else None
     plots = evaluation_figures(report, reports_beside(report, sources.beside))
     plots += training_figures(model, summary)
     plots += code_figures(store, class_names, report.seed)
     pictures = examples.Pictures(manifest, class_names, sources.base_uri)
     page = RunPage(
-        title=f"Evaluation of {storage.name_of(sources.run)}",
+        title=f"Evaluation of {run.name}",
         figures=[_write_figure(plot, out) for plot in plots],
         examples=examples.gather(store, queries, report, pictures),
         warnings=summary.get("warnings", []),
         made_from={
-            "run": storage.name_of(sources.run),
+            "run": run.name,
             "model": store.lineage.get("model_sha256", "unknown"),
             "database codes": store.sha256,
             "query codes": queries.sha256,
@@ -218,7 +212,7 @@ def reports_beside(report: EvalReport, runs: tuple[str, ...]) -> list[EvalReport
     """The reports of runs of other code lengths; the same length is left out, other data is refused."""
     found = []
     for run in runs:
-        other = EvalReport.load(storage.join(run, "report", "report.json"))
+        other = Run(run).report.open()
         if (other.n_queries, other.n_database, other.k) != (report.n_queries, report.n_database, report.k):
             raise HashnetError(
                 f"{run} has {other.n_queries} queries, {other.n_database} items and k = {other.k}, this run "

@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from hashnet.training.loop import fit
     from hashnet.training.measure import logits_of
     from hashnet.training.run import (
-        CHECKPOINTS,
-        CONFIG,
-        MANIFEST,
-        MODEL,
         finished_result,
         prepare,
         read_config,
@@ -43,10 +39,6 @@ __all__, __getattr__ = lazy_names(
         "loop": ["fit"],
         "measure": ["logits_of"],
         "run": [
-            "CHECKPOINTS",
-            "CONFIG",
-            "MANIFEST",
-            "MODEL",
             "finished_result",
             "prepare",
             "read_config",

@@ -17,11 +17,9 @@ from hashnet.errors import ConfigError, LineageMismatch, TrainingError
 from hashnet.io import config as configs
 from hashnet.io import storage
 from hashnet.labels import check_pairs, count_pairs
-from hashnet.models import ModelArtefact, bundle_info
+from hashnet.run import Run
 from hashnet.training.config import HOW, PUT_UP_WITH, TrainConfig
 
-MODEL, MANIFEST, CHECKPOINTS, CONFIG = "model", "manifest.parquet", "checkpoints", "config.yaml"
-BEGUN = (CONFIG, CHECKPOINTS, MODEL, "codes", "index")  # a folder with none of these holds no run yet
 FORMAT_VERSION = 1  # of checkpoints/data.json
 
 
@@ -41,20 +39,20 @@ def prepare(config: TrainConfig) -> Prepared:
     for the keys about how the work is done (workers, threads, …): LineageMismatch names what differs.
     One of an attempt that failed before its first checkpoint gives way.
     """
-    saved_at = storage.join(config.run, CONFIG)
-    if storage.exists(saved_at):
+    run = Run(config.run)
+    if storage.exists(run.config):
         try:
             refuse_other_config(config, read_config(config.run))
         except LineageMismatch:
             if _has_learnt(config.run):
                 raise
-            for name in (CONFIG, CHECKPOINTS):
-                storage.delete(storage.join(config.run, name))
+            for uri in (run.config, run.checkpoints):
+                storage.delete(uri)
     manifest = settle_manifest(config)
     finished = finished_result(config.run)
     if finished is None:
         record_data(config.run, manifest, config.pairs)
-        configs.save(config, saved_at)
+        configs.save(config, run.config)
     # of a finished run the pairs may be gone, and nothing is left to train
     n_rows = rows_used(config, manifest) if finished is None else manifest.count("train")
     return Prepared(config.resolved(manifest.modality, n_rows), manifest, finished)
@@ -72,13 +70,13 @@ def rows_used(config: TrainConfig, manifest: Manifest) -> int:
 
 
 def _has_learnt(run: str) -> bool:
-    checkpoints = storage.list_names(storage.join(run, CHECKPOINTS))
-    return storage.exists(storage.join(run, MODEL)) or any(name.startswith("step-") for name in checkpoints)
+    checkpoints = storage.list_names(Run(run).checkpoints)
+    return storage.exists(Run(run).model.uri) or any(name.startswith("step-") for name in checkpoints)
 
 
 def read_config(run: str) -> TrainConfig:
     """The configuration a run was trained with."""
-    return configs.load(TrainConfig, storage.join(run, CONFIG), [f"run={run}"], saved=True)
+    return configs.load(TrainConfig, Run(run).config, [f"run={run}"], saved=True)
 
 
 def refuse_other_config(
@@ -100,10 +98,10 @@ def refuse_other_config(
 
 def finished_result(run: str) -> dict[str, Any] | None:
     """What a finished run came to, None when it has no complete model yet."""
-    model = storage.join(run, MODEL)
-    if not ModelArtefact(model).exists():
+    model = Run(run).model
+    if not model.exists():
         return None
-    info = bundle_info(model)
+    info = model.info()
     return result_of(run, info.sha256, info.summary)
 
 
@@ -112,7 +110,7 @@ def result_of(run: str, sha256: str, summary: dict[str, Any]) -> dict[str, Any]:
     keys = ("n_bits", "variant", "backbone", "steps", "epochs", "J", "L", "quantisation", "binary_share",
             "distinct", "validation_map", "rows_per_s", "seconds", "warnings")  # fmt: skip
     chosen = {name: summary[name] for name in keys if summary.get(name) not in (None, [])}
-    return {"run": run, "model": storage.join(run, MODEL), "sha256": sha256, **chosen}
+    return {"run": run, "model": Run(run).model.uri, "sha256": sha256, **chosen}
 
 
 def settle_manifest(config: TrainConfig) -> Manifest:
@@ -120,10 +118,11 @@ def settle_manifest(config: TrainConfig) -> Manifest:
 
     Before a run is begun, a manifest that a refused attempt left there gives way to the data given.
     """
-    mine = storage.join(config.run, MANIFEST)
-    kept = Manifest.open(mine) if storage.exists(storage.join(mine, "_manifest.json")) else None
+    run = Run(config.run)
+    mine = run.manifest.uri
+    kept = run.manifest.open() if run.manifest.exists() else None
     given = Manifest.open(config.manifest) if config.manifest is not None else None
-    begun = any(storage.exists(storage.join(config.run, name)) for name in BEGUN)
+    begun = run.begun()
     # The run's copy may have grown since by parts appended for encoding.
     if kept is not None and given is not None and kept.parts[: len(given.parts)] == given.parts:
         manifest = kept
@@ -206,7 +205,7 @@ def refuse_unlabelled(labels: np.ndarray, which: str, why: str | None = None) ->
 
 def record_data(run: str, manifest: Manifest, pairs: str | None = None) -> None:
     """Writes down what data a run is begun on; LineageMismatch when it was begun on other data."""
-    uri, kind = storage.join(run, CHECKPOINTS, "data.json"), "training_data"
+    uri, kind = storage.join(Run(run).checkpoints, "data.json"), "training_data"
     now = {"manifest_sha256": manifest.sha256}
     if pairs is not None:
         now["pairs_sha256"] = storage.sha256_of(pairs)

@@ -1,5 +1,6 @@
 """What every worker of a training run does; also the whole run, in one process without a cluster.
 
+from hashnet.run import Run
 from hashnet.training.config import TrainConfig
 from hashnet.training.run import prepare
 from hashnet.training.worker import train_run
@@ -19,8 +20,8 @@ import torch
 
 from hashnet.data import Manifest
 from hashnet.io import config as configs
-from hashnet.io import storage
 from hashnet.models import HashModel, save_bundle
+from hashnet.run import Run
 from hashnet.training.assemble import make_loss, make_model, make_similarity
 from hashnet.training.checkpoints import Checkpoints
 from hashnet.training.collapse import explain_codes, explain_loss
@@ -32,7 +33,6 @@ from hashnet.training.gather import from_first, world
 from hashnet.training.history import write_history
 from hashnet.training.loop import Record, fit
 from hashnet.training.outcome import final_figures, split_map, validation_map
-from hashnet.training.run import CHECKPOINTS, MANIFEST, MODEL
 
 logger = logging.getLogger(__name__)
 WARN_AFTER_EPOCHS, WARN_AFTER_STEPS = 3, 60  # sooner, a network that starts from nothing is slow, not stuck
@@ -54,7 +54,7 @@ def train_run(
     """
     started = time.monotonic()
     rank, n_workers = world()
-    manifest = manifest or Manifest.open(storage.join(config.run, MANIFEST))
+    manifest = manifest or Run(config.run).manifest.open()
     torch.manual_seed(config.seed)
     model = make_model(config, manifest)
     kept, held = held_out(manifest.count("train"), config.validation)
@@ -67,7 +67,7 @@ def train_run(
     learner, source = model, rows.source
     if probing:
         learner, source = probe_of(model), backbone_features(model, rows.source, device)
-    checkpoints = Checkpoints(storage.join(config.run, CHECKPOINTS))
+    checkpoints = Checkpoints(Run(config.run).checkpoints)
     begun = from_first(float(rank == 0 and checkpoints.newest() is not None)) > 0.5
     if config.head_epochs and model.modality == "image" and not probing and not begun:
         centres = open_rows(manifest, "train", model, config, positions=kept if config.validation else None)
@@ -119,7 +119,7 @@ def train_run(
     for text in summary["warnings"]:
         logger.warning("%s", text)
     summary["seconds"] = round(time.monotonic() - started, 3)
-    target = storage.join(config.run, MODEL)
+    target = Run(config.run).model.uri
     write_history(target, history)
     names = list(manifest.class_names) if manifest.class_names else None
     sha256 = save_bundle(target, model, class_names=names, summary=summary, config=configs.to_dict(config))

@@ -14,6 +14,7 @@ from hashnet import CodeStore
 from hashnet.errors import HashnetError
 from hashnet.reports import examples, figures
 from hashnet.reports.run_report import RunSources, reports_beside, write_run_report
+from hashnet.run import Run
 
 FIGURES = {
     "precision-recall", "precision-recall-radius", "precision-top-n", "recall-top-n", "radius", "distances",
@@ -37,7 +38,7 @@ def page(run, tmp_path_factory):
         queries.codes(), queries.labels(), store.codes(), store.labels(), k=50, database_ids=store.ids()
     )
     out = tmp_path_factory.mktemp("page") / "report"
-    uri = write_run_report(json.loads(json.dumps(report.to_dict())), RunSources(str(run)), str(out))
+    uri = write_run_report(json.loads(json.dumps(report.to_dict())), RunSources(Run(run)), str(out))
     assert uri == str(out / "report.html")
     return out, (out / "report.html").read_text(encoding="utf-8"), report
 
@@ -139,7 +140,7 @@ def test_a_report_reads_only_what_it_shows(run, page, tmp_path, monkeypatch):
     monkeypatch.setattr(hashnet.Manifest, "row_ids", refuse)
     monkeypatch.setattr(manifests.storage, "sha256_of", refuse)
     monkeypatch.setattr(CodeStore, "codes", lambda store: refuse() if store.n_rows == 210 else real(store))
-    write_run_report(page[2].to_dict(), RunSources(str(run)), str(tmp_path))
+    write_run_report(page[2].to_dict(), RunSources(Run(run)), str(tmp_path))
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == page[1]
     assert (tmp_path / "figures" / "bit-balance.svg").read_bytes() == (
         page[0] / "figures" / "bit-balance.svg"
@@ -179,7 +180,7 @@ def test_a_run_of_features_without_history_still_has_a_page(reports, tmp_path):
         labels=rng.integers(0, 4, report.n_queries),
     )
     reports[1].save(str(tmp_path / "other" / "report" / "report.json"))
-    sources = RunSources(str(tmp_path), beside=(str(tmp_path / "other"),))
+    sources = RunSources(Run(tmp_path), beside=(str(tmp_path / "other"),))
     write_run_report(report.to_dict(), sources, str(tmp_path / "report"))
     text = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
     assert 'id="losses"' not in text

@@ -113,7 +113,7 @@ def test_other_data_is_refused(tmp_path, manifest):
     make_manifest("digits", other, modality="features", n_query=10, n_train=300)
     with pytest.raises(LineageMismatch, match="was trained on other data"):
         prepare(_config(tmp_path, other))
-    with pytest.raises(ManifestError, match="is not a manifest"):
+    with pytest.raises(ManifestError, match="holds no manifest"):
         prepare(_config(tmp_path, str(tmp_path / "nothing")))
 
 
