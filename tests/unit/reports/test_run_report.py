@@ -195,7 +195,7 @@ def test_other_data_does_not_stand_beside(reports, run, tmp_path):
     other.save(str(tmp_path / "report" / "report.json"))
     with pytest.raises(HashnetError, match=r"7 queries.*30"):
         write_run_report(
-            reports[0].to_dict(), RunSources(str(run), beside=(str(tmp_path),)), str(tmp_path / "out")
+            reports[0].to_dict(), RunSources(Run(run), beside=(str(tmp_path),)), str(tmp_path / "out")
         )
 
 
