@@ -111,7 +111,7 @@ def _reason(config: TrainConfig) -> HashnetError | None:
     if not storage.exists(uri):
         return None
     left = storage.read_json(uri)
-    kind = getattr(errors, str(left["type"]), errors.TrainingError)
+    kind = getattr(errors, str(left["type"]), HashnetError)
     return kind(left["message"])
 
 

@@ -3,31 +3,32 @@
     HashnetError
     ├── ConfigError          a configuration key or value; lists every mistake it found
     ├── DataError            input data: lists, labels, manifests, pairs, features
-    │   ├── ManifestError    a manifest that is damaged, foreign or does not fit
-    │   └── BadImage         one picture that cannot be used; carries a short ``reason``
+    │   ├── BadImage         one picture that cannot be used; carries a short ``reason``
+    │   └── TooManyBad       more bad rows than ``max_bad_fraction`` allows
     ├── CodeError            codes or labels of the wrong width, dtype or shape
     ├── StorageError         a path or URI that cannot be read or written
-    ├── FormatError          an artefact that is foreign, damaged or newer than this version
+    ├── FormatError          an artefact that is incomplete, damaged, foreign or newer than this version
     ├── LineageMismatch      two artefacts that were not made for each other
-    ├── StoreError           a code store that is incomplete or inconsistent
-    │   └── TooManyBad       more bad rows than ``max_bad_fraction`` allows
-    ├── SearchError          the search index
-    │   ├── IndexMismatch    query and index do not fit together
-    │   │   ├── IdTaken      an id to be added that the index holds already
-    │   │   └── StaleIndex   somebody else has written the index meanwhile
-    │   ├── UnknownId        an id the index does not hold
-    │   └── Unsupported      something this kind of index cannot do
     ├── ModelError           unknown backbone, weights that do not fit
-    ├── TrainingError        training cannot start or had to stop
-    │   └── Diverged         NaN or infinite loss; names step, beta and learning rate
-    ├── ClusterError         the cluster cannot do what was asked of it, or failed at it
-    └── ClientError          the server could not be asked or said no
-        ├── ServerUnavailable    no answer, or none in time; worth trying again
+    ├── Diverged             NaN or infinite loss; names step, beta and learning rate
+    ├── IndexMismatch        query and index do not fit together
+    │   ├── IdTaken          an id to be added that the index holds already
+    │   └── StaleIndex       another process has written the index meanwhile
+    ├── UnknownId            an id that the index does not hold
+    ├── Unsupported          an operation that this kind of index does not have
+    ├── ClusterError         the cluster cannot run the job, or failed while running it
+    └── ClientError          a request to the server failed
+        ├── ServerUnavailable    no response, or none in time; worth trying again
         ├── RequestRejected      4xx: the request is wrong; carries ``code``
         └── ServerFailed         5xx: the server is wrong
 
-A message names what was wrong, both values where two disagree, and what to do about it. Catch
+A message names what is wrong, both values where two disagree, and what to do about it. Catch
 ``HashnetError`` to catch them all; jobs and the command line print it without a stack trace.
+
+A class exists because a program treats it differently: this code base, or a caller. ConfigError (it lists
+``mistakes``), DataError, TooManyBad and ClusterError are for callers of the library and of ``cluster``,
+the three kinds of ClientError for callers of ``Client``; the exit code says whether to correct the input
+(2) or to run again (1).
 """
 
 
@@ -49,10 +50,6 @@ class DataError(HashnetError):
     """Input data that cannot be used as it is."""
 
 
-class ManifestError(DataError):
-    """A manifest that is damaged, foreign or does not fit."""
-
-
 class BadImage(DataError):
     """One picture that cannot be used. ``reason`` is a short stable word for counting."""
 
@@ -63,6 +60,12 @@ class BadImage(DataError):
 
     def __reduce__(self) -> tuple:
         return type(self), (self.reason, self.detail)
+
+
+class TooManyBad(DataError):
+    """More bad rows than ``max_bad_fraction`` allows; the rows that could be encoded are kept."""
+
+    exit_code = 1
 
 
 class CodeError(HashnetError, ValueError):
@@ -76,28 +79,24 @@ class StorageError(HashnetError):
 
 
 class FormatError(HashnetError):
-    """An artefact that is foreign, damaged, or written by a newer version."""
+    """An artefact that is incomplete, damaged, foreign, or written by a newer version."""
 
 
 class LineageMismatch(HashnetError):
     """Two artefacts that were not made for each other."""
 
 
-class StoreError(HashnetError):
-    """A code store that is incomplete or inconsistent."""
+class ModelError(HashnetError):
+    """An unknown backbone, or weights that do not fit it."""
 
 
-class TooManyBad(StoreError):
-    """More bad rows than ``max_bad_fraction`` allows; what could be encoded is kept."""
+class Diverged(HashnetError):
+    """The loss became NaN or infinite."""
 
     exit_code = 1
 
 
-class SearchError(HashnetError):
-    """The search index."""
-
-
-class IndexMismatch(SearchError, ValueError):
+class IndexMismatch(HashnetError, ValueError):
     """A query and an index that do not fit together."""
 
 
@@ -106,48 +105,34 @@ class IdTaken(IndexMismatch):
 
 
 class StaleIndex(IndexMismatch):
-    """The index on disk is of another version by now: refresh and repeat the update."""
+    """The index on disk has another version by now: refresh and repeat the update."""
 
 
-class UnknownId(SearchError, KeyError):
-    """An id the index does not hold."""
+class UnknownId(HashnetError, KeyError):
+    """An id that the index does not hold."""
 
     def __str__(self) -> str:  # KeyError would print the repr of the message
         return Exception.__str__(self)
 
 
-class Unsupported(SearchError):
-    """Something this kind of index cannot do."""
-
-
-class ModelError(HashnetError):
-    """An unknown backbone, or weights that do not fit it."""
-
-
-class TrainingError(HashnetError):
-    """Training cannot start, or had to stop."""
-
-
-class Diverged(TrainingError):
-    """The loss became NaN or infinite."""
-
-    exit_code = 1
+class Unsupported(HashnetError):
+    """An operation that this kind of index does not have."""
 
 
 class ClusterError(HashnetError):
-    """The cluster cannot do what was asked of it, or failed at it."""
+    """The cluster cannot run the job, or failed while running it."""
 
     exit_code = 1
 
 
 class ClientError(HashnetError):
-    """The server could not be asked, or said no."""
+    """A request to the server failed."""
 
     exit_code = 1
 
 
 class ServerUnavailable(ClientError):
-    """No answer, or none in time: worth trying again later."""
+    """No response, or none in time: worth trying again later."""
 
 
 class RequestRejected(ClientError):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hashnet.errors import CodeError, DataError, TrainingError
+from hashnet.errors import CodeError, DataError
 from hashnet.io import as_array
 
 if TYPE_CHECKING:
@@ -173,10 +173,10 @@ def from_lists(lists: pa.Array | pa.ChunkedArray, n_classes: int) -> np.ndarray:
 
 
 def check_pairs(counts: PairCounts) -> PairCounts:
-    """Returns ``counts``; TrainingError when there are no similar or no dissimilar pairs."""
+    """Returns ``counts``; DataError when there are no similar or no dissimilar pairs."""
     if counts.n_similar == 0 or counts.n_dissimilar == 0:
         kind = "similar" if counts.n_similar == 0 else "dissimilar"
-        raise TrainingError(
+        raise DataError(
             f"the training set has {counts.n_pairs:,} pairs and none is {kind}: there is nothing to tell "
             "apart; check the labels or the pairs table"
         )

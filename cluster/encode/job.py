@@ -27,7 +27,7 @@ from hashnet.encoding import (
     reasons_of,
     repair_tasks,
 )
-from hashnet.errors import ConfigError, LineageMismatch, ModelError, StoreError
+from hashnet.errors import ClusterError, ConfigError, LineageMismatch, ModelError
 from hashnet.io import REQUIRED, Progress, Renamed, key
 from hashnet.models import BundleInfo
 from hashnet.run import Run
@@ -211,7 +211,7 @@ class _Job:
     def retry(self) -> None:
         """Encodes the quarantined rows again; those that succeed become extra shards."""
         if self.todo:
-            raise StoreError(
+            raise ConfigError(
                 f"{len(self.todo)} of {self.plan.n_shards} shards of {self.uri} are not encoded yet; "
                 "run without only_failed first"
             )
@@ -303,7 +303,7 @@ class _Job:
                 pipeline.report_commit(self.run, record)
             yield n, pipeline.bad_reasons(table)
         if collector.unfinished:
-            raise StoreError(
+            raise ClusterError(
                 f"rows of {len(collector.unfinished)} shards did not arrive; run the same command again"
             )
 

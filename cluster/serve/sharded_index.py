@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cluster.runtime import Need, capacity, connection, reraise_hashnet_error
-from hashnet.errors import ClusterError, IndexMismatch, LineageMismatch, SearchError, UnknownId
+from hashnet.errors import ClusterError, DataError, IndexMismatch, LineageMismatch, UnknownId
 from hashnet.index import (
     BinaryIndex,
     build_state,
@@ -112,7 +112,7 @@ class ShardedIndex:
     ) -> None:
         source = store if isinstance(store, CodeStore) else CodeStore.open(str(store))
         if not len(source):
-            raise SearchError(f"there are no codes to index: {source.uri} has 0 rows; encode some first")
+            raise DataError(f"there are no codes to index: {source.uri} has 0 rows; encode some first")
         most = sum(shard.rows > 0 for shard in source.shards)
         if not 1 <= n_slices <= most:
             raise ClusterError(

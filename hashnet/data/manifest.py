@@ -29,8 +29,8 @@ import pyarrow as pa
 from hashnet import labels as label_sets
 from hashnet.data import splits as split_flags
 from hashnet.data.parts import ManifestPart, read_groups, schema_of
-from hashnet.errors import FormatError, HashnetError, ManifestError
-from hashnet.io import Artefact, rechunk, storage
+from hashnet.errors import DataError, FormatError, HashnetError
+from hashnet.io import Artefact, check_whole, rechunk, storage
 
 if TYPE_CHECKING:
     from hashnet.data.summary import ManifestSummary
@@ -53,7 +53,7 @@ class Manifest:
 
     @classmethod
     def open(cls, uri: str, check: bool = True) -> Manifest:
-        """The manifest in a folder, or ManifestError."""
+        """The manifest in a folder, or DataError."""
         uri = str(uri)
         artefact = ManifestArtefact(uri)
         about = artefact.read()
@@ -118,8 +118,7 @@ class Manifest:
         stop: int | None = None,
     ) -> Iterator[pa.Table]:
         """Tables of ``rows`` rows (the last may be shorter) in row_id order; memory stays bounded."""
-        if rows < 1:
-            raise ManifestError(f"rows must be at least 1, got {rows}")
+        check_whole("rows", rows, low=1)
         yield from rechunk(self._groups(split, columns, start, stop), rows)
 
     def labels(self, split: str | None = None) -> np.ndarray | None:
@@ -159,7 +158,7 @@ class Manifest:
                 first += group.rows
 
     def verify(self) -> None:
-        """Checks size and sha256 of every part; ManifestError names the first that differs."""
+        """Checks size and sha256 of every part; DataError names the first that differs."""
         for part in self.parts:
             self._verify(part)
 
@@ -169,7 +168,7 @@ class Manifest:
         if ManifestArtefact(uri).exists():
             have = Manifest.open(uri).parts
             if have != self.parts[: len(have)]:
-                raise ManifestError(
+                raise DataError(
                     f"{uri} holds another manifest ({sum(p.rows for p in have):,} rows, "
                     f"{len(have)} parts that are not the first of {self.uri}); choose another folder"
                 )
@@ -198,7 +197,7 @@ class Manifest:
             split_flags.flag_of(split)
         missing = [name for name in columns or () if name not in self.schema.names]
         if missing:
-            raise ManifestError(f"{self.uri} has no column {missing[0]!r}: {', '.join(self.schema.names)}")
+            raise DataError(f"{self.uri} has no column {missing[0]!r}: {', '.join(self.schema.names)}")
         position = 0
         for part in self.parts:
             rows = part.rows if split is None else part.splits.get(split, 0)
@@ -220,12 +219,12 @@ class Manifest:
         uri = storage.join(self.uri, part.name)
         size = storage.size_of(uri)
         if size != part.bytes and not storage.exists(uri):
-            raise ManifestError(f"{uri} is missing; make the manifest again or copy it whole")
+            raise DataError(f"{uri} is missing; make the manifest again or copy it whole")
         differs = f"it has {size:,} bytes, recorded are {part.bytes:,}" if size != part.bytes else ""
         if not differs and (found := storage.sha256_of(uri)) != part.sha256:
             differs = f"its sha256 is {found[:16]}…, recorded is {part.sha256[:16]}…"
         if differs:
-            raise ManifestError(
+            raise DataError(
                 f"{uri} does not match its manifest: {differs}; it was changed or damaged: restore it or "
                 "make the manifest again"
             )

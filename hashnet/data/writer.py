@@ -16,7 +16,7 @@ from hashnet.data.label_lists import check_labels, renumber
 from hashnet.data.manifest import Manifest, ManifestArtefact
 from hashnet.data.parts import PartsWriter, schema_of
 from hashnet.data.source_rows import SourceRows
-from hashnet.errors import DataError, ManifestError, StorageError
+from hashnet.errors import DataError, StorageError
 from hashnet.io import Progress, storage
 
 
@@ -59,7 +59,7 @@ def append_rows(
         _write(writer, rows, labels, flags, show_progress)
         parts = (*manifest.parts, *writer.finish())
         if Manifest.open(manifest.uri).parts != manifest.parts:
-            raise ManifestError(f"{manifest.uri} was changed by another process meanwhile; append again")
+            raise DataError(f"{manifest.uri} was changed by another process meanwhile; append again")
         appended = [*manifest.source.get("appended", []), source or {}]
         ManifestArtefact(manifest.uri).write(manifest, parts, {**manifest.source, "appended": appended})
     return Manifest.open(manifest.uri, check=manifest.check)
@@ -89,15 +89,15 @@ def _all_or_nothing(writer: PartsWriter, rows: SourceRows) -> Iterator[None]:
 
 
 def _matched_labels(manifest: Manifest, rows: SourceRows) -> pa.Array | None:
-    """The new rows' labels in the manifest's numbering; ManifestError when the two do not match."""
+    """The new rows' labels in the manifest's numbering; DataError when the two do not match."""
     if rows.modality != manifest.modality:
-        raise ManifestError(f"{manifest.uri} holds {manifest.modality}, the new rows are {rows.modality}")
+        raise DataError(f"{manifest.uri} holds {manifest.modality}, the new rows are {rows.modality}")
     if rows.n_features != manifest.n_features:
-        raise ManifestError(
+        raise DataError(
             f"{manifest.uri} has {manifest.n_features} features per row, the new rows have {rows.n_features}"
         )
     if rows.inline and not manifest.inline:
-        raise ManifestError(
+        raise DataError(
             f"{manifest.uri} stores its pictures by reference, the new rows hold theirs inside; "
             "store the new ones as files, tar or Parquet"
         )
@@ -105,13 +105,13 @@ def _matched_labels(manifest: Manifest, rows: SourceRows) -> pa.Array | None:
     if labels is None:
         return None
     if manifest.n_classes is None:
-        raise ManifestError(
+        raise DataError(
             f"{manifest.uri} has no labels, the new rows have labels; make a new manifest of both"
         )
     if rows.class_names is not None and manifest.class_names is not None:
         return renumber(labels, rows.class_names, manifest.class_names)
     if rows.n_classes is not None and rows.n_classes > manifest.n_classes:
-        raise ManifestError(
+        raise DataError(
             f"{manifest.uri} has {manifest.n_classes} classes, the new rows have {rows.n_classes}; "
             "the classes of a manifest are fixed when it is made"
         )
@@ -132,7 +132,7 @@ def _staged(uri: str, overwrite: bool) -> Iterator[tuple[str, str]]:
     """
     is_manifest = ManifestArtefact(uri).exists()
     if is_manifest and not overwrite:
-        raise ManifestError(f"{uri} exists; choose another --out, or replace it with --overwrite")
+        raise DataError(f"{uri} exists; choose another --out, or replace it with --overwrite")
     if not is_manifest and storage.exists(uri) and (not storage.is_folder(uri) or storage.list_names(uri)):
         raise DataError(f"{uri} exists and is not a manifest; choose another --out")
     if not storage.is_local(uri):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from hashnet.errors import IndexMismatch, SearchError
+from hashnet.errors import DataError, IndexMismatch
 from hashnet.index.kinds import FlatOptions, Options, build_rows, parse_options
 from hashnet.index.postings import Postings
 from hashnet.index.rows import Rows, flat_rows, new_flat
@@ -71,7 +71,7 @@ def assemble(
 ) -> tuple[Rows, Options]:
     """Rows of an index kind from parts that hold ``n`` rows together, and the options they have."""
     if n == 0:
-        raise SearchError("there are no codes to index: the input has 0 rows; encode some first")
+        raise DataError("there are no codes to index: the input has 0 rows; encode some first")
     flat, codes = new_flat(n_bits, n)
     ids = np.empty(n, dtype=np.int64)
     labels, label_rows, start = [], [], 0

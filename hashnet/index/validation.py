@@ -8,7 +8,7 @@ import numpy as np
 
 from hashnet import labels as label_sets
 from hashnet.codes import check_codes
-from hashnet.errors import CodeError, IndexMismatch, SearchError, Unsupported
+from hashnet.errors import CodeError, IndexMismatch, Unsupported
 from hashnet.index.state import State
 from hashnet.io import as_array
 
@@ -95,7 +95,7 @@ def check_queries(codes: Any, state: State) -> np.ndarray:
 
 def refuse_empty(state: State) -> None:
     if not state.n_live:
-        raise SearchError("the index is empty: every item was removed; add codes before searching")
+        raise IndexMismatch("the index is empty: every item was removed; add codes before searching")
 
 
 def check_excluded(ids: Any, queries: np.ndarray, state: State) -> np.ndarray | None:

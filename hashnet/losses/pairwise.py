@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from hashnet.errors import TrainingError
+from hashnet.errors import ConfigError
 from hashnet.labels import PAIR_WEIGHTS, PairCounts, check_pairs
 from hashnet.losses.similarity import Pairs
 from hashnet.models import relax
@@ -61,7 +61,7 @@ class PairwiseLoss:
         continuous: bool = False,
     ) -> None:
         if weights not in PAIR_WEIGHTS:
-            raise TrainingError(f"weights must be one of {', '.join(PAIR_WEIGHTS)}, got {weights!r}")
+            raise ConfigError(f"weights must be one of {', '.join(PAIR_WEIGHTS)}, got {weights!r}")
         counts = check_pairs(similarity.counts)
         self.similarity, self.weights, self.continuous = similarity, weights, continuous
         self.alpha = 10 / n_bits if alpha is None else alpha

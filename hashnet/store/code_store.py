@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 
 from hashnet import labels as label_sets
 from hashnet.codes import check_codes
-from hashnet.errors import CodeError, FormatError, StoreError
-from hashnet.io import as_array, binary_column, binary_matrix, rechunk, storage
+from hashnet.errors import CodeError, DataError, FormatError
+from hashnet.io import as_array, binary_column, binary_matrix, check_whole, rechunk, storage
 from hashnet.store import commit
 from hashnet.store import plan as plans
 from hashnet.store.artefact import SUCCESS, CodesArtefact
@@ -55,10 +55,10 @@ class ShardStore:
 
     @classmethod
     def open(cls, uri: str):  # type: ignore[no-untyped-def]
-        """The complete store at ``uri``; StoreError where it is missing or not finished."""
+        """The complete store at ``uri``; FormatError where it is missing or not finished."""
         uri = str(uri)
         if not CodesArtefact(uri).exists():
-            raise StoreError(_why_not(uri))
+            raise FormatError(_why_not(uri))
         artefact = CodesArtefact(uri, cls.output)
         about = artefact.read()
         try:
@@ -75,13 +75,13 @@ class ShardStore:
 
     @contextmanager
     def open_shard(self, shard: ShardRecord) -> Iterator[pq.ParquetFile]:
-        """One shard's Parquet file; StoreError where opening it, or reading it inside the block, fails."""
+        """One shard's Parquet file; FormatError where opening it, or reading it inside the block, fails."""
         remote = not storage.is_local(self.uri)  # there, columns are asked for together
         with storage.open_input(storage.join(self.uri, shard.file)) as source:
             try:
                 yield pq.ParquetFile(source, pre_buffer=remote)
             except (pa.ArrowException, OSError) as error:
-                raise StoreError(f"{self.uri}/{shard.file} is damaged or out of reach: {error}") from error
+                raise FormatError(f"{self.uri}/{shard.file} is damaged or out of reach: {error}") from error
 
     def tables(
         self, columns: list[str] | None = None, shards: Sequence[int] | None = None
@@ -93,7 +93,7 @@ class ShardStore:
                 # that want more read several shards at once
                 table = file.read(columns=columns, use_threads=False)
             if table.num_rows != shard.rows:
-                raise StoreError(
+                raise FormatError(
                     f"{self.uri}/{shard.file} has {table.num_rows} rows, its record says {shard.rows}"
                 )
             yield table
@@ -123,11 +123,11 @@ class ShardStore:
         return commit.read_quarantine(self.uri, {shard.name: shard for shard in self.shards})
 
     def verify(self) -> None:
-        """Reads every shard and compares its sha256 with the list; StoreError at the first difference."""
+        """Reads every shard and compares its sha256 with the list; FormatError at the first difference."""
         for shard, path in zip(self.shards, self.paths(), strict=True):
             found = storage.sha256_of(path)
             if found != shard.sha256:
-                raise StoreError(f"{path} has sha256 {found[:12]}, the list says {shard.sha256[:12]}")
+                raise FormatError(f"{path} has sha256 {found[:12]}, the list says {shard.sha256[:12]}")
 
     def _matrix(self, table: pa.Table) -> np.ndarray:
         raise NotImplementedError
@@ -136,8 +136,7 @@ class ShardStore:
         self, rows: int = 65_536, labels: bool = True
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
         """(ids, codes or features, multi-hot labels or None) of ``rows`` rows each, the last one shorter."""
-        if rows < 1:
-            raise StoreError(f"rows must be at least 1, got {rows}")
+        check_whole("rows", rows, low=1)
         with_labels = labels and self.n_classes is not None
         columns = ["row_id", self.plan.column] + (["labels"] if with_labels else [])
         for table in rechunk(self.tables(columns), rows):
@@ -225,7 +224,7 @@ def write_store(
         raise CodeError(f"ids must differ; {n - len(np.unique(ids))} of {n} are repeated")
     if storage.exists(storage.join(uri, plans.PLAN)):
         if not overwrite:
-            raise StoreError(f"{uri} holds a store already; give another folder or overwrite=True")
+            raise DataError(f"{uri} holds a store already; give another folder or overwrite=True")
         storage.delete(uri)
     order = np.argsort(ids, kind="stable")
     part = PlannedPart("arrays", hashlib.sha256(ids[order].tobytes() + codes[order].tobytes()).hexdigest(), n)

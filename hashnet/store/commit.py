@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hashnet.codes import bit_balance
-from hashnet.errors import StoreError
+from hashnet.errors import FormatError
 from hashnet.io import binary_matrix, storage
 from hashnet.store.artefact import QUARANTINE, RECORDS, SUCCESS, CodesArtefact
 from hashnet.store.distinct_count import DistinctCounter
@@ -89,7 +89,7 @@ def commit_shard(
     bad = QUARANTINE_SCHEMA.empty_table() if bad is None else bad.select(QUARANTINE_SCHEMA.names)
     bad = bad.cast(QUARANTINE_SCHEMA).sort_by("row_id").combine_chunks()
     if rows.num_rows + bad.num_rows != len(shard) and not repair:
-        raise StoreError(
+        raise FormatError(
             f"{shard.name} must hold {len(shard)} rows, got {rows.num_rows} and {bad.num_rows} bad ones"
         )
     metadata = shard_metadata(plan, shard.part.sha256)
@@ -204,7 +204,7 @@ def _left_and_counting(
 def finish(uri: str, plan: StorePlan) -> dict[str, Any]:
     """Writes manifest.json and then _SUCCESS; returns what manifest.json holds.
 
-    Refused with StoreError while a shard is missing, or when the store was extended beyond ``plan``.
+    Refused with FormatError while a shard is missing, or when the store was extended beyond ``plan``.
     Mending shards come last in the list.
     """
     shards = listed(uri, plan)
@@ -216,7 +216,7 @@ def finish(uri: str, plan: StorePlan) -> dict[str, Any]:
         "statistics": code_statistics(uri, plan, shards) if plan.output == "codes" else {},
     }
     if was_extended(uri, plan):  # asked last, because the statistics take their time
-        raise StoreError(
+        raise FormatError(
             f"{uri} was extended meanwhile by a job that knows more parts of the manifest; that one finishes "
             "it, with the shards made here: there is nothing to do, unless it died, then run it again"
         )
@@ -240,7 +240,7 @@ def listed(uri: str, plan: StorePlan) -> list[ShardRecord]:
     names = [shard.name for shard in plan.ranges()]
     missing = [name for name in names if name not in records]
     if missing:
-        raise StoreError(f"{uri} lacks {len(missing)} of {len(names)} shards, the first is {missing[0]}")
+        raise FormatError(f"{uri} lacks {len(missing)} of {len(names)} shards, the first is {missing[0]}")
     names += sorted(record.name for record in records.values() if record.repair)
     return [records[name] for name in names]
 

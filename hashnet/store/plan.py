@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from hashnet.errors import FormatError, LineageMismatch, ManifestError
+from hashnet.errors import FormatError, LineageMismatch
 from hashnet.io import storage
 
 FORMAT_VERSION = 1
@@ -139,7 +139,7 @@ def check_plan(uri: str, wanted: StorePlan) -> StorePlan:
         now = wanted.parts[i] if i < len(wanted.parts) else None
         if now is None or (now.sha256, now.rows) != (part.sha256, part.rows):
             have = f"{now.sha256[:12]} ({now.rows} rows)" if now else "missing"
-            raise ManifestError(
+            raise LineageMismatch(
                 f"{uri} was made from a manifest whose part {i} ({part.name}) is {part.sha256[:12]} "
                 f"({part.rows} rows), now it is {have}; parts may be appended, not changed: {fix}"
             )

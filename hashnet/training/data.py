@@ -9,7 +9,7 @@ import numpy as np
 
 from hashnet import labels as label_sets
 from hashnet.data import Manifest, feature_matrix, feature_rows
-from hashnet.errors import TrainingError
+from hashnet.errors import DataError
 from hashnet.models import HashModel
 from hashnet.training.config import TrainConfig
 from hashnet.training.sources import ArraySource, ImageSource, Source
@@ -79,12 +79,12 @@ def _source(
 def held_out(n_rows: int, share: float) -> tuple[np.ndarray, np.ndarray]:
     """Positions (kept, held out), ascending: a fixed draw of ``share`` of the training rows.
 
-    TrainingError when a share leaves fewer than two rows to learn from, or to ask one another.
+    DataError when a share leaves fewer than two rows to learn from, or to ask one another.
     """
     order = np.random.default_rng([HELD_OUT_SEED, n_rows]).permutation(n_rows)
     n_held = round(share * n_rows)
     if share and min(n_held, n_rows - n_held) < 2:
-        raise TrainingError(
+        raise DataError(
             f"validation={share} of {n_rows} training rows holds {n_held} out and keeps {n_rows - n_held}; "
             "two of each are needed: give more rows or another share, or leave validation out"
         )

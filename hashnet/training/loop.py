@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hashnet.errors import Diverged, TrainingError
+from hashnet.errors import ConfigError, Diverged
 from hashnet.losses import Loss
 from hashnet.models import HashModel
 from hashnet.training.checkpoints import Checkpoints, TrainState
@@ -99,7 +99,7 @@ class _Trainer:
         self.source = ArraySource(source) if isinstance(source, np.ndarray) else source
         self.sampler = sampler or RowSampler(len(self.source), settings.batch_size, settings.seed)
         if self.sampler.batch_size < self.n_workers:
-            raise TrainingError(
+            raise ConfigError(
                 f"a batch of {self.sampler.batch_size} rows cannot be cut over {self.n_workers} workers; "
                 "use fewer workers or a larger batch_size"
             )

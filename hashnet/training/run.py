@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hashnet.data import Manifest, PairTable
-from hashnet.errors import ConfigError, LineageMismatch, TrainingError
+from hashnet.errors import ConfigError, DataError, LineageMismatch
 from hashnet.io import config as configs
 from hashnet.io import storage
 from hashnet.labels import check_pairs, count_pairs
@@ -161,13 +161,13 @@ def check_data(config: TrainConfig, manifest: Manifest) -> None:
     nothing to measure MAP on (rows without a label, too few that are held out)."""
     n_train = manifest.count("train")
     if n_train < 2:
-        raise TrainingError(
+        raise DataError(
             f"{manifest.uri} has {n_train} training rows; make it with some (splits: {manifest.splits})"
         )
     if config.pairs is None:
         labels = manifest.labels("train")
         if labels is None:
-            raise TrainingError(
+            raise DataError(
                 f"{manifest.uri} has no labels; give pairs=TABLE with similar and dissimilar pairs"
             )
         if config.validation:
@@ -182,22 +182,22 @@ def check_data(config: TrainConfig, manifest: Manifest) -> None:
     if config.map_k:
         labels = manifest.labels("query")
         if labels is None or not (len(labels) and manifest.count("database")):
-            raise TrainingError(
+            raise DataError(
                 f"map_k={config.map_k} needs labelled query and database rows, and {manifest.uri} lacks "
                 "them; leave map_k out"
             )
         refuse_unlabelled(labels, "query", f"map_k={config.map_k}")
     if min(config.batch_size, n_train) < config.num_workers:
-        raise TrainingError(
+        raise ConfigError(
             f"{n_train} training rows for {config.num_workers} workers: each needs at least one a batch"
         )
 
 
 def refuse_unlabelled(labels: np.ndarray, which: str, why: str | None = None) -> None:
-    """TrainingError where rows that are to ask for others have no label; ``why`` they are to."""
+    """DataError where rows that are to ask for others have no label; ``why`` they are to."""
     without = int((~labels.any(axis=1)).sum())
     if without:
-        raise TrainingError(
+        raise DataError(
             f"{without} of {len(labels)} {which} rows have no label, so nothing can be relevant to them; "
             "label them or leave them out of the manifest" + (f", or leave {why} out" if why else "")
         )

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from hashnet.data import fetch_images, too_many_bad
-from hashnet.errors import BadImage, DataError, TrainingError
+from hashnet.errors import BadImage, DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -131,7 +131,7 @@ class ImageSource:
         seen = int(self._seen.sum())
         if too_many_bad(len(self.bad), max(seen, min(ENOUGH_SEEN, len(self))), self.max_bad_fraction):
             row_id, reason = next(iter(self.bad.items()))
-            raise TrainingError(
+            raise DataError(
                 f"{len(self.bad)} of the first {seen} pictures cannot be used (row {row_id}: "
                 f"{reason}); repair the manifest or raise max_bad_fraction ({self.max_bad_fraction})"
             )

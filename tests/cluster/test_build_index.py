@@ -94,7 +94,7 @@ def test_job_again_changed_and_updated(run, tmp_path):
     assert (fresh["rows"], fresh["version"]) == (3000, 7)
     with pytest.raises(errors.Unsupported, match="a flat index has no option 'nlist'"):
         build_index(IndexConfig(run=str(folder), out=str(tmp_path / "other"), nlist=4))
-    with pytest.raises(errors.StoreError):
+    with pytest.raises(errors.FormatError):
         build_index(IndexConfig(run=str(tmp_path / "nothing")))
 
 
@@ -229,7 +229,7 @@ def test_slices_hold_rows():
 def test_a_store_with_too_few_rows_is_told_without_ray(tmp_path, monkeypatch):
     monkeypatch.setattr(connection, "connect", None)  # not reached
     empty = write_store(str(tmp_path / "empty"), np.zeros((0, 2), np.uint8))
-    with pytest.raises(errors.SearchError, match="empty has 0 rows; encode some first"):
+    with pytest.raises(errors.IndexMismatch, match="empty has 0 rows; encode some first"):
         ShardedIndex(empty, 1)
     store = write_store(str(tmp_path / "codes"), np.zeros((4, 2), np.uint8), rows_per_shard=2)
     store.shards[0] = dataclasses.replace(store.shards[0], rows=0)  # as if all its pictures were bad

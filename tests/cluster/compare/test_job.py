@@ -13,7 +13,7 @@ from cluster.compare.job import NOTHING_TUNED, PartOfComparison, compare
 from cluster.compare.runner import CellRunner
 from hashnet.data.manifest import Manifest
 from hashnet.data.sources import make_manifest
-from hashnet.errors import ClusterError, ConfigError, DataError, LineageMismatch, TrainingError
+from hashnet.errors import ClusterError, ConfigError, DataError, LineageMismatch
 from hashnet.io import config as configs
 
 
@@ -218,15 +218,15 @@ def test_rows_that_ask_without_a_label_are_found_before_ray_starts(
 
     monkeypatch.setattr("cluster.compare.job.connection.connect", too_late)
     run, no_query, no_train = tmp_path / "run", partly_labelled("query"), partly_labelled("train")
-    with pytest.raises(TrainingError, match="5 of 10 query rows have no label"):
+    with pytest.raises(DataError, match="5 of 10 query rows have no label"):
         compare(settings(run, no_query))
-    with pytest.raises(TrainingError, match=r"\d of 8 held-out training rows .* or leave tune out"):
+    with pytest.raises(DataError, match=r"\d of 8 held-out training rows .* or leave tune out"):
         compare(settings(run, no_train, tune=True))
     assert not (run / "config.yaml").exists()
     with pytest.raises(AssertionError, match="work has begun"):  # shallow trials leave such rows out
         compare(settings(run, no_train, tune=True, methods=["itq"]))
     monkeypatch.setattr("cluster.compare.job.connection.connect", lambda: None)
-    with pytest.raises(TrainingError, match="5 of 10 zero-shot query rows have no label"):
+    with pytest.raises(DataError, match="5 of 10 zero-shot query rows have no label"):
         compare(settings(tmp_path / "other", manifest, zero_shot_manifest=no_query))
 
 

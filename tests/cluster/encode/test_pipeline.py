@@ -25,11 +25,11 @@ from hashnet.data.source_rows import SourceRows
 from hashnet.data.writer import append_rows, write_manifest
 from hashnet.errors import (
     ConfigError,
+    DataError,
+    FormatError,
     HashnetError,
     LineageMismatch,
-    ManifestError,
     StorageError,
-    StoreError,
     TooManyBad,
 )
 from hashnet.models.bundle import bundle_info, save_bundle
@@ -243,7 +243,7 @@ def test_too_many_bad_rows_fail_at_the_end_and_another_model_is_refused(ray_loca
     assert error.value.exit_code == 1
     assert not (run / "codes" / "_SUCCESS").exists()
     assert len(shard_files(run / "codes")) == 6
-    with pytest.raises(StoreError, match="not complete: 6 of 6"):
+    with pytest.raises(FormatError, match="not complete: 6 of 6"):
         CodeStore.open(str(run / "codes"))
     assert encode_database(config(run))["rows_encoded_now"] == 0  # within the default: the same shards count
     assert len(CodeStore.open(str(run / "codes"))) == 573
@@ -269,11 +269,11 @@ def test_what_does_not_fit_is_refused_with_both_values(run, tmp_path, monkeypatc
         encode_database(config(run, n_bits=64))
     with pytest.raises(ConfigError, match="has no train rows"):
         encode_database(config(run, split="train"))
-    with pytest.raises(StoreError, match="run without only_failed first"):
+    with pytest.raises(FormatError, match="run without only_failed first"):
         encode_database(config(run, only_failed=True))
     with pytest.raises(HashnetError, match="not a model bundle"):
         encode_database(config(run, model=str(tmp_path)))
-    with pytest.raises(ManifestError):
+    with pytest.raises(DataError):
         encode_database(config(run, manifest=str(tmp_path)))
     save_bundle(str(tmp_path / "rows"), build_model("features", 32, n_features=12))
     with pytest.raises(LineageMismatch, match=r"holds image rows, but .* takes features"):
@@ -349,5 +349,5 @@ def test_a_damaged_manifest_part_is_refused(ray_local, run):
     data = bytearray(part.read_bytes())
     data[50] ^= 255
     part.write_bytes(data)
-    with pytest.raises(ManifestError, match="does not match its manifest"):
+    with pytest.raises(DataError, match="does not match its manifest"):
         encode_database(config(run))

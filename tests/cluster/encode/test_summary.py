@@ -13,7 +13,7 @@ import pytest
 
 from cluster.encode import summary
 from hashnet import CodeStore
-from hashnet.errors import StoreError, TooManyBad
+from hashnet.errors import FormatError, TooManyBad
 from hashnet.io.arrow import binary_column
 from hashnet.store import commit
 from hashnet.store.plan import PlannedPart, StorePlan, begin, repair_range
@@ -68,7 +68,7 @@ def test_the_end_in_words_and_as_json(folder, caplog):
 def test_too_many_bad_rows_until_they_are_repaired(folder):
     with pytest.raises(TooManyBad, match=r"2 of 6 rows \(33.33%\) are bad, .* 30.00%: 1 corrupt, 1 missing"):
         summary.finish(folder, PLAN, 0.3, 6, 1.0, set())
-    with pytest.raises(StoreError, match="not complete: 2 of 2 shards are there"):
+    with pytest.raises(FormatError, match="not complete: 2 of 2 shards are there"):
         CodeStore.open(folder)
     commit.commit_shard(folder, PLAN, repair_range(PLAN, 0, 1), rows_of([5]), repair=True)
     result = summary.finish(folder, PLAN, 0.3, 1, 1.0, set())
@@ -104,7 +104,7 @@ def test_a_sound_store_stays_usable_when_a_stricter_or_larger_run_fails(folder):
     commit.commit_shard(folder, grown, first, rows_of([1, 3]), refused)
     with pytest.raises(TooManyBad, match="4 of 7 rows"):
         summary.finish(folder, grown, 0.4, 4, 1.0, set())
-    with pytest.raises(StoreError, match="not complete"):
+    with pytest.raises(FormatError, match="not complete"):
         CodeStore.open(folder)
 
 

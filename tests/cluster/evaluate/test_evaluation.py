@@ -20,7 +20,7 @@ from hashnet import Encoder, EvalReport, Manifest
 from hashnet.data.features import feature_matrix
 from hashnet.data.source_rows import SourceRows
 from hashnet.data.writer import write_manifest
-from hashnet.errors import DataError, LineageMismatch, StoreError
+from hashnet.errors import DataError, FormatError, LineageMismatch
 from hashnet.models.bundle import save_bundle
 from hashnet.models.hash_model import build_model
 
@@ -158,7 +158,7 @@ def test_a_run_without_labels_says_so(ray_local, tmp_path):
 
 
 def test_a_run_without_codes_says_so(ray_local, tmp_path):
-    with pytest.raises(StoreError):
+    with pytest.raises(FormatError):
         evaluate_run(EvaluateConfig(run=make_run(tmp_path / "run"), figures=False))
 
 

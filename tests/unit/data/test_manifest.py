@@ -17,7 +17,7 @@ from hashnet.data.manifest import Manifest
 from hashnet.data.source_rows import SourceRows, rows_of_uris
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.data.writer import append_rows, write_manifest
-from hashnet.errors import DataError, FormatError, ManifestError
+from hashnet.errors import DataError, FormatError
 from hashnet.io import storage
 
 
@@ -110,7 +110,7 @@ def test_batches_have_the_asked_size(tmp_path, small_parts, rows):
 
 
 def test_batches_of_no_row_are_refused(tmp_path):
-    with pytest.raises(ManifestError, match="rows must be at least 1, got 0"):
+    with pytest.raises(DataError, match="rows must be at least 1, got 0"):
         next(make(tmp_path / "m").batches(rows=0))
 
 
@@ -173,24 +173,22 @@ def test_a_changed_part_is_refused_and_named(tmp_path, small_parts):
     part.write_bytes(data)
     manifest = Manifest.open(str(tmp_path / "m"))
     assert manifest.read(stop=40).num_rows == 40  # the first part is sound
-    with pytest.raises(
-        ManifestError, match=r"part-00001.parquet does not match its manifest: its sha256 is "
-    ):
+    with pytest.raises(DataError, match=r"part-00001.parquet does not match its manifest: its sha256 is "):
         manifest.read(start=39, stop=41)
-    with pytest.raises(ManifestError, match="part-00001"):
+    with pytest.raises(DataError, match="part-00001"):
         manifest.verify()
     part.write_bytes(data + b"more")
     with pytest.raises(
-        ManifestError, match=r"does not match its manifest: it has [\d,]+ bytes, recorded are [\d,]+; it was"
+        DataError, match=r"does not match its manifest: it has [\d,]+ bytes, recorded are [\d,]+; it was"
     ):
         Manifest.open(str(tmp_path / "m")).verify()
     part.unlink()
-    with pytest.raises(ManifestError, match=r"part-00001.parquet is missing"):
+    with pytest.raises(DataError, match=r"part-00001.parquet is missing"):
         Manifest.open(str(tmp_path / "m")).verify()
 
 
 def test_what_is_no_manifest_says_so(tmp_path):
-    with pytest.raises(ManifestError, match=r"holds no manifest .* make one with `hashnet dataset"):
+    with pytest.raises(DataError, match=r"holds no manifest .* make one with `hashnet dataset"):
         Manifest.open(str(tmp_path / "nothing"))
     make(tmp_path / "m")
     about = json.loads((tmp_path / "m" / "_manifest.json").read_text())
@@ -235,7 +233,7 @@ def test_nothing_is_left_when_writing_fails(tmp_path, small_parts):
 
 def test_an_existing_manifest_is_kept_unless_told(tmp_path):
     old = make(tmp_path / "m", n=50)
-    with pytest.raises(ManifestError, match="exists; choose another --out, or replace it with --overwrite"):
+    with pytest.raises(DataError, match="exists; choose another --out, or replace it with --overwrite"):
         make(tmp_path / "m", n=60)
     assert Manifest.open(old.uri).sha256 == old.sha256
     rows = rows_of_uris(pa.array([f"{i}" for i in range(60)]))
@@ -274,12 +272,12 @@ def test_append_refuses_what_does_not_fit(tmp_path):
     flags = [DATABASE]
     with pytest.raises(DataError, match="class 4, but the classes are"):
         append(manifest, new, pa.array([[4]], pa.list_(pa.int32())), flags)
-    with pytest.raises(ManifestError, match="stores its pictures by reference"):
+    with pytest.raises(DataError, match="stores its pictures by reference"):
         append(manifest, new.append_column("image", pa.array([b"x"])), None, flags)
     assert sorted(os.listdir(tmp_path / "m")) == ["_manifest.json", "part-00000.parquet"]
     stale = Manifest.open(manifest.uri)
     append(manifest, new, None, flags)
-    with pytest.raises(ManifestError, match="changed by another process"):
+    with pytest.raises(DataError, match="changed by another process"):
         append(stale, new, None, flags)
     now = Manifest.open(manifest.uri)
     now.verify()  # what the other one wrote is still there
@@ -304,9 +302,9 @@ def test_a_copy_is_the_same_and_may_be_extended(tmp_path, small_parts):
     assert longer.copy_to(copy.uri).sha256 == longer.sha256
     assert copy.uri != longer.uri
     other = make(tmp_path / "other", n=20)
-    with pytest.raises(ManifestError, match="holds another manifest"):
+    with pytest.raises(DataError, match="holds another manifest"):
         other.copy_to(copy.uri)
-    with pytest.raises(ManifestError, match="holds another manifest"):
+    with pytest.raises(DataError, match="holds another manifest"):
         Manifest.open(str(tmp_path / "other")).copy_to(manifest.uri)
 
 
@@ -329,7 +327,7 @@ def test_unknown_splits_and_columns_are_named(tmp_path):
     manifest = make(tmp_path / "m")
     with pytest.raises(DataError, match="there is no split 'test'"):
         manifest.read("test")
-    with pytest.raises(ManifestError, match="has no column 'image': row_id, uri, labels, splits"):
+    with pytest.raises(DataError, match="has no column 'image': row_id, uri, labels, splits"):
         manifest.read(columns=["uri", "image"])
 
 

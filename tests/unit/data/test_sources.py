@@ -14,7 +14,7 @@ from hashnet.data.fetch import fetch_images
 from hashnet.data.images import decode
 from hashnet.data.manifest import Manifest
 from hashnet.data.sources import append_source, load_source, make_manifest
-from hashnet.errors import DataError, ManifestError
+from hashnet.errors import DataError
 from tests.support.source_files import folders, rows_of, tar_of
 
 
@@ -63,7 +63,7 @@ def test_append_a_source(tmp_path):
     unknown = folders(tmp_path / "c", "fox/1.jpg")
     with pytest.raises(DataError, match="classes are not in the manifest, the first is 'fox'"):
         append_source(queries, "imagefolder", path=unknown)
-    with pytest.raises(ManifestError, match="holds image, the new rows are features"):
+    with pytest.raises(DataError, match="holds image, the new rows are features"):
         append_source(queries, "digits", modality="features")
     assert Manifest.open(manifest.uri).sha256 == queries.sha256
 

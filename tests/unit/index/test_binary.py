@@ -194,7 +194,7 @@ def mistakes(index, codes, ids):
         (lambda: index.tune(), errors.Unsupported, "only an ivf index"),
         (lambda: BinaryIndex.from_arrays(codes, [1] * 200), errors.IndexMismatch, "id 1 is given twice"),
         (lambda: BinaryIndex.from_arrays(codes, ids[:9]), errors.IndexMismatch, "200 codes came with 9 ids"),
-        (lambda: BinaryIndex.from_arrays(codes[:0]), errors.SearchError, "0 rows"),
+        (lambda: BinaryIndex.from_arrays(codes[:0]), errors.IndexMismatch, "0 rows"),
         (lambda: BinaryIndex.from_arrays(codes, engine="gpu"), errors.Unsupported, "auto, faiss, kernel"),
         (lambda: BinaryIndex.from_arrays(codes, device="tpu"), errors.Unsupported, "cpu or cuda"),
     ]
@@ -234,7 +234,7 @@ def test_an_emptied_index(small):
     index = BinaryIndex.from_arrays(codes, ids)
     index.remove(ids)
     for call in (lambda: index.search(codes, 1), lambda: index.search_radius(codes, 1)):
-        with pytest.raises(errors.SearchError, match="empty: every item was removed; add codes"):
+        with pytest.raises(errors.IndexMismatch, match="empty: every item was removed; add codes"):
             call()
     assert not index.compact(), "nothing is left of it already"
     assert len(index) == 0

@@ -111,7 +111,7 @@ class IndexMachine(RuleBasedStateMachine):
     def search(self, query, k):
         queries = np.frombuffer(query, np.uint8)[None]
         if not self.items:
-            with pytest.raises(errors.SearchError, match="empty"):
+            with pytest.raises(errors.IndexMismatch, match="empty"):
                 self.index.search(queries, k)
             return
         self.same(self.index.search(queries, k), 0, ranking(query, self.items)[:k])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hashnet.errors import TrainingError
+from hashnet.errors import DataError
 from hashnet.losses.dnnh import DNNHLoss, almost_bits, triplet_hinge
 from hashnet.losses.similarity import LabelSimilarity, TableSimilarity
 
@@ -85,5 +85,5 @@ def test_pairs_nobody_has_said_anything_about_make_no_triplets():
 
 
 def test_labels_that_are_all_alike_are_refused():
-    with pytest.raises(TrainingError, match="none is dissimilar"):
+    with pytest.raises(DataError, match="none is dissimilar"):
         DNNHLoss(LabelSimilarity(np.zeros(5, dtype=int)))

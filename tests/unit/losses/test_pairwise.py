@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hashnet.errors import DataError, TrainingError
+from hashnet.errors import DataError
 from hashnet.losses.cnnh import CNNHLoss
 from hashnet.losses.dhn import DHNLoss
 from hashnet.losses.dnnh import DNNHLoss
@@ -219,7 +219,7 @@ def test_pairs_table_has_no_continuous_similarity():
 
 @pytest.mark.parametrize(("labels", "kind"), [([0, 0, 0], "dissimilar"), ([0, 1, 2], "similar")])
 def test_one_kind_of_pair_alone_is_refused(labels, kind):
-    with pytest.raises(TrainingError, match=f"3 pairs and none is {kind}"):
+    with pytest.raises(DataError, match=f"3 pairs and none is {kind}"):
         PairwiseLoss(LabelSimilarity(np.array(labels)), K)
 
 

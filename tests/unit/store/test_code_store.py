@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hashnet import CodeStore
-from hashnet.errors import CodeError, FormatError, StoreError
+from hashnet.errors import CodeError, FormatError
 from hashnet.store.code_store import FeatureStore, write_store
 
 
@@ -98,11 +98,11 @@ def test_mistakes_are_named(tmp_path):
     with pytest.raises(CodeError, match=f"ids must fit into int64, got {2**63}"):
         write_store(str(tmp_path / "c"), codes, ids=np.array([0, 1, 2**63], np.uint64))
     write_store(str(tmp_path / "c"), codes)
-    with pytest.raises(StoreError, match="holds a store already"):
+    with pytest.raises(FormatError, match="holds a store already"):
         write_store(str(tmp_path / "c"), codes)
     store = write_store(str(tmp_path / "c"), codes[:1], overwrite=True)
     assert len(store) == 1
-    with pytest.raises(StoreError, match="rows must be at least 1"):
+    with pytest.raises(FormatError, match="rows must be at least 1"):
         next(store.blocks(rows=0))
 
 
@@ -117,9 +117,9 @@ def test_only_the_list_counts_not_what_lies_about(tmp_path):
 def test_an_unfinished_folder_is_not_a_store(tmp_path):
     random_store(tmp_path / "c")
     (tmp_path / "c" / "_SUCCESS").unlink()
-    with pytest.raises(StoreError, match="not complete: 7 of 7 shards are there and no _SUCCESS"):
+    with pytest.raises(FormatError, match="not complete: 7 of 7 shards are there and no _SUCCESS"):
         CodeStore.open(str(tmp_path / "c"))
-    with pytest.raises(StoreError, match="is not a store"):
+    with pytest.raises(FormatError, match="is not a store"):
         CodeStore.open(str(tmp_path / "nowhere"))
 
 
@@ -145,12 +145,12 @@ def test_damage_is_found(tmp_path):
     data = bytearray(path.read_bytes())
     data[20] ^= 1
     path.write_bytes(data)
-    with pytest.raises(StoreError, match="sha256"):
+    with pytest.raises(FormatError, match="sha256"):
         store.verify()
     pq.write_table(
         pq.read_table(tmp_path / "c" / store.shards[0].file).slice(1), tmp_path / "c" / store.shards[0].file
     )
-    with pytest.raises(StoreError, match="has 15 rows, its record says 16"):
+    with pytest.raises(FormatError, match="has 15 rows, its record says 16"):
         store.ids()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hashnet import CodeStore
-from hashnet.errors import StorageError, StoreError
+from hashnet.errors import FormatError, StorageError
 from hashnet.io import storage
 from hashnet.store import commit
 from hashnet.store.code_store import write_store
@@ -40,7 +40,7 @@ def test_an_unfinished_store_on_s3_is_refused(bucket):
     uri = storage.join(bucket, "cut", "codes")
     write_store(uri, np.zeros((5, 2), np.uint8))
     storage.delete(storage.join(uri, "_SUCCESS"))
-    with pytest.raises(StoreError, match="not complete: 1 of 1 shards"):
+    with pytest.raises(FormatError, match="not complete: 1 of 1 shards"):
         CodeStore.open(uri)
 
 

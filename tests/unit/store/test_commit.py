@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hashnet import CodeStore
-from hashnet.errors import StorageError, StoreError
+from hashnet.errors import FormatError, StorageError
 from hashnet.io import storage
 from hashnet.io.arrow import binary_column, binary_matrix
 from hashnet.store import commit
@@ -131,7 +131,7 @@ def test_cut_off_before_any_write_and_run_again(tmp_path, monkeypatch):
         monkeypatch.setattr(storage, "write_bytes", write)
         if not cut_off:
             break
-        with pytest.raises(StoreError):
+        with pytest.raises(FormatError):
             CodeStore.open(str(folder))
         run(str(folder))
         assert files_of(folder) == wanted
@@ -153,7 +153,7 @@ def test_a_shard_without_a_record_does_not_count(tmp_path):
     run(str(tmp_path))
     (tmp_path / "_records" / "codes-00000.json").unlink()
     assert list(read_records(str(tmp_path))) == ["codes-00001"]
-    with pytest.raises(StoreError, match="lacks 1 of 2 shards, the first is codes-00000"):
+    with pytest.raises(FormatError, match="lacks 1 of 2 shards, the first is codes-00000"):
         finish(str(tmp_path), PLAN)
 
 
@@ -173,7 +173,7 @@ def test_a_run_of_a_shorter_plan_leaves_a_store_that_was_extended_alone(tmp_path
     commit_shard(folder, longer, [*longer.ranges()][-1], rows_of([6]), bad_of([7]))
     finish(folder, longer)
     before = files_of(tmp_path)
-    with pytest.raises(StoreError, match="was extended meanwhile by a job that knows more parts"):
+    with pytest.raises(FormatError, match="was extended meanwhile by a job that knows more parts"):
         finish(folder, PLAN)
     assert files_of(tmp_path) == before
     assert CodeStore.open(folder).quarantine()["row_id"].to_pylist() == [2, 7]
@@ -191,7 +191,7 @@ def test_bad_rows_of_a_shard_that_is_not_listed_yet_are_kept(tmp_path):
 
 def test_a_shard_with_the_wrong_number_of_rows_is_refused(tmp_path):
     first, _ = PLAN.ranges()
-    with pytest.raises(StoreError, match="codes-00000 must hold 4 rows, got 2 and 1 bad ones"):
+    with pytest.raises(FormatError, match="codes-00000 must hold 4 rows, got 2 and 1 bad ones"):
         commit_shard(str(tmp_path), PLAN, first, rows_of([0, 1]), bad_of([2]))
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet import CodeStore
-from hashnet.errors import StoreError
+from hashnet.errors import FormatError
 from hashnet.io import storage
 from hashnet.io.arrow import binary_column
 from hashnet.store import commit
@@ -77,7 +77,7 @@ def look(folder: str) -> None:
     """What a reader finds is nothing, or one of the lists, and every shard it names is whole."""
     try:
         store = CodeStore.open(folder)
-    except StoreError:
+    except FormatError:
         return
     store.verify()
     ids = store.ids().tolist()

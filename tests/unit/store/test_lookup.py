@@ -16,7 +16,7 @@ from hashnet.data.manifest import Manifest
 from hashnet.data.source_rows import SourceRows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
-from hashnet.errors import BadImage, StoreError
+from hashnet.errors import BadImage, FormatError
 from hashnet.store import lookup as catalogs
 from hashnet.store.code_store import CodeStore, write_store
 from hashnet.store.lookup import ItemLookup, shrink
@@ -94,7 +94,7 @@ def test_a_damaged_shard_is_said_to_be(tmp_path: Path, cut_off: bool) -> None:
     data = path.read_bytes()
     half = len(data) // 2
     path.write_bytes(data[:half] if cut_off else bytes(half) + data[half:])
-    with pytest.raises(StoreError, match=r"codes-00000\.parquet is damaged or out of reach"):
+    with pytest.raises(FormatError, match=r"codes-00000\.parquet is damaged or out of reach"):
         catalog.item(int(IDS[0]))
 
 

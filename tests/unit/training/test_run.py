@@ -20,15 +20,7 @@ from hashnet.data.source_rows import SourceRows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
 from hashnet.encoding.encoder import Encoder
-from hashnet.errors import (
-    ConfigError,
-    DataError,
-    FormatError,
-    LineageMismatch,
-    ManifestError,
-    ModelError,
-    TrainingError,
-)
+from hashnet.errors import ConfigError, DataError, FormatError, LineageMismatch, ModelError
 from hashnet.io import storage
 from hashnet.labels import to_lists
 from hashnet.losses.pairwise import PairwiseLoss
@@ -113,7 +105,7 @@ def test_other_data_is_refused(tmp_path, manifest):
     make_manifest("digits", other, modality="features", n_query=10, n_train=300)
     with pytest.raises(LineageMismatch, match="was trained on other data"):
         prepare(_config(tmp_path, other))
-    with pytest.raises(ManifestError, match="holds no manifest"):
+    with pytest.raises(DataError, match="holds no manifest"):
         prepare(_config(tmp_path, str(tmp_path / "nothing")))
 
 
@@ -270,7 +262,7 @@ def test_pairs_that_teach_nothing_are_refused_before_training(tmp_path, unlabell
     made, _, _ = unlabelled
     ids = made.row_ids("train")
     PairTable.from_arrays(ids[:5], ids[5:10], [True] * 5).save(str(tmp_path / "pairs.parquet"))
-    with pytest.raises(TrainingError, match="5 pairs and none is dissimilar"):
+    with pytest.raises(DataError, match="5 pairs and none is dissimilar"):
         prepare(_config(tmp_path, made.uri, pairs=str(tmp_path / "pairs.parquet")))
     PairTable.from_arrays(made.row_ids("query")[:2], ids[:2], [True, False]).save(
         str(tmp_path / "pairs.parquet")
@@ -283,7 +275,7 @@ def test_map_that_cannot_be_measured_is_refused_before_training(tmp_path, unlabe
     made, _, _ = unlabelled
     ids = made.row_ids("train")
     PairTable.from_arrays(ids[:2], ids[2:4], [True, False]).save(str(tmp_path / "pairs.parquet"))
-    with pytest.raises(TrainingError, match="map_k=10 needs labelled query and database rows"):
+    with pytest.raises(DataError, match="map_k=10 needs labelled query and database rows"):
         prepare(_config(tmp_path, made.uri, pairs=str(tmp_path / "pairs.parquet"), map_k=10))
 
 
@@ -364,14 +356,14 @@ def test_one_class_is_refused_before_training(tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32))
     np.save(tmp_path / "y.npy", np.zeros(30, dtype=np.int64))
     make_manifest("npy", uri, path=str(tmp_path / "x.npy"), labels=str(tmp_path / "y.npy"))
-    with pytest.raises(TrainingError, match="none is dissimilar"):
+    with pytest.raises(DataError, match="none is dissimilar"):
         prepare(_config(tmp_path, uri))
 
 
 def test_more_workers_than_rows_is_refused(tmp_path):
     uri = str(tmp_path / "manifest.parquet")
     make_manifest("digits", uri, modality="features", n_query=10, n_train=15)
-    with pytest.raises(TrainingError, match="15 training rows for 20 workers"):
+    with pytest.raises(DataError, match="15 training rows for 20 workers"):
         prepare(_config(tmp_path, uri, num_workers=20))
 
 
@@ -437,22 +429,20 @@ def test_a_run_goes_on_with_other_tolerances(tmp_path, manifest):
     ("n_rows", "share"), [(40, 0.01), (40, 0.03), (2, 0.9), (3, 0.9), (4, 0.9), (10, 0.9)]
 )
 def test_too_few_rows_to_hold_out_are_refused(n_rows, share):
-    with pytest.raises(
-        TrainingError, match=rf"validation={share} of {n_rows} training rows .* or another share"
-    ):
+    with pytest.raises(DataError, match=rf"validation={share} of {n_rows} training rows .* or another share"):
         held_out(n_rows, share)
 
 
 def test_what_cannot_be_scored_is_refused_before_training(tmp_path):
     made = _vectors(tmp_path)
-    with pytest.raises(TrainingError, match="holds 0 out and keeps 40"):
+    with pytest.raises(DataError, match="holds 0 out and keeps 40"):
         prepare(_short(tmp_path, made, validation=0.01))
-    with pytest.raises(TrainingError, match="20 training rows for 30 workers"):
+    with pytest.raises(DataError, match="20 training rows for 30 workers"):
         prepare(_short(tmp_path, made, validation=0.5, num_workers=30))
     bare = _vectors(tmp_path, "bare", unlabelled=[int(held_out(40, 0.5)[1][0]), 41])
-    with pytest.raises(TrainingError, match=r"1 of 20 held-out rows have no label.*validation=0\.5 out"):
+    with pytest.raises(DataError, match=r"1 of 20 held-out rows have no label.*validation=0\.5 out"):
         prepare(_short(tmp_path, bare, validation=0.5))
-    with pytest.raises(TrainingError, match=r"1 of 4 query rows have no label.*leave map_k=10 out"):
+    with pytest.raises(DataError, match=r"1 of 4 query rows have no label.*leave map_k=10 out"):
         prepare(_short(tmp_path, bare, map_k=10))
     assert not (tmp_path / "run").exists()
 
@@ -469,12 +459,12 @@ def test_a_checkpoint_that_is_damaged_is_no_beginning(tmp_path, manifest):
 
 
 def test_data_without_training_rows_is_named(tmp_path):
-    with pytest.raises(TrainingError, match="has 0 training rows"):
+    with pytest.raises(DataError, match="has 0 training rows"):
         prepare(_short(tmp_path, _vectors(tmp_path, train=0)))
 
 
 def test_a_refused_attempt_leaves_nothing_that_the_next_one_meets(tmp_path, manifest):
-    with pytest.raises(TrainingError, match="has 0 training rows"):
+    with pytest.raises(DataError, match="has 0 training rows"):
         prepare(_config(tmp_path, _vectors(tmp_path, train=0)))
     assert prepare(_config(tmp_path, manifest)).manifest.sha256 == Manifest.open(manifest).sha256
     run = str(tmp_path / "embedded")
@@ -521,7 +511,7 @@ def test_few_pictures_are_held_to_the_same_share(most, bad, fits):
     if fits:
         assert source.batch(np.arange(40), 0)[1].sum() == 40 - bad
     else:
-        with pytest.raises(TrainingError, match=f"{bad} of the first 40 pictures"):
+        with pytest.raises(DataError, match=f"{bad} of the first 40 pictures"):
             source.batch(np.arange(40), 0)
 
 
@@ -530,5 +520,5 @@ def test_bad_pictures_are_a_share_of_all_that_were_seen():
     source = _pictures(1000, 64, 0.05)
     source.batch(np.arange(1000), 0)
     assert not source.batch(np.arange(1000, 1014), 0)[1].any()
-    with pytest.raises(TrainingError, match="64 of the first 1064 pictures"):
+    with pytest.raises(DataError, match="64 of the first 1064 pictures"):
         source.batch(np.arange(1014, 1064), 0)
