@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from hashnet.errors import CodeError
+from hashnet.io import check_whole
 
 MIN_BITS, MAX_BITS = 8, 1024
 DEAD = 0.001  # a bit that is equal on all but this share of the rows says nothing
@@ -29,8 +30,7 @@ DEAD = 0.001  # a bit that is equal on all but this share of the rows says nothi
 
 def check_n_bits(n_bits: int) -> int:
     """Returns ``n_bits`` when it is a multiple of 8 from 8 to 1024, else raises CodeError."""
-    if isinstance(n_bits, bool) or not isinstance(n_bits, (int, np.integer)):
-        raise CodeError(f"n_bits must be a whole number, got {n_bits!r}")
+    n_bits = check_whole("n_bits", n_bits, 0, CodeError)
     if n_bits % 8:
         below = n_bits // 8 * 8
         raise CodeError(
@@ -38,7 +38,7 @@ def check_n_bits(n_bits: int) -> int:
         )
     if not MIN_BITS <= n_bits <= MAX_BITS:
         raise CodeError(f"n_bits must lie between {MIN_BITS} and {MAX_BITS}, got {n_bits}")
-    return int(n_bits)
+    return n_bits
 
 
 def check_codes(codes: Any, n_bits: int | None = None, name: str = "codes") -> np.ndarray:

@@ -24,7 +24,6 @@ from hashnet.index import (
     build_state,
     check_ids,
     check_k,
-    check_whole,
     check_width,
     lineage_of,
     merge,
@@ -32,6 +31,7 @@ from hashnet.index import (
     parse_options,
     read_parts,
 )
+from hashnet.io import check_whole
 from hashnet.results import SearchResult
 from hashnet.store import CodeStore
 
@@ -196,7 +196,7 @@ class ShardedIndex:
         """For each query everything with distance <= radius, as ``BinaryIndex.search_radius``."""
         queries = check_width(codes, self.n_bits)
         own = self._own(exclude_self, queries)
-        arguments = (queries, check_whole(radius, "radius", 0), where, own)
+        arguments = (queries, check_whole("radius", radius, 0, IndexMismatch), where, own)
         found = self._call(lambda slice_: slice_.search_radius, arguments, on_missing, timeout_s)
         self._refuse_unknown(own, [held for _, held in found])
         merged = [merge_hits(list(of_query)) for of_query in zip(*(hits for hits, _ in found), strict=True)]

@@ -5,7 +5,7 @@ from hashnet.index.binary import BinaryIndex
 from hashnet.index.build import Part, build_state, lineage_of, read_parts
 from hashnet.index.kinds import KINDS, OPTIONS, parse_options
 from hashnet.index.merge import merge, merge_hits
-from hashnet.index.validation import check_ids, check_k, check_whole, check_width
+from hashnet.index.validation import check_ids, check_k, check_width
 
 __all__ = [
     "KINDS",
@@ -16,7 +16,6 @@ __all__ = [
     "build_state",
     "check_ids",
     "check_k",
-    "check_whole",
     "check_width",
     "lineage_of",
     "merge",

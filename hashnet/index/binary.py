@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hashnet.codes import check_codes
-from hashnet.errors import StaleIndex, Unsupported
+from hashnet.errors import IndexMismatch, StaleIndex, Unsupported
 from hashnet.index import exact, files, gpu, loading, tuning
 from hashnet.index.artefact import IndexArtefact
 from hashnet.index.build import Part, build_state, lineage_of, read_parts
@@ -37,11 +37,10 @@ from hashnet.index.validation import (
     check_k,
     check_labels,
     check_queries,
-    check_whole,
     check_width,
     refuse_empty,
 )
-from hashnet.io import as_array, storage
+from hashnet.io import as_array, check_whole, storage
 from hashnet.kernels import default_threads
 from hashnet.results import SearchResult
 
@@ -208,7 +207,7 @@ class BinaryIndex:
         """For each query a 1-D SearchResult of everything with distance <= radius."""
         state = self._state
         queries = check_queries(codes, state)
-        radius = check_whole(radius, "radius", 0)
+        radius = check_whole("radius", radius, 0, IndexMismatch)
         checked = parse_where(where, state.n_classes)
         exclude = check_excluded(exclude_self, queries, state)
         parts = [s.search_radius(queries, radius, checked, exclude, self.engine) for s in state.segments]

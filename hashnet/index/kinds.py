@@ -23,6 +23,7 @@ from hashnet.errors import IndexMismatch, Unsupported
 from hashnet.index import exact
 from hashnet.index.postings import Postings
 from hashnet.index.rows import Rows, flat_rows, new_flat
+from hashnet.io import check_whole
 
 MAX_OPTION = 2**31 - 2  # FAISS keeps options, and seed + 1, as C ints
 MAX_NEIGHBOURS = 1024  # links take 8 bytes each a row: more of them only cost memory
@@ -87,8 +88,7 @@ def parse_options(kind: str, values: dict[str, Any], n_bits: int, n: int) -> Opt
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known) or 'none'}"
             raise Unsupported(f"a {kind} index has no option {name!r}; {hint}")
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-            raise IndexMismatch(f"{name} must be a whole number >= 0, got {value!r}")
+        check_whole(name, value, 0, IndexMismatch)
         if value > MAX_OPTION:
             raise IndexMismatch(f"{name} must be at most {MAX_OPTION}, got {value}")
     options = OPTIONS[kind](**{name: int(value) for name, value in values.items()})

@@ -10,23 +10,14 @@ from hashnet import labels as label_sets
 from hashnet.codes import check_codes
 from hashnet.errors import CodeError, IndexMismatch, Unsupported
 from hashnet.index.state import State
-from hashnet.io import as_array
+from hashnet.io import as_array, check_whole
 
 MAX_SLOTS = 1 << 28  # of one answer, q x k: 3 GB
 
 
-def check_whole(value: Any, name: str, low: int) -> int:
-    """``value`` as an int that is at least ``low``."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise IndexMismatch(f"{name} must be a whole number, got {value!r}")
-    if value < low:
-        raise IndexMismatch(f"{name} must be at least {low}, got {value}")
-    return int(value)
-
-
 def check_k(k: Any, n_queries: int) -> int:
     """``k`` as an int >= 1 whose answer fits into memory."""
-    k = check_whole(k, "k", 1)
+    k = check_whole("k", k, 1, IndexMismatch)
     if max(n_queries, 1) * k > MAX_SLOTS:
         raise Unsupported(f"{n_queries} queries x k = {k} is too large for one answer; ask for less at once")
     return k
@@ -63,7 +54,7 @@ def check_labels(labels: Any, n: int, n_classes: int | None) -> tuple[np.ndarray
     """
     array = as_array(labels, "labels")
     if n_classes is not None:
-        n_classes = check_whole(n_classes, "n_classes", 1)
+        n_classes = check_whole("n_classes", n_classes, 1, IndexMismatch)
     if array.ndim and len(array) != n:
         raise CodeError(f"{n} codes came with {len(array)} labels; give one label set a code")
     if array.ndim == 1 and len(array):

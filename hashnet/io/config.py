@@ -285,7 +285,7 @@ def _convert(hint: Any, value: Any) -> Any:
             return value.lower() in ("true", "yes", "1")
         raise ValueError(f"must be true or false, got {_shown(value)}")
     if hint is int:
-        return _whole(value)
+        return _read_whole(value)
     if hint is float:
         try:
             number = math.nan if isinstance(value, bool) else float(value)
@@ -301,9 +301,9 @@ def _convert(hint: Any, value: Any) -> Any:
     return value
 
 
-def _whole(value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
+def _read_whole(value: Any) -> int:
+    if _is_whole(value):
+        return int(value)
     if isinstance(value, str):
         try:
             return int(value.replace("_", ""))
@@ -334,8 +334,12 @@ def _type_name(hint: Any) -> str:
     return {int: "whole number", float: "number", str: "text", bool: "true/false"}.get(hint, str(hint))
 
 
-def check_whole(name: str, value: Any, low: int) -> int:
-    """An argument as an int, numpy's among them; ConfigError unless it is whole and at least ``low``."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
-        raise ConfigError(f"{name} must be a whole number of at least {low}, got {value!r}")
+def check_whole(name: str, value: Any, low: int, error: type[HashnetError] = ConfigError) -> int:
+    """An argument as an int, also a numpy one; ``error`` unless it is a whole number of at least ``low``."""
+    if not _is_whole(value) or value < low:
+        raise error(f"{name} must be a whole number of at least {low}, got {value!r}")
     return int(value)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -168,11 +168,7 @@ def check_k(k: int | None, n_database: int) -> int:
     """The rank to stop at: k, the whole database for None, and never more than the database has."""
     if k is None:
         return n_database
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-        raise ConfigError(
-            f"k must be a whole number of at least 1, or None for the whole database, got {k!r}"
-        )
-    return min(int(k), n_database)
+    return min(check_whole("k", k, 1), n_database)
 
 
 def _checked_ids(ids: Any, n: int) -> np.ndarray:

@@ -199,7 +199,7 @@ def test_sharded_mistakes(sharded, run, ray_local):
     wide = np.zeros((1, 8), np.uint8)
     for call, kind, sentence in [
         (lambda: sharded.search(wide), errors.IndexMismatch, "48 bits, the query has 64"),
-        (lambda: sharded.search(codes, 0), errors.IndexMismatch, "k must be at least 1"),
+        (lambda: sharded.search(codes, 0), errors.IndexMismatch, "k must be a whole number of at least 1"),
         (lambda: sharded.search(codes, where={"labels": 99}), errors.IndexMismatch, "label 99"),
         (lambda: sharded.search(codes[:1], exclude_self=[49_999_999]), errors.UnknownId, "no id 49999999"),
         (lambda: sharded.search(codes, on_missing="ignore"), errors.IndexMismatch, "wait or raise"),

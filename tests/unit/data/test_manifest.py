@@ -17,7 +17,7 @@ from hashnet.data.manifest import Manifest
 from hashnet.data.source_rows import SourceRows, rows_of_uris
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.data.writer import append_rows, write_manifest
-from hashnet.errors import DataError, FormatError
+from hashnet.errors import ConfigError, DataError, FormatError
 from hashnet.io import storage
 
 
@@ -110,7 +110,7 @@ def test_batches_have_the_asked_size(tmp_path, small_parts, rows):
 
 
 def test_batches_of_no_row_are_refused(tmp_path):
-    with pytest.raises(DataError, match="rows must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="rows must be a whole number of at least 1, got 0"):
         next(make(tmp_path / "m").batches(rows=0))
 
 

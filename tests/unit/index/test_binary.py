@@ -139,8 +139,16 @@ def mistakes(index, codes, ids):
         (lambda: index.search(codes.astype(int), 3), errors.CodeError, "must be packed uint8, got int64"),
         (lambda: index.search(codes[None], 3), errors.CodeError, "shape"),
         (lambda: index.search("cat.jpg", 3), errors.CodeError, "packed uint8"),
-        (lambda: index.search(codes, 0), errors.IndexMismatch, "k must be at least 1, got 0"),
-        (lambda: index.search(codes, 2.5), errors.IndexMismatch, "k must be a whole number, got 2.5"),
+        (
+            lambda: index.search(codes, 0),
+            errors.IndexMismatch,
+            "k must be a whole .* 1, got 0",
+        ),
+        (
+            lambda: index.search(codes, 2.5),
+            errors.IndexMismatch,
+            "k must be a whole .* got 2.5",
+        ),
         (lambda: index.search(codes[:0], 10**30), errors.Unsupported, "too large for one answer"),
         (
             lambda: index.search([[1], [2, 3]], 3),
@@ -162,7 +170,11 @@ def mistakes(index, codes, ids):
         ),
         (lambda: BinaryIndex.from_arrays(codes, kind=["flat"]), errors.Unsupported, "kind must be one of"),
         (lambda: index.search(codes, 10**9), errors.Unsupported, "too large for one answer"),
-        (lambda: index.search_radius(codes, -1), errors.IndexMismatch, "radius must be at least 0, got -1"),
+        (
+            lambda: index.search_radius(codes, -1),
+            errors.IndexMismatch,
+            "radius must be a whole number",
+        ),
         (
             lambda: index.search(codes, 3, where={"label": 1}),
             errors.IndexMismatch,

@@ -154,7 +154,7 @@ def test_options_are_checked(codes_of):
         BinaryIndex.from_arrays(codes, kind="tree")
     with pytest.raises(Unsupported, match="no option 'nprob'; did you mean nprobe"):
         BinaryIndex.from_arrays(codes, kind="ivf", nprob=3)
-    with pytest.raises(IndexMismatch, match="nlist must be a whole number >= 0, got -1"):
+    with pytest.raises(IndexMismatch, match="nlist must be a whole number of at least 0, got -1"):
         BinaryIndex.from_arrays(codes, kind="ivf", nlist=-1)
     with pytest.raises(IndexMismatch, match="5 tables of 16 bits do not fit into 32 bits"):
         BinaryIndex.from_arrays(codes, kind="multihash", nhash=5, bits=16)

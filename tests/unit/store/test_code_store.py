@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hashnet import CodeStore
-from hashnet.errors import CodeError, FormatError
+from hashnet.errors import CodeError, ConfigError, FormatError
 from hashnet.store.code_store import FeatureStore, write_store
 
 
@@ -102,7 +102,7 @@ def test_mistakes_are_named(tmp_path):
         write_store(str(tmp_path / "c"), codes)
     store = write_store(str(tmp_path / "c"), codes[:1], overwrite=True)
     assert len(store) == 1
-    with pytest.raises(FormatError, match="rows must be at least 1"):
+    with pytest.raises(ConfigError, match="rows must be a whole number of at least 1"):
         next(store.blocks(rows=0))
 
 
