@@ -236,7 +236,7 @@ class ManifestArtefact(Artefact):
 
     kind, header_file = "manifest", "_manifest.json"
     made_by = "make one with `hashnet dataset NAME … --out PATH`"
-    error = ManifestError
+    error = DataError
 
     def open(self, check: bool = True) -> Manifest:
         return Manifest.open(self.uri, check)

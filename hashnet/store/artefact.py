@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from hashnet.codes import dead_bits
-from hashnet.errors import StoreError
 from hashnet.io import Artefact, Description, storage, wrong_files
 from hashnet.store.plan import PLAN
 
@@ -22,7 +21,6 @@ class CodesArtefact(Artefact):
 
     header_file = "manifest.json"
     made_by = "encode the database with jobs/encode_db.py"
-    error = StoreError
 
     def __init__(self, uri: str, kind: str | None = None) -> None:
         super().__init__(uri)
