@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hashnet import CodeStore
-from hashnet.errors import CodeError, ConfigError, FormatError
+from hashnet.errors import CodeError, ConfigError, DataError, FormatError
 from hashnet.store.code_store import FeatureStore, write_store
 
 
@@ -98,7 +98,7 @@ def test_mistakes_are_named(tmp_path):
     with pytest.raises(CodeError, match=f"ids must fit into int64, got {2**63}"):
         write_store(str(tmp_path / "c"), codes, ids=np.array([0, 1, 2**63], np.uint64))
     write_store(str(tmp_path / "c"), codes)
-    with pytest.raises(FormatError, match="holds a store already"):
+    with pytest.raises(DataError, match="holds a store already"):
         write_store(str(tmp_path / "c"), codes)
     store = write_store(str(tmp_path / "c"), codes[:1], overwrite=True)
     assert len(store) == 1

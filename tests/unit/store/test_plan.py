@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hashnet.errors import DataError, FormatError, LineageMismatch
+from hashnet.errors import FormatError, LineageMismatch
 from hashnet.store.plan import PlannedPart, StorePlan, begin, check_plan, read_plan
 
 LINEAGE = {
@@ -56,7 +56,7 @@ def test_more_parts_extend_and_are_frozen_in_turn(tmp_path):
     begin(folder, make((("a", 5),)))
     begin(folder, make((("a", 5), ("b", 3))))
     assert len(read_plan(folder).parts) == 2
-    with pytest.raises(DataError, match=r"part 1 \(part-b\).*now it is missing"):
+    with pytest.raises(LineageMismatch, match=r"part 1 \(part-b\).*now it is missing"):
         begin(folder, make((("a", 5),)))
 
 
@@ -86,7 +86,7 @@ def test_another_lineage_is_refused_with_both_values(tmp_path, name):
 @pytest.mark.parametrize("parts", [(("a", 5), ("x", 3)), (("a", 6), ("b", 3)), (("b", 3), ("a", 5))])
 def test_another_manifest_is_refused(tmp_path, parts):
     begin(str(tmp_path), make())
-    with pytest.raises(DataError, match="may be appended, not changed"):
+    with pytest.raises(LineageMismatch, match="may be appended, not changed"):
         check_plan(str(tmp_path), make(parts))
 
 
