@@ -136,7 +136,7 @@ def _existing(config: IndexConfig, store: CodeStore) -> BinaryIndex | None:
     if about["updates"]:
         built_from = str(index.lineage.get("codes_sha256"))
         raise LineageMismatch(
-            f"{config.artefacts.index.uri} was updated {about['updates']} times after it was built from codes "
+            f"{index.path} was updated {about['updates']} times after it was built from codes "
             f"{built_from[:12]}…; building it again ({config.kind}, codes {store.sha256[:12]}…) would lose "
             "these updates: give overwrite=true to drop them, or another out="
         )

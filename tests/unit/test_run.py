@@ -1,0 +1,49 @@
+"""Run: the names inside a run's folder, and artefacts at places of their own."""
+
+import pytest
+
+from hashnet import Run
+from hashnet.io import Artefact
+
+VERBS = ("exists", "open", "write", "describe", "verify")
+
+
+def test_every_artefact_has_its_place_and_the_same_verbs(tmp_path):
+    run = Run(tmp_path / "demo")
+    names = {artefact.kind: artefact.uri.removeprefix(f"{run.uri}/") for artefact in run.artefacts()}
+    assert names == {
+        "manifest": "manifest.parquet",
+        "model": "model",
+        "codes": "codes",
+        "index": "index",
+        "evaluation": "report",
+    }
+    assert run.query_codes.uri == f"{run.uri}/codes-query"
+    assert run.store("features", "database").uri == f"{run.uri}/features"
+    assert run.store("features", "query").kind == "features"
+    for artefact in run.artefacts():
+        assert isinstance(artefact, Artefact)
+        assert all(callable(getattr(artefact, verb)) for verb in VERBS)
+        assert not artefact.exists()
+
+
+def test_an_object_store_keeps_its_options():
+    run = Run("s3://bucket/runs/demo?region=x")
+    assert run.model.uri == "s3://bucket/runs/demo/model?region=x"
+    assert run.name == "demo"
+
+
+def test_artefacts_may_lie_elsewhere(tmp_path):
+    run = Run(tmp_path, model="s3://models/today", codes=None)
+    assert run.model.uri == "s3://models/today"
+    assert run.codes.uri == f"{tmp_path}/codes"
+    with pytest.raises(TypeError, match="no artefact called modell"):
+        Run(tmp_path, modell="x")
+
+
+def test_a_manifest_alone_is_not_yet_a_run(tmp_path):
+    run = Run(tmp_path)
+    (tmp_path / "manifest.parquet").mkdir()
+    assert not run.begun()
+    (tmp_path / "checkpoints").mkdir()
+    assert run.begun()
