@@ -28,7 +28,7 @@ from cluster.runtime import connection
 from cluster.train import train
 from hashnet.codes import check_n_bits
 from hashnet.comparison import TITLES
-from hashnet.data import Manifest, ManifestArtefact, fetch_images
+from hashnet.data import ManifestArtefact, fetch_images
 from hashnet.errors import BadImage, ConfigError
 from hashnet.io import REQUIRED, duration, key, storage
 from hashnet.io import config as configs
@@ -88,7 +88,7 @@ def demo(config: DemoConfig) -> dict[str, Any]:
     _stage("index", build_index, IndexConfig(run=config.run, kind="flat"))
     measured = _stage("evaluate", evaluate_run, EvaluateConfig(run=config.run, k=config.k))
     compared = _stage("compare with LSH, ITQ and DHN", compare, _compare_config(config))
-    found = _query(config.run)
+    found = _query(Run(config.run))
     table = _table(config, measured, compared)
     seconds = time.monotonic() - started
     lines = _table_text(table, measured) + _summary_text(config, measured, compared, found, seconds)
@@ -127,8 +127,9 @@ def _picture_manifest(config: DemoConfig) -> str:
     from hashnet.data import load_source, make_manifest
 
     assert config.images is not None
-    where, folder = storage.join(config.run, "pictures.parquet"), storage.absolute(config.images)
-    if not ManifestArtefact(where).exists():
+    own = ManifestArtefact(storage.join(config.run, "pictures.parquet"))
+    folder = storage.absolute(config.images)
+    if not own.exists():
         rows = load_source("imagefolder", path=folder).rows
         if rows.labels is None or (rows.n_classes or 0) < 2 or rows.n < MIN_PICTURES:
             raise ConfigError(
@@ -136,21 +137,22 @@ def _picture_manifest(config: DemoConfig) -> str:
                 f"to tell classes apart and measures how well: give at least {MIN_PICTURES} pictures in at "
                 "least two folders, one folder per class"
             )
-        make_manifest("imagefolder", where, path=folder)
-    made_from = Manifest.open(where).source["options"]["path"]
+        make_manifest("imagefolder", own.uri, path=folder)
+    made_from = own.open().source["options"]["path"]
     if made_from != folder:
         raise ConfigError(
             f"{config.run} was made from the pictures in {made_from}; give {folder} another run="
         )
-    return where
+    return own.uri
 
 
 def _encode_config(config: DemoConfig) -> EncodeConfig:
     """Compiling takes longer than encoding a demo's pictures; codes that exist keep their engine."""
-    begun = Run(config.run).codes.begun()
-    return (
-        EncodeConfig(run=config.run) if begun else EncodeConfig(run=config.run, device="cpu", compile=False)
-    )
+    if Run(config.run).codes.begun():
+        return EncodeConfig(run=config.run)
+    if config.device == "cuda":
+        return EncodeConfig(run=config.run, device="cuda")
+    return EncodeConfig(run=config.run, device="cpu", compile=False)
 
 
 def _compare_config(config: DemoConfig) -> CompareConfig:
@@ -163,19 +165,19 @@ def _compare_config(config: DemoConfig) -> CompareConfig:
     )
 
 
-def _query(run: str) -> QueryHits:
+def _query(run: Run) -> QueryHits:
     """The nearest items of one query picture, found through model and index as any program would."""
     from hashnet.encoding import Encoder
 
-    manifest = Run(run).manifest.open()
-    row_id = int(Run(run).query_codes.open().ids()[0])  # the first that could be encoded
+    manifest = run.manifest.open()
+    row_id = int(run.query_codes.open().ids()[0])  # the first that could be encoded
     row = manifest.read(start=row_id, stop=row_id + 1)
     picture = fetch_images(row)[0]
     if isinstance(picture, BadImage):
         raise picture
-    store = Run(run).codes.open()
-    encoder = Encoder.load(Run(run).model.uri, engine=store.lineage.get("engine"))
-    hits = Run(run).index.open().search(encoder.encode([picture]), k=10)
+    store = run.codes.open()
+    encoder = Encoder.load(run.model.uri, engine=store.lineage.get("engine"))
+    hits = run.index.open().search(encoder.encode([picture]), k=10)
     position = {int(i): n for n, i in enumerate(store.ids())}
     labels = store.labels()
     names = manifest.class_names or [str(c) for c in range(manifest.n_classes or 0)]

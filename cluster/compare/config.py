@@ -59,8 +59,8 @@ class CompareConfig(TrainConfig):
         choices=("backbone", "pixels"),
     )  # fmt: skip
     compile: bool | None = key(
-        None, "compile the backbone that makes those features, which takes a minute or two and pays for "
-        "thousands of pictures; none: by their number",
+        None, "compile the backbone that makes those features on the CPU, which takes a minute or two and "
+        "pays off for thousands of pictures; none: where a C++ compiler is found",
     )  # fmt: skip
     cpus_per_cell: int = key(1, "CPUs of one cell's task", low=1)
     log_every: int = key(10, "steps between rows of a deep cell's history", low=1)

@@ -17,6 +17,7 @@ from hashnet.errors import ConfigError, DataError, LineageMismatch
 from hashnet.io import storage
 from hashnet.labels import from_lists
 from hashnet.run import Run
+from hashnet.store import FeatureStore
 
 SPLITS = ("train", "query", "database")
 MAX_PIXELS = 3 * 64 * 64  # of a picture used as a vector; larger ones need a backbone with weights
@@ -24,16 +25,16 @@ MAX_PIXELS = 3 * 64 * 64  # of a picture used as a vector; larger ones need a ba
 
 def comparison_manifest(config: CompareConfig) -> Manifest:
     """The manifest given, or RUN/manifest.parquet made from the embedded data set; it has all three sets."""
-    own = Run(config.run).manifest.uri
+    own = Run(config.run).manifest
     if config.manifest is not None:
         manifest = Manifest.open(config.manifest)
-    elif ManifestArtefact(own).exists():
-        manifest = Manifest.open(own)
+    elif own.exists():
+        manifest = own.open()
     elif config.dataset is not None:
         from hashnet.data import make_manifest
 
         options = {"modality": config.modality} if config.dataset == "digits" else {}
-        manifest = make_manifest(config.dataset, own, **options)
+        manifest = make_manifest(config.dataset, own.uri, **options)
     else:
         raise ConfigError("give the data: manifest=PATH (made by `hashnet dataset`), or dataset=digits")
     missing = [split for split in SPLITS if manifest.count(split) == 0]
@@ -52,9 +53,9 @@ def zero_shot_manifest(config: CompareConfig, manifest: Manifest) -> Manifest | 
         return None
     from hashnet.data import zero_shot_copy
 
-    own = storage.join(config.run, "zero-shot.parquet")
-    if ManifestArtefact(own).exists():
-        made = Manifest.open(own)
+    own = ManifestArtefact(storage.join(config.run, "zero-shot.parquet"))
+    if own.exists():
+        made = own.open()
         if made.source["share"] != config.zero_shot:
             raise LineageMismatch(
                 f"zero_shot was {made.source['share']}, now {config.zero_shot}: {config.run} has split its "
@@ -63,11 +64,11 @@ def zero_shot_manifest(config: CompareConfig, manifest: Manifest) -> Manifest | 
         made_of = made.source.get("manifest_sha256", manifest.sha256)  # older versions did not record it
         if made_of != manifest.sha256:
             raise LineageMismatch(
-                f"{own} was made of data with sha256 {made_of[:12]}…, {manifest.uri} has "
+                f"{own.uri} was made of data with sha256 {made_of[:12]}…, {manifest.uri} has "
                 f"{manifest.sha256[:12]}…; use another run folder"
             )
         return made
-    return zero_shot_copy(manifest, own, config.zero_shot)
+    return zero_shot_copy(manifest, own.uri, config.zero_shot)
 
 
 def shallow_features(config: CompareConfig, manifest: Manifest, folder: str) -> Features:
@@ -138,15 +139,14 @@ def _encoded(
     """Features and labels of a set from the untrained backbone, by the encoding stage, which resumes."""
     import torch
 
-    from hashnet.models import save_bundle
     from hashnet.training import make_model
 
-    model = Run(folder).model.uri
-    if not Run(folder).model.exists():
+    model = Run(folder).model
+    if not model.exists():
         resolved = config.train_config().resolved(manifest.modality, manifest.count("train"))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)  # a backbone with weights=random is the same in every run
-            save_bundle(model, make_model(resolved, manifest).eval(), summary={"trained": False})
+            model.write(make_model(resolved, manifest).eval(), summary={"trained": False})
     encode = EncodeConfig(
         run=folder,
         manifest=manifest.uri,

@@ -33,7 +33,7 @@ from hashnet.io import config as configs
 from hashnet.io import storage
 from hashnet.metrics import validation_k
 from hashnet.run import Run
-from hashnet.training import held_out, refuse_other_config, refuse_unlabelled
+from hashnet.training import refuse_other_config, refuse_unlabelled
 
 VALIDATION_SHARE = 0.2
 NOTHING_TUNED = TunedSettings({}, {})
@@ -128,6 +128,8 @@ def _check_labels(config: CompareConfig, manifest: Manifest) -> None:
     """Refuses unlabelled queries, and unlabelled held-out rows where networks are tuned on them."""
     refuse_unlabelled(_labels(manifest, "query"), "query")
     if config.tune and config.settings is None and set(DEEP) & set(expand_methods(config.methods)):
+        from hashnet.training import held_out  # loads torch, which most drivers do without
+
         _, held = held_out(manifest.count("train"), VALIDATION_SHARE)
         refuse_unlabelled(_labels(manifest, "train")[held], "held-out training", "tune")
 

@@ -3,40 +3,37 @@
 What a comparison found is drawn by ``hashnet.reports``.
 """
 
-from typing import TYPE_CHECKING
-
-from hashnet.io import lazy_names
-
-if TYPE_CHECKING:
-    from hashnet.comparison.cell import (
-        CODES,
-        Cell,
-        CellResult,
-        CellTask,
-        Features,
-        deep_config,
-        finished_cell,
-        run_cell,
-    )
-    from hashnet.comparison.methods import DEEP, TABLE_METHODS, TITLES, candidates, expand_methods
-    from hashnet.comparison.paper import PAPER_K, reported_map
-    from hashnet.comparison.tuning import SettingsScore, TunedSettings, mean_over_seeds
-
-__all__, __getattr__ = lazy_names(
-    __name__,
-    {
-        "cell": [
-            "CODES",
-            "Cell",
-            "CellResult",
-            "CellTask",
-            "Features",
-            "deep_config",
-            "finished_cell",
-            "run_cell",
-        ],
-        "methods": ["DEEP", "TABLE_METHODS", "TITLES", "candidates", "expand_methods"],
-        "paper": ["PAPER_K", "reported_map"],
-        "tuning": ["SettingsScore", "TunedSettings", "mean_over_seeds"],
-    },
+from hashnet.comparison.cell import (
+    CODES,
+    Cell,
+    CellResult,
+    CellTask,
+    Features,
+    deep_config,
+    finished_cell,
+    run_cell,
 )
+from hashnet.comparison.methods import DEEP, TABLE_METHODS, TITLES, candidates, expand_methods
+from hashnet.comparison.paper import PAPER_K, reported_map
+from hashnet.comparison.tuning import SettingsScore, TunedSettings, mean_over_seeds
+
+__all__ = [
+    "CODES",
+    "DEEP",
+    "PAPER_K",
+    "TABLE_METHODS",
+    "TITLES",
+    "Cell",
+    "CellResult",
+    "CellTask",
+    "Features",
+    "SettingsScore",
+    "TunedSettings",
+    "candidates",
+    "deep_config",
+    "expand_methods",
+    "finished_cell",
+    "mean_over_seeds",
+    "reported_map",
+    "run_cell",
+]

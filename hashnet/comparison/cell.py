@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from hashnet.baselines import REGISTRY, BaselineWarning
 from hashnet.codes import pack_signs
 from hashnet.comparison.methods import DEEP
 from hashnet.data import Manifest
@@ -31,7 +30,7 @@ from hashnet.io import config as configs
 from hashnet.io import storage
 from hashnet.metrics import EvalReport, evaluate, validation_map
 from hashnet.run import Run
-from hashnet.training import VARIANTS, TrainConfig, held_out
+from hashnet.training import VARIANTS, TrainConfig
 
 KIND, FORMAT_VERSION, FILE, CODES = "comparison_cell", 1, "cell.json", "codes.npz"
 
@@ -204,6 +203,8 @@ def run_cell(task: CellTask, features: Features | None = None, device: str = "cp
 
     Divergence of a trial is a result: its settings are not chosen. Of any other cell it is an error.
     """
+    from hashnet.baselines import BaselineWarning
+
     started, started_cpu = time.monotonic(), time.process_time()
     result = CellResult(task.cell.part, task.inputs, task.folder)
     with warnings.catch_warnings(record=True) as caught:
@@ -267,6 +268,9 @@ def only_class(labels: np.ndarray) -> np.ndarray:
 
 def learn_shallow(task: CellTask, features: Features) -> Learned:
     """Fits one of the registry's methods; the methods of trials are not kept."""
+    from hashnet.baselines import REGISTRY
+    from hashnet.training import held_out
+
     cell = task.cell
     X, y = features.train
     kept, held = held_out(len(X), task.validation)

@@ -6,7 +6,6 @@ import difflib
 import itertools
 from typing import Any
 
-from hashnet.baselines import REGISTRY
 from hashnet.errors import ConfigError
 
 TITLES = {  # every method in the order of the paper's tables
@@ -39,11 +38,10 @@ TABLE_METHODS = {  # table → its methods, in order
 # variants and DHN have the same trials. A value of alpha * n_bits, unlike one of alpha, carries over to other
 # code lengths.
 _PAIRWISE: dict[str, list[Any]] = {"lr": [0.01, 0.02, 0.03], "alpha_n_bits": [10, 15]}
-GRIDS: dict[str, dict[str, list[Any]]] = {
+DEEP_GRIDS: dict[str, dict[str, list[Any]]] = {
     **dict.fromkeys((*HASHNETS, "dhn"), _PAIRWISE),
     "dnnh": {"lr": [0.01, 0.02], "margin": [1.0, 2.0, 4.0]},
     "cnnh": {"lr": [0.003, 0.01, 0.02, 0.03]},
-    **{name: REGISTRY[name].grid for name in SHALLOW},
 }
 
 
@@ -77,5 +75,7 @@ def candidates(method: str) -> list[dict[str, Any]]:
     >>> candidates("lsh"), len(candidates("itq-cca"))
     ([{}], 5)
     """
-    grid = GRIDS[method]
+    from hashnet.baselines import REGISTRY  # loads torch, which drivers do without
+
+    grid = DEEP_GRIDS[method] if method in DEEP else REGISTRY[method].grid
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]

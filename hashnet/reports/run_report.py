@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from hashnet import __version__
-from hashnet.data import Manifest
 from hashnet.errors import HashnetError
 from hashnet.io import storage
 from hashnet.metrics import EvalReport
@@ -33,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunSources:
-    """What a report is made from.
+    """What a report is made from: a run, and the reports of others.
 
     ``beside`` are runs of other code lengths to draw in the same plots; ``base_uri`` is the folder that
     relative picture paths start from.
@@ -61,12 +60,13 @@ def write_run_report(values: dict[str, Any], sources: RunSources, out: str) -> s
     """
     report = EvalReport.from_dict(values)
     run = sources.run
-    store, queries, model = run.codes.open(), run.query_codes.open(), run.model.uri
-    summary = model_summary(model)
-    manifest = _or_none(_open_manifest, run.manifest.uri)
+    store, queries = run.codes.open(), run.query_codes.open()
+    summary = model_summary(run)
+    # for a few pictures, hashing every part of the manifest would take too long
+    manifest = _or_none(lambda: run.manifest.open(check=False))
     class_names = list(manifest.class_names) if manifest and manifest.class_names else None
     plots = evaluation_figures(report, reports_beside(report, sources.beside))
-    plots += training_figures(model, summary)
+    plots += training_figures(run, summary)
     plots += code_figures(store, class_names, report.seed)
     pictures = examples.Pictures(manifest, class_names, sources.base_uri)
     page = RunPage(
@@ -144,10 +144,12 @@ def evaluation_figures(report: EvalReport, lengths: list[EvalReport]) -> list[Pl
     return drawn
 
 
-def training_figures(model: str, summary: dict[str, Any]) -> list[Plot]:
+def training_figures(run: Run, summary: dict[str, Any]) -> list[Plot]:
     """J and L through training and the histogram of |g|, where the model has them."""
     drawn = []
-    history = _or_none(_read_history, model)
+    from hashnet.training import read_history
+
+    history = _or_none(lambda: read_history(run.model.uri))
     if history is not None and len(history):
         drawn.append(
             Plot(
@@ -224,27 +226,15 @@ def reports_beside(report: EvalReport, runs: tuple[str, ...]) -> list[EvalReport
     return found
 
 
-def model_summary(model: str) -> dict[str, Any]:
+def model_summary(run: Run) -> dict[str, Any]:
     """What training wrote about the model, {} where there is no model."""
-    from hashnet.models import bundle_info
-
-    info = _or_none(bundle_info, model)
+    info = _or_none(run.model.info)
     return dict(info.summary or {}) if info else {}
 
 
-def _open_manifest(uri: str) -> Manifest:
-    return Manifest.open(uri, check=False)  # for a few pictures, hashing every part would take too long
-
-
-def _read_history(model: str) -> Any:
-    from hashnet.training import read_history
-
-    return read_history(model)
-
-
-def _or_none(read: Callable[[str], T], uri: str) -> T | None:
+def _or_none(read: Callable[[], T]) -> T | None:
     try:
-        return read(uri)
+        return read()
     except HashnetError as error:
-        log.info("left out of the report: %s: %s", uri, error)
+        log.info("left out of the report: %s", error)
         return None

@@ -9,9 +9,10 @@ import sys
 import webbrowser
 from pathlib import Path
 
-import cluster.serving
 import pytest
 
+import cluster.serve
+import hashnet
 from cluster import demo
 from hashnet.data.sources import digits
 from hashnet.errors import ConfigError
@@ -76,7 +77,7 @@ def test_the_query_is_one_that_could_be_encoded(tmp_path):
     store = CodeStore.open(f"{run}/codes-query")
     good = store.ids()[3:]
     write_store(store.uri, store.codes()[3:], ids=good, lineage=store.lineage, overwrite=True)
-    found = demo._query(run)
+    found = demo._query(hashnet.Run(run))
     assert found.row_id == good[0]
     assert len(found.ids) == 10
 

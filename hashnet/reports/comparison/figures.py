@@ -22,6 +22,7 @@ from hashnet.metrics import EvalReport, RadiusCurve, RankCurve
 from hashnet.reports import figures
 from hashnet.reports.comparison.results import Entries, Entry, Table, main_entries
 from hashnet.reports.style import figure_of, new_axes, new_row, to_png
+from hashnet.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -118,7 +119,7 @@ def _side_by_side(
 def _losses(entry: Entry, ax: Axes) -> None:
     from hashnet.training import read_history
 
-    figures.losses(read_history(storage.join(entry.cells[0].folder, "model")), ax)
+    figures.losses(read_history(Run(entry.cells[0].folder).model.uri), ax)
 
 
 def _histogram(entry: Entry, ax: Axes) -> None:
