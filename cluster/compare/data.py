@@ -17,7 +17,6 @@ from hashnet.errors import ConfigError, DataError, LineageMismatch
 from hashnet.io import storage
 from hashnet.labels import from_lists
 from hashnet.run import Run
-from hashnet.store import FeatureStore
 
 SPLITS = ("train", "query", "database")
 MAX_PIXELS = 3 * 64 * 64  # of a picture used as a vector; larger ones need a backbone with weights
