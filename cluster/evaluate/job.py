@@ -28,13 +28,9 @@ from hashnet.metrics import (
     LabelSets,
     QueryMeasures,
     ReportArtefact,
-    check_k,
-    from_bytes,
-    from_lists,
-    join,
+    build_report,
+    rank_limit,
     refuse_unlabelled,
-    summarise,
-    to_bytes,
 )
 from hashnet.models import BundleInfo
 from hashnet.run import Run
@@ -83,7 +79,7 @@ def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
     info = config.artefacts.model.info()
     queries = _queries(config, store, info)
     labels = _query_labels(queries)
-    k = check_k(config.k, len(store))
+    k = rank_limit(config.k, len(store))
     made_from = {"database": store.sha256, "queries": queries.sha256, "k": k, "seed": config.seed}
     artefact = config.artefacts.report
     report = _finished(artefact, made_from)
@@ -92,7 +88,7 @@ def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
         measures = _measure_all(config, evaluation, made_from)
         # The model may have been trained on another list of classes than this run's.
         names = info.class_names if len(info.class_names or ()) == labels.n_classes else None
-        report = summarise(measures, labels, len(store), k, config.seed, names)
+        report = build_report(measures, labels, len(store), k, config.seed, names)
         artefact.write(report, made_from)
         _remove_parts(config.artefacts.report.uri)
     page = _draw(config, report) if config.figures else None
@@ -160,7 +156,7 @@ def _query_labels(queries: CodeStore) -> LabelSets:
             f"{queries.uri} holds no queries; put some rows of the manifest into the split `query`"
         )
     lists = pa.concat_tables(queries.tables(["labels"]))["labels"]
-    labels = from_lists(lists, queries.n_classes or 0)
+    labels = LabelSets.from_arrow(lists, queries.n_classes or 0)
     refuse_unlabelled(labels)
     return labels
 
@@ -186,14 +182,16 @@ def _measure_all(config: EvaluateConfig, evaluation: Evaluation, made_from: dict
         connection.connect()
         with Progress(len(ranges), "query ranges", "evaluate", done=len(ranges) - len(todo)) as progress:
             for span, blocks in run_ranges(evaluation, todo, groups):
-                storage.write_bytes(storage.join(folder, names[span]), to_bytes(blocks))
+                storage.write_bytes(storage.join(folder, names[span]), QueryMeasures.dump_blocks(blocks))
                 progress.update(1, queries=span[1])
                 tags = {"stage": "evaluate", "run": telemetry.run_name(config.run)}
                 events.event("queries measured", first=span[0], stop=span[1], **tags)
                 telemetry.gauge("shards_done", progress.done, **tags)
                 telemetry.gauge("shards_total", len(ranges), **tags)
-    kept = [from_bytes(storage.read_bytes(storage.join(folder, names[span]))) for span in ranges]
-    return join([block for blocks in kept for block in blocks])
+    kept = [
+        QueryMeasures.load_blocks(storage.read_bytes(storage.join(folder, names[span]))) for span in ranges
+    ]
+    return QueryMeasures.concatenate([block for blocks in kept for block in blocks])
 
 
 def _remove_parts(out: str) -> None:

@@ -18,18 +18,7 @@ import pyarrow as pa
 from cluster.runtime import Need, capacity, connection
 from hashnet.errors import LineageMismatch
 from hashnet.io import binary_matrix
-from hashnet.metrics import (
-    LabelSets,
-    Partial,
-    QueryMeasures,
-    block_size,
-    build_shard,
-    from_bytes,
-    from_lists,
-    measure,
-    merge,
-    to_bytes,
-)
+from hashnet.metrics import LabelSets, QueryCounts, QueryMeasures, build_shard, query_block_size
 from hashnet.store import CodeStore
 
 RANGE_BYTES = 64 << 20  # candidate keys of one range of queries against one group of shards
@@ -51,7 +40,7 @@ class Evaluation:
 
 def query_ranges(n_queries: int, k: int) -> list[Span]:
     """Whole blocks of queries whose candidate keys fill about RANGE_BYTES; they depend on k alone."""
-    block = block_size(k)
+    block = query_block_size(k)
     step = max(1, RANGE_BYTES // (8 * k * block)) * block
     return [(first, min(first + step, n_queries)) for first in range(0, n_queries, step)]
 
@@ -100,7 +89,7 @@ def run_ranges(
             span = waiting.pop(0)
             running[start(span)] = span
         for done in ray.wait(list(running), num_returns=1)[0]:
-            yield running.pop(done), from_bytes(ray.get(done))
+            yield running.pop(done), QueryMeasures.load_blocks(ray.get(done))
 
 
 def _count(
@@ -108,8 +97,8 @@ def _count(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Task: counts and candidate keys of a range of queries against a group of shards."""
     codes, labels = queries
-    partial = _load_group(uri, sha256, group, seed, device).partial(codes, labels, k, threads=1)
-    return partial.counts, partial.keys
+    found = _load_group(uri, sha256, group, seed, device).count(codes, labels, k, threads=1)
+    return found.counts, found.keys
 
 
 @lru_cache(maxsize=2)  # tasks of successive ranges on one worker share what was read
@@ -118,23 +107,23 @@ def _load_group(uri: str, sha256: str, group: tuple[int, ...], seed: int, device
     if store.sha256 != sha256:
         raise LineageMismatch(f"{uri} changed while it was being evaluated; run the same command again")
     table = pa.concat_tables(store.tables(["row_id", "code", "labels"], group))
-    labels = from_lists(table["labels"], store.n_classes or 0)
+    labels = LabelSets.from_arrow(table["labels"], store.n_classes or 0)
     codes = binary_matrix(table["code"], store.n_bits // 8)
     return build_shard(codes, labels, table["row_id"].to_numpy(), seed, device)
 
 
 def _merge(k: int, *parts: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Task: partial results of the same queries, merged into one."""
-    merged = merge([Partial(*part) for part in parts], k)
+    merged = QueryCounts.merge([QueryCounts(*part) for part in parts], k)
     return merged.counts, merged.keys
 
 
 def _finish(k: int, *parts: tuple[np.ndarray, np.ndarray]) -> bytes:
     """Task: the measures of a range of queries, in blocks of fixed size."""
     counts, keys = _merge(k, *parts)
-    step = block_size(k)
+    step = query_block_size(k)
     blocks = [
-        measure(Partial(counts[:, first : first + step], keys[first : first + step]), k)
+        QueryMeasures.from_counts(QueryCounts(counts[:, first : first + step], keys[first : first + step]), k)
         for first in range(0, len(keys), step)
     ]
-    return to_bytes(blocks)
+    return QueryMeasures.dump_blocks(blocks)

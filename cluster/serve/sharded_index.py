@@ -26,12 +26,11 @@ from hashnet.index import (
     check_k,
     check_width,
     lineage_of,
-    merge,
-    merge_hits,
     parse_options,
     read_parts,
 )
 from hashnet.io import check_whole
+from hashnet.kernels import merge_hits, merge_top_k
 from hashnet.results import SearchResult
 from hashnet.store import CodeStore
 
@@ -180,7 +179,7 @@ class ShardedIndex:
         arguments = (queries, check_k(k, len(queries)), where, own)
         found = self._call(lambda slice_: slice_.search, arguments, on_missing, timeout_s)
         self._refuse_unknown(own, [held for *_, held in found])
-        ids, distances = merge([ids for ids, _, _ in found], [far for _, far, _ in found], k)
+        ids, distances = merge_top_k([ids for ids, _, _ in found], [far for _, far, _ in found], k)
         return SearchResult(ids, distances)
 
     def search_radius(

@@ -4,7 +4,6 @@ from hashnet.index.artefact import IndexArtefact
 from hashnet.index.binary import BinaryIndex
 from hashnet.index.build import Part, build_state, lineage_of, read_parts
 from hashnet.index.kinds import KINDS, OPTIONS, parse_options
-from hashnet.index.merge import merge, merge_hits
 from hashnet.index.validation import check_ids, check_k, check_width
 
 __all__ = [
@@ -18,8 +17,6 @@ __all__ = [
     "check_k",
     "check_width",
     "lineage_of",
-    "merge",
-    "merge_hits",
     "parse_options",
     "read_parts",
 ]

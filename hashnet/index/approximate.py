@@ -16,10 +16,8 @@ import faiss
 import numpy as np
 
 from hashnet.codes import as_words
-from hashnet.index import exact
 from hashnet.index.faiss_flat import split_hits
-from hashnet.index.merge import widen
-from hashnet.kernels import default_threads, inverted_lists, run_all
+from hashnet.kernels import block_scratch, default_threads, pad_columns, run_all, scan_lists, top_k
 
 if TYPE_CHECKING:
     from hashnet.index.segment import Segment
@@ -54,7 +52,7 @@ def scan_by_kernel(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(ids, distances, hits a query) of the ``nprobe`` nearest lists, by our kernel."""
     rows, n_queries = segment.rows, len(queries)
-    probes, _ = exact.top_k(rows.centroids, queries, nprobe)
+    probes, _ = top_k(rows.centroids, queries, nprobe)
     words = np.array(as_words(queries))
     dead = rows.ids[segment.dead] if len(segment.dead) else segment.dead
     excluded = np.full(n_queries, -1, dtype=np.int64) if exclude is None else exclude
@@ -63,16 +61,13 @@ def scan_by_kernel(
     distances = np.full((n_queries, width), -1, dtype=np.int32)
 
     def scan(part: slice) -> np.ndarray:
-        return inverted_lists.scan_lists(
-            *rows.inverted,
-            rows.n_bits // 8,
+        return scan_lists(
+            rows.inverted,
             probes[part],
             words[part],
-            rows.n_bits,
-            width,
             dead,
             excluded[part],
-            exact.scratch(rows.n_bits),
+            block_scratch(rows.n_bits),
             ids[part],
             distances[part],
         )
@@ -80,7 +75,7 @@ def scan_by_kernel(
     threads = min(default_threads(), max(1, n_queries // QUERIES_A_THREAD))
     cuts = np.linspace(0, n_queries, threads + 1).astype(int)
     counts = run_all([partial(scan, slice(a, b)) for a, b in pairwise(cuts)])
-    return widen(ids, k), widen(distances, k), np.concatenate(counts)
+    return pad_columns(ids, k), pad_columns(distances, k), np.concatenate(counts)
 
 
 def scan_by_faiss(
@@ -100,7 +95,7 @@ def scan_by_faiss(
             far, near = segment.rows.inner.search(queries[some], fetch, params=parameters)
             last, whole = far[:, -1].copy(), near[:, -1] < 0  # an unused slot: all that was scanned is here
             near, far, count = tidy(segment, near, far, None if exclude is None else exclude[some])
-            near, far = widen(near, k), widen(far, k)
+            near, far = pad_columns(near, k), pad_columns(far, k)
             resolved = whole | (fetch >= n) | ((count >= k) & (last > far[:, -1]))
             done = some[resolved]
             ids[done], distances[done], counts[done] = near[resolved], far[resolved], count[resolved]
@@ -121,7 +116,7 @@ def hnsw_top_k(
     parameters = faiss.SearchParametersHNSW(efSearch=breadth)
     far, near = segment.rows.inner.search(queries, breadth, params=parameters)
     near, far, count = tidy(segment, segment.rows.ids_at(near), far, exclude)
-    near, far = widen(near, k), widen(far, k)
+    near, far = pad_columns(near, k), pad_columns(far, k)
     short = np.flatnonzero(count < _wanted(segment, len(queries), k, exclude))
     if len(short):
         excluded = None if exclude is None else exclude[short]

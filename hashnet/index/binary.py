@@ -25,11 +25,10 @@ import numpy as np
 
 from hashnet.codes import check_codes
 from hashnet.errors import IndexMismatch, StaleIndex, Unsupported
-from hashnet.index import exact, files, gpu, loading, tuning
+from hashnet.index import files, gpu, loading, tuning
 from hashnet.index.artefact import IndexArtefact
 from hashnet.index.build import Part, build_state, lineage_of, read_parts
 from hashnet.index.filters import parse_where
-from hashnet.index.merge import merge, merge_hits
 from hashnet.index.state import State
 from hashnet.index.validation import (
     check_excluded,
@@ -41,7 +40,7 @@ from hashnet.index.validation import (
     refuse_empty,
 )
 from hashnet.io import as_array, check_whole, storage
-from hashnet.kernels import default_threads
+from hashnet.kernels import default_threads, merge_hits, merge_top_k, warm_up
 from hashnet.results import SearchResult
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class BinaryIndex:
         if device == "cuda":
             self._move_to_gpu()
         if self.engine == "kernel":
-            exact.warm_up(state.n_bits)
+            warm_up(state.n_bits)
             if state.kind == "ivf" and state.n_live:  # its lists have a kernel of their own
                 self.search(np.zeros((1, state.n_bits // 8), dtype=np.uint8), 1)
 
@@ -198,7 +197,7 @@ class BinaryIndex:
             else segment.search(queries, k, checked, exclude, self.engine)
             for segment in state.segments
         ]
-        ids, distances = merge([i for i, _ in parts], [d for _, d in parts], k)
+        ids, distances = merge_top_k([i for i, _ in parts], [d for _, d in parts], k)
         return SearchResult(ids, distances, state.version)
 
     def search_radius(

@@ -11,7 +11,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from hashnet.index.merge import widen
+from hashnet.kernels import pad_columns
 
 
 def top_k(
@@ -28,7 +28,7 @@ def top_k(
     if skip is not None:
         positions, distances = drop(positions, distances, positions == skip[:, None])
     distances[positions < 0] = -1
-    return widen(positions, k), widen(distances, k)
+    return pad_columns(positions, k), pad_columns(distances, k)
 
 
 def within(

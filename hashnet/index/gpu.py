@@ -14,10 +14,10 @@ import faiss
 import numpy as np
 
 from hashnet.index import approximate
-from hashnet.index.merge import widen
 from hashnet.index.rows import Rows
 from hashnet.index.segment import Segment
 from hashnet.index.state import State
+from hashnet.kernels import pad_columns
 
 MAX_K = 2048
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class GpuFlat:
         cut_at = found[:, -1].copy()
         ids = segment.rows.ids_at(near.astype(np.int64))
         ids, distances, count = approximate.tidy(segment, ids, found, exclude)
-        ids, distances = widen(ids, k), widen(distances, k)
+        ids, distances = pad_columns(ids, k), pad_columns(distances, k)
         unsure = (count >= k) & (cut_at <= distances[:, -1]) | (count < k)
         if fetch < n and unsure.any():
             some = None if exclude is None else exclude[unsure]

@@ -20,10 +20,10 @@ import faiss
 import numpy as np
 
 from hashnet.errors import IndexMismatch, Unsupported
-from hashnet.index import exact
 from hashnet.index.postings import Postings
 from hashnet.index.rows import Rows, flat_rows, new_flat
 from hashnet.io import check_whole
+from hashnet.kernels import top_k
 
 MAX_OPTION = 2**31 - 2  # FAISS keeps options, and seed + 1, as C ints
 MAX_NEIGHBOURS = 1024  # links take 8 bytes each a row: more of them only cost memory
@@ -177,7 +177,7 @@ def train_centroids(codes: np.ndarray, nlist: int, seed: int) -> np.ndarray:
 
 def assign_lists(codes: np.ndarray, centroids: np.ndarray) -> np.ndarray:
     """The nearest list of each code, int64 (n,); the lowest number wins a tie, as in FAISS."""
-    return exact.top_k(centroids, codes, 1)[0][:, 0]
+    return top_k(centroids, codes, 1)[0][:, 0]
 
 
 def _build_ivf(options: IvfOptions, codes: np.ndarray, ids: np.ndarray, centroids: np.ndarray | None) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 
 from hashnet.errors import FormatError
 from hashnet.index.postings import Postings
+from hashnet.kernels import InvertedLists
 
 CLASSES = {
     "flat": faiss.IndexBinaryFlat,
@@ -83,12 +84,8 @@ class Rows:
         return np.arange(self.n, dtype=np.int64)
 
     @cached_property
-    def inverted(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """IVF: (memory uint8, byte of each list's codes, byte of its ids, its size), for the kernel.
-
-        ``memory`` spans from the lowest list to the highest, wherever FAISS keeps or maps them; only
-        the lists themselves may be touched.
-        """
+    def inverted(self) -> InvertedLists:
+        """IVF: where FAISS keeps or maps its lists, for the kernel."""
         lists, n_bytes = self.inner.invlists, self.n_bits // 8
         sizes = np.array([lists.list_size(i) for i in range(self.inner.nlist)], dtype=np.int64)
         code_at, id_at = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
@@ -100,7 +97,7 @@ class Rows:
         ends = np.concatenate([(code_at + sizes * n_bytes)[used], (id_at + sizes * 8)[used]])
         low, high = (int(starts.min()), int(ends.max())) if used.any() else (0, 0)
         memory = np.frombuffer(memoryview((ctypes.c_uint8 * (high - low)).from_address(low)), np.uint8)
-        return memory, code_at - low, id_at - low, sizes
+        return InvertedLists(memory, code_at - low, id_at - low, sizes, n_bytes)
 
     @cached_property
     def centroids(self) -> np.ndarray:

@@ -14,10 +14,11 @@ import faiss
 import numpy as np
 
 from hashnet.errors import Unsupported
-from hashnet.index import approximate, exact, faiss_flat
+from hashnet.index import approximate, faiss_flat
 from hashnet.index.filters import Where
 from hashnet.index.kinds import MultihashOptions, Options
 from hashnet.index.rows import Rows
+from hashnet.kernels import top_k, within_radius
 
 GATHER_BELOW = 1 / 16  # share of the rows let through below which copying them out is cheaper
 
@@ -90,7 +91,7 @@ class Segment:
             positions, distances = faiss_flat.top_k(flat, queries, k, allowed, skip)
         else:
             codes = self.rows.codes if gathered is None else self.rows.take(gathered)
-            positions, distances = exact.top_k(codes, queries, k, allowed=allowed, skip=skip)
+            positions, distances = top_k(codes, queries, k, allowed=allowed, skip=skip)
         if gathered is not None and len(gathered):
             positions = np.where(positions >= 0, gathered[positions], -1)
         return positions, distances
@@ -108,7 +109,7 @@ class Segment:
             hits = faiss_flat.within(self._faiss_flat(gathered), queries, radius, allowed, skip)
         else:
             codes = self.rows.codes if gathered is None else self.rows.take(gathered)
-            hits = exact.within(codes, queries, radius, allowed=allowed, skip=skip)
+            hits = within_radius(codes, queries, radius, allowed=allowed, skip=skip)
         if gathered is not None:
             hits = [(gathered[positions], distances) for positions, distances in hits]
         return [(self.rows.ids_at(positions), distances) for positions, distances in hits]

@@ -1,4 +1,4 @@
-"""Exact Hamming search over packed codes: the compiled loops.
+"""Exact Hamming search over packed codes: the compiled loops behind ``hashnet.kernels.exact``.
 
 A block of BLOCK codes stays in the cache while every query of a group meets it. Its distances are
 written as bytes (uint16 beyond 248 bits), 64 of them are compared with the query's bound at once,
@@ -6,11 +6,13 @@ and only what lies below becomes a candidate. The bound is the k-th best distanc
 counting candidates per distance; an equal distance met later has a larger position and is not
 needed, so the result is ordered by (distance, position) exactly. No array of all distances exists.
 
-Codes come flat, uint8 (n * row_bytes,). Kernels run without the GIL on one core; ``exact`` cuts the
-work for several.
+Codes come flat, uint8 (n * row_bytes,). Kernels run without the GIL on one core; ``exact`` divides the
+work among several.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +22,22 @@ from hashnet.kernels.simd import LANES, lanes_below, load32, load64, lowest_bit
 BLOCK = 4096  # codes of 8 bytes: 32 KB, plus 4 KB of distances
 GROUP = 32  # queries that share a block while it is in the cache
 CANDIDATES = 1 << 22  # held at once by one thread, 38 MB: a huge k makes groups smaller
+
+
+class CodeRange(NamedTuple):
+    """The rows low … high - 1 of flat ``codes`` uint8 (n * row_bytes,)."""
+
+    codes: np.ndarray
+    row_bytes: int
+    low: int
+    high: int
+
+
+class RowFilter(NamedTuple):
+    """Which rows queries may find."""
+
+    allowed: np.ndarray  # uint8 (n,): 1 where a row may be found; empty where all may
+    skip: np.ndarray  # int64 (q,): one row that query q must not find, -1 for none
 
 
 @compiled
@@ -96,25 +114,30 @@ def transposed_words(row_bytes, n_queries):  # type: ignore[no-untyped-def]
     return np.empty((0 if as_they_lie else (row_bytes + 7) // 8, BLOCK), np.uint64)
 
 
-@compiled
-def scan_top_k(  # type: ignore[no-untyped-def]
-    codes, row_bytes, low, high, queries, n_bits, k, allowed, skip, out, positions, distances
-):
-    """Fills ``positions`` int64 and ``distances`` int32 (q, k) with the k nearest of rows low..high.
+def block_scratch(n_bits: int) -> np.ndarray:
+    """Scratch for the distances of one block and LANES of padding, which is n_bits + 1: beyond everything."""
+    return np.empty(BLOCK + LANES, dtype=np.uint8 if n_bits < 255 else np.uint16)
 
-    ``queries`` uint64 (q, words); ``allowed`` uint8 (n,) or empty for all; ``skip`` int64 (q,)
-    the one row a query must not find, -1 for none; ``out`` scratch of BLOCK + LANES distances.
-    Unused slots stay as they are.
+
+@compiled
+def scan_top_k(rows, queries, only, out, positions, distances):  # type: ignore[no-untyped-def]
+    """Fills ``positions`` int64 and ``distances`` int32 (q, k) with the k nearest of a CodeRange.
+
+    ``queries`` uint64 (q, words), ``only`` a RowFilter, ``out`` a ``block_scratch``. Unused slots
+    stay as they are.
     """
-    n_queries = len(queries)
+    codes, row_bytes, low, high = rows
+    allowed, skip = only
+    n_bits, n_queries, k = row_bytes * 8, len(queries), positions.shape[1]
+    # candidates of each query of a group: row, distance, and per distance how many there are
     room = min(2 * k + max(k, 4 * LANES), high - low)
     group = min(GROUP, n_queries, max(1, CANDIDATES // room))
     found = np.empty((group, room), np.int64)
     far = np.empty((group, room), out.dtype)
     counts = np.empty((group, n_bits + 2), np.int64)
-    used = np.empty(group, np.int64)
-    bounds = np.empty(group, np.int64)
-    within = np.empty(group, np.int64)
+    used = np.empty(group, np.int64)  # candidates kept
+    bounds = np.empty(group, np.int64)  # only items nearer than this still matter
+    within = np.empty(group, np.int64)  # candidates at most ``bound`` away
     words = transposed_words(row_bytes, n_queries)
     filtered = len(allowed) > 0
     for first in range(0, n_queries, group):
@@ -128,6 +151,7 @@ def scan_top_k(  # type: ignore[no-untyped-def]
             if words.size:
                 fill_words(codes, start * row_bytes, len(codes), row_bytes, count, words)
             for j in range(size):
+                # distances of query j to the block's rows, 64 at a time compared with its bound
                 block_distances(codes, start * row_bytes, row_bytes, count, words, queries[first + j], out)
                 out[count : count + LANES] = n_bits + 1  # never below a bound
                 bound, n_used, n_within = bounds[j], used[j], within[j]
@@ -161,6 +185,7 @@ def scan_top_k(  # type: ignore[no-untyped-def]
 
 @compiled
 def _drop_beyond(found, far, n_used, bound):  # type: ignore[no-untyped-def]
+    """Removes the candidates farther than the bound, in order; how many stay."""
     kept = 0
     for c in range(n_used):
         if far[c] <= bound:
@@ -189,12 +214,14 @@ def _sort_candidates(found, far, n_used, counts, bound, k, positions, distances)
 
 
 @compiled
-def scan_radius(codes, row_bytes, low, high, queries, n_bits, radius, allowed, skip, out):  # type: ignore[no-untyped-def]
-    """(counts int64 (q,), positions int64, distances int32): all of rows low..high within ``radius``.
+def scan_radius(rows, queries, radius, only, out):  # type: ignore[no-untyped-def]
+    """(counts int64 (q,), positions int64, distances int32): all of a CodeRange within ``radius``.
 
     The hits of query 0 come first, then those of query 1 and so on, each by (distance, position).
     """
-    n_queries = len(queries)
+    codes, row_bytes, low, high = rows
+    allowed, skip = only
+    n_bits, n_queries = row_bytes * 8, len(queries)
     counts = np.zeros(n_queries, np.int64)
     positions, distances, n_all = np.empty(1024, np.int64), np.empty(1024, np.int32), 0
     found, keys, n_found = np.empty(1024, np.int64), np.empty(1024, np.int64), 0
@@ -246,6 +273,7 @@ def scan_radius(codes, row_bytes, low, high, queries, n_bits, radius, allowed, s
 
 @compiled
 def _doubled(array, used):  # type: ignore[no-untyped-def]
+    """A copy with twice the room."""
     larger = np.empty(2 * len(array), array.dtype)
     larger[:used] = array[:used]
     return larger

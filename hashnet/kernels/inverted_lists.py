@@ -1,10 +1,12 @@
-"""The nprobe nearest lists of an IVF index, scanned by our kernel: the compiled loop.
+"""The nprobe nearest lists of an IVF index, scanned for the k nearest codes: the compiled loop.
 
 Lists hold ids in no common order, so an equal distance met later may have the smaller id: all
 candidates at the k-th distance are kept, and cut down to the smallest ids when room runs out.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,16 +17,29 @@ from hashnet.kernels.simd import LANES, lanes_below, load64, lowest_bit
 ANY_ID = np.iinfo(np.int64).max
 
 
-@compiled
-def scan_lists(  # type: ignore[no-untyped-def]
-    memory, code_at, id_at, sizes, row_bytes, probes, queries, n_bits, k, dead, exclude, out, ids, distances
-):
-    """Fills ``ids`` int64 and ``distances`` int32 (q, k) from the lists ``probes`` int64 (q, nprobe) names.
+class InvertedLists(NamedTuple):
+    """Codes and ids of each list, as bytes of one array.
 
-    List l has ``sizes[l]`` codes from byte ``code_at[l]`` of ``memory`` on and ids from ``id_at[l]``;
-    ``dead`` are removed ids, ascending; ``exclude`` int64 (q,) one id a query must not find, or -1;
-    ``out`` scratch of BLOCK + LANES distances. Returns how many each query has, int64 (q,).
+    List l has ``sizes[l]`` codes from byte ``code_at[l]`` on and its int64 ids from byte ``id_at[l]`` on.
+    ``memory`` uint8 spans all lists, wherever they lie; only the lists themselves may be touched.
     """
+
+    memory: np.ndarray
+    code_at: np.ndarray  # int64 (nlist,)
+    id_at: np.ndarray
+    sizes: np.ndarray
+    row_bytes: int
+
+
+@compiled
+def scan_lists(lists, probes, queries, dead, exclude, out, ids, distances):  # type: ignore[no-untyped-def]
+    """Fills ``ids`` int64 and ``distances`` int32 (q, k) from the lists in ``probes`` int64 (q, nprobe).
+
+    ``dead`` are removed ids, ascending; ``exclude`` int64 (q,) one id that a query must not find, or -1;
+    ``out`` a ``block_scratch``. Returns how many hits each query has, int64 (q,).
+    """
+    memory, code_at, id_at, sizes, row_bytes = lists
+    n_bits, k = row_bytes * 8, ids.shape[1]
     room = 2 * k + max(k, 4 * LANES)
     found = np.empty(room, np.int64)
     far = np.empty(room, out.dtype)
@@ -33,6 +48,8 @@ def scan_lists(  # type: ignore[no-untyped-def]
     hits = np.zeros(len(queries), np.int64)
     for q in range(len(queries)):
         counts[:] = 0
+        # candidates kept, those of them within the bound, the k-th distance so far, and the largest id that
+        # still matters at that distance
         used, within, bound, last_id = 0, 0, n_bits, ANY_ID
         for p in range(probes.shape[1]):
             inverted = probes[q, p]
@@ -72,6 +89,7 @@ def scan_lists(  # type: ignore[no-untyped-def]
                             within = used
         used, last_id = _keep_best(found, far, used, counts, bound, within, k)
         hits[q] = used
+        # order the k that are left by (distance, id)
         order = np.argsort(found[:used])
         slots = np.zeros(n_bits + 2, np.int64)  # counting sort by distance, stable after that by id
         for c in range(used):
@@ -112,6 +130,7 @@ def _keep_best(found, far, used, counts, bound, within, k):  # type: ignore[no-u
 
 @compiled
 def _holds(ascending, number):  # type: ignore[no-untyped-def]
+    """Whether the array holds the number, by bisection."""
     low, high = 0, len(ascending)
     while low < high:
         middle = (low + high) // 2

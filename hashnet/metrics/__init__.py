@@ -7,12 +7,11 @@ paired_difference(report_a.ap, report_b.ap)      # is a better than b on the sam
 """
 
 from hashnet.metrics.bootstrap import Difference, paired_difference
-from hashnet.metrics.definitions import DEFINITIONS
-from hashnet.metrics.evaluation import build_shard, check_k, evaluate, summarise
-from hashnet.metrics.measures import QueryMeasures, block_size, from_bytes, join, measure, to_bytes
-from hashnet.metrics.relevance import LabelSets, from_lists, refuse_unlabelled
-from hashnet.metrics.report import EvalReport, RadiusCurve, RankCurve, ReportArtefact
-from hashnet.metrics.shard import Partial, merge
+from hashnet.metrics.evaluation import build_report, build_shard, evaluate, rank_limit
+from hashnet.metrics.measures import QueryMeasures, query_block_size
+from hashnet.metrics.relevance import LabelSets, refuse_unlabelled
+from hashnet.metrics.report import DEFINITIONS, EvalReport, RadiusCurve, RankCurve, ReportArtefact
+from hashnet.metrics.shard import QueryCounts
 from hashnet.metrics.ties import tie_hash
 from hashnet.metrics.validation import validation_k, validation_map
 
@@ -21,25 +20,19 @@ __all__ = [
     "Difference",
     "EvalReport",
     "LabelSets",
-    "Partial",
+    "QueryCounts",
     "QueryMeasures",
     "RadiusCurve",
     "RankCurve",
     "ReportArtefact",
-    "block_size",
+    "build_report",
     "build_shard",
-    "check_k",
     "evaluate",
-    "from_bytes",
-    "from_lists",
-    "join",
-    "measure",
-    "merge",
     "paired_difference",
+    "query_block_size",
+    "rank_limit",
     "refuse_unlabelled",
-    "summarise",
     "tie_hash",
-    "to_bytes",
     "validation_k",
     "validation_map",
 ]

@@ -17,10 +17,10 @@ import numpy as np
 from hashnet.codes import check_codes
 from hashnet.errors import CodeError, ConfigError, DataError
 from hashnet.io import as_array, check_whole
+from hashnet.metrics.average_precision import mean_by_class
 from hashnet.metrics.bootstrap import interval
-from hashnet.metrics.measures import QueryMeasures, block_size, join, measure
-from hashnet.metrics.per_class import per_class
-from hashnet.metrics.rank import curve_ranks
+from hashnet.metrics.curves import curve_ranks
+from hashnet.metrics.measures import QueryMeasures, query_block_size
 from hashnet.metrics.relevance import LabelSets, check_labels
 from hashnet.metrics.report import ClassScore, EvalReport, RadiusCurve, RankCurve
 from hashnet.metrics.shard import Shard
@@ -54,21 +54,22 @@ def evaluate(
     seed = check_whole("seed", seed, 0)
     if class_names is not None and len(class_names) < queries.n_classes:
         raise CodeError(
-            f"there are {len(class_names)} class names for {queries.n_classes} classes; give one a class"
+            f"there are {len(class_names)} class names for {queries.n_classes} classes; "
+            "give one name per class"
         )
     ids = None if database_ids is None else _checked_ids(database_ids, len(database_codes))
     shard = build_shard(database_codes, database, ids, seed, device)
     blocks = []
-    step = block_size(k)
+    step = query_block_size(k)
     for first in range(0, len(query_codes), step):
         last = min(first + step, len(query_codes))
-        partial = shard.partial(query_codes[first:last], queries.rows(first, last), k, threads)
-        blocks.append(measure(partial, k))
-    return summarise(join(blocks), queries, len(database_codes), k, seed, class_names)
+        counts = shard.count(query_codes[first:last], queries.rows(first, last), k, threads)
+        blocks.append(QueryMeasures.from_counts(counts, k))
+    return build_report(QueryMeasures.concatenate(blocks), queries, len(database_codes), k, seed, class_names)
 
 
 def build_shard(codes: np.ndarray, labels: LabelSets, ids: np.ndarray | None, seed: int, device: str) -> Any:
-    """The piece of the database on the device asked for: a Shard, or a TorchShard on the GPU."""
+    """The piece of the database on the requested device: a Shard, or a TorchShard on the GPU."""
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device must be auto, cpu or cuda, got {device!r}")
     if device != "cpu":
@@ -81,7 +82,7 @@ def build_shard(codes: np.ndarray, labels: LabelSets, ids: np.ndarray | None, se
     return Shard.build(codes, labels, ids, seed)
 
 
-def summarise(
+def build_report(
     measures: QueryMeasures,
     queries: LabelSets,
     n_database: int,
@@ -93,7 +94,7 @@ def summarise(
     q, n_bits = len(measures.ap), len(measures.all_items) - 1
     hit = measures.n_hits > 0
     ranks = curve_ranks(k)
-    class_map, class_queries = per_class(measures.ap, queries)
+    class_map, class_queries = mean_by_class(measures.ap, queries)
     dissimilar = measures.all_items - measures.relevant_items
     return EvalReport(
         n_queries=q,
@@ -161,10 +162,10 @@ def _checked(
             labels = np.atleast_1d(as_array(labels, f"{what} labels"))
         if len(codes) != len(labels):
             raise CodeError(f"there are {len(codes)} {what} codes, but {len(labels)} rows of {what} labels")
-    return query_codes, database_codes, check_k(k, len(database_codes))
+    return query_codes, database_codes, rank_limit(k, len(database_codes))
 
 
-def check_k(k: int | None, n_database: int) -> int:
+def rank_limit(k: int | None, n_database: int) -> int:
     """The rank to stop at: k, the whole database for None, and never more than the database has."""
     if k is None:
         return n_database

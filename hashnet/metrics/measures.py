@@ -1,6 +1,6 @@
-"""From the counts and keys of some queries to what the report sums up.
+"""QueryMeasures: what a block of queries contributes to a report, from its counts and candidate keys.
 
-Queries are measured in blocks of a fixed size, and blocks are joined in their order, so that a
+Queries are measured in blocks of a fixed size, and blocks are concatenated in their order, so that a
 floating-point sum comes out the same however the blocks were spread over tasks.
 """
 
@@ -13,24 +13,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hashnet.metrics.average_precision import average_precision
-from hashnet.metrics.radius import within_radius
-from hashnet.metrics.rank import curve_ranks, rank_sums
-from hashnet.metrics.shard import Partial
-from hashnet.metrics.tie_aware import tie_aware_precision
+from hashnet.metrics.average_precision import average_precision, tie_aware_precision
+from hashnet.metrics.curves import curve_ranks, rank_sums, within_radius
+from hashnet.metrics.shard import QueryCounts
 from hashnet.metrics.ties import relevance_of
 
 _KEYS_AT_ONCE = 1 << 24  # candidate keys of a block: 128 MiB
+_PER_QUERY = 7  # the first fields of QueryMeasures have one value per query
 
 
-def block_size(k: int) -> int:
+def query_block_size(k: int) -> int:
     """Queries measured together: 256, fewer where k is very large."""
     return max(1, min(256, _KEYS_AT_ONCE // max(k, 1)))
 
 
 @dataclass(frozen=True)
 class QueryMeasures:
-    """One value a query (first seven), and sums over the queries."""
+    """One value per query (the first seven fields, (q,) each), and sums over the queries."""
 
     ap: np.ndarray
     ap_relevant: np.ndarray
@@ -47,62 +46,61 @@ class QueryMeasures:
     all_items: np.ndarray
     relevant_items: np.ndarray
 
+    @classmethod
+    def from_counts(cls, found: QueryCounts, k: int) -> QueryMeasures:
+        """The measures of one block of queries from their counts and keys over the whole database."""
+        all_items, relevant = found.counts
+        n_relevant = relevant.sum(axis=1)
+        relevance = relevance_of(found.keys)
+        ap, ap_relevant, n_hits = average_precision(relevance, n_relevant, k)
+        mean, last, first = tie_aware_precision(all_items, relevant, k)
+        hits, recall = rank_sums(relevance, n_relevant)
+        ranks = curve_ranks(relevance.shape[1]) - 1
+        ball_precision, ball_recall, empty = within_radius(all_items, relevant)
+        return cls(
+            ap=ap,
+            ap_relevant=ap_relevant,
+            ap_tie_aware=mean,
+            ap_relevant_last=last,
+            ap_relevant_first=first,
+            n_hits=n_hits,
+            n_relevant=n_relevant,
+            rank_hits=hits[ranks],
+            rank_recall=recall[ranks],
+            radius_precision=ball_precision.sum(axis=0),
+            radius_recall=ball_recall.sum(axis=0),
+            radius_empty=empty.sum(axis=0),
+            all_items=all_items.sum(axis=0),
+            relevant_items=relevant.sum(axis=0),
+        )
 
-PER_QUERY = 7  # the first fields of QueryMeasures have one value a query
+    @classmethod
+    def concatenate(cls, blocks: Sequence[QueryMeasures]) -> QueryMeasures:
+        """The measures of all queries: values one after another, sums added in order."""
+        joined = {}
+        for place, field in enumerate(dataclasses.fields(cls)):
+            values = [getattr(block, field.name) for block in blocks]
+            joined[field.name] = (
+                np.concatenate(values) if place < _PER_QUERY else sum(values[1:], start=values[0])
+            )
+        return cls(**joined)
 
+    @staticmethod
+    def dump_blocks(blocks: Sequence[QueryMeasures]) -> bytes:
+        """Blocks of measures as one .npz file: whole arrays, no pickle."""
+        arrays = {
+            f"{place}.{name}": values
+            for place, block in enumerate(blocks)
+            for name, values in dataclasses.asdict(block).items()
+        }
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)
+        return buffer.getvalue()
 
-def measure(partial: Partial, k: int) -> QueryMeasures:
-    """The measures of one block of queries from their counts and keys over the whole database."""
-    all_items, relevant = partial.counts
-    n_relevant = relevant.sum(axis=1)
-    relevance = relevance_of(partial.keys)
-    ap, ap_relevant, n_hits = average_precision(relevance, n_relevant, k)
-    mean, last, first = tie_aware_precision(all_items, relevant, k)
-    hits, recall = rank_sums(relevance, n_relevant)
-    ranks = curve_ranks(relevance.shape[1]) - 1
-    ball_precision, ball_recall, empty = within_radius(all_items, relevant)
-    return QueryMeasures(
-        ap=ap,
-        ap_relevant=ap_relevant,
-        ap_tie_aware=mean,
-        ap_relevant_last=last,
-        ap_relevant_first=first,
-        n_hits=n_hits,
-        n_relevant=n_relevant,
-        rank_hits=hits[ranks],
-        rank_recall=recall[ranks],
-        radius_precision=ball_precision.sum(axis=0),
-        radius_recall=ball_recall.sum(axis=0),
-        radius_empty=empty.sum(axis=0),
-        all_items=all_items.sum(axis=0),
-        relevant_items=relevant.sum(axis=0),
-    )
-
-
-def join(blocks: Sequence[QueryMeasures]) -> QueryMeasures:
-    """The measures of all queries: values one after another, sums added in order."""
-    joined = {}
-    for place, field in enumerate(dataclasses.fields(QueryMeasures)):
-        values = [getattr(block, field.name) for block in blocks]
-        joined[field.name] = np.concatenate(values) if place < PER_QUERY else sum(values[1:], start=values[0])
-    return QueryMeasures(**joined)
-
-
-def to_bytes(blocks: Sequence[QueryMeasures]) -> bytes:
-    """Blocks of measures as one .npz file: whole arrays, no pickle."""
-    arrays = {
-        f"{place}.{name}": values
-        for place, block in enumerate(blocks)
-        for name, values in dataclasses.asdict(block).items()
-    }
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    return buffer.getvalue()
-
-
-def from_bytes(data: bytes) -> list[QueryMeasures]:
-    """The blocks ``to_bytes`` kept, in order."""
-    names = [field.name for field in dataclasses.fields(QueryMeasures)]
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        count = len(arrays.files) // len(names)
-        return [QueryMeasures(*(arrays[f"{place}.{name}"] for name in names)) for place in range(count)]
+    @classmethod
+    def load_blocks(cls, data: bytes) -> list[QueryMeasures]:
+        """The blocks that ``dump_blocks`` wrote, in order."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            count = len(arrays.files) // len(names)
+            return [cls(*(arrays[f"{place}.{name}"] for name in names)) for place in range(count)]

@@ -1,4 +1,4 @@
-"""Label sets as lists of classes a row, and per class the items that carry it.
+"""LabelSets: the classes of each row as lists; and per class the items that carry it.
 
 Two items are relevant to each other when they share at least one class. The kernels read the
 items of a class as a bit mask where it is frequent and as a list of places where it is rare, so
@@ -48,56 +48,58 @@ class LabelSets:
         start = self.start[first : last + 1]
         return LabelSets(self.n_classes, start - start[0], self.classes[start[0] : start[-1]])
 
+    @classmethod
+    def of(cls, labels: Any, n_classes: int | None = None, name: str = "labels") -> LabelSets:
+        """Of class ids (n,) or of a multi-hot matrix (n, n_classes)."""
+        if isinstance(labels, LabelSets):
+            return labels
+        labels = as_array(labels, name)
+        if labels.ndim == 1:
+            return cls._of_class_ids(labels, n_classes, name)
+        if labels.ndim != 2:
+            raise CodeError(f"{name} must be class ids (n,) or multi-hot (n, n_classes), got {labels.shape}")
+        if n_classes is not None and labels.shape[1] != n_classes:
+            raise CodeError(f"{name} have {labels.shape[1]} classes where {n_classes} are needed")
+        start = np.zeros(len(labels) + 1, dtype=np.int64)
+        found = []
+        for first in range(0, len(labels), SLICE_ROWS):  # a matrix may be a gigabyte: never copy it whole
+            part = as_multi_hot(labels[first : first + SLICE_ROWS], name=name)
+            found.append(np.nonzero(part)[1].astype(np.int32))
+            start[first + 1 : first + 1 + len(part)] = part.sum(axis=1, dtype=np.int64)
+        classes = np.concatenate(found) if found else np.zeros(0, np.int32)
+        return cls(labels.shape[1], np.cumsum(start), classes)
 
-def label_sets(labels: Any, n_classes: int | None = None, name: str = "labels") -> LabelSets:
-    """LabelSets of class ids (n,) or of a multi-hot matrix (n, n_classes)."""
-    if isinstance(labels, LabelSets):
-        return labels
-    labels = as_array(labels, name)
-    if labels.ndim == 1:
-        return _from_ids(labels, n_classes, name)
-    if labels.ndim != 2:
-        raise CodeError(f"{name} must be class ids (n,) or multi-hot (n, n_classes), got {labels.shape}")
-    if n_classes is not None and labels.shape[1] != n_classes:
-        raise CodeError(f"{name} have {labels.shape[1]} classes where {n_classes} are needed")
-    start = np.zeros(len(labels) + 1, dtype=np.int64)
-    found = []
-    for first in range(0, len(labels), SLICE_ROWS):  # a matrix may be a gigabyte: never copy it whole
-        part = as_multi_hot(labels[first : first + SLICE_ROWS], name=name)
-        found.append(np.nonzero(part)[1].astype(np.int32))
-        start[first + 1 : first + 1 + len(part)] = part.sum(axis=1, dtype=np.int64)
-    classes = np.concatenate(found) if found else np.zeros(0, np.int32)
-    return LabelSets(labels.shape[1], np.cumsum(start), classes)
+    @classmethod
+    def from_arrow(cls, lists: pa.Array | pa.ChunkedArray, n_classes: int) -> LabelSets:
+        """Of an Arrow list<int32>, as stores and manifests keep them; a null row has no class."""
+        import pyarrow as pa
 
+        if isinstance(lists, pa.ChunkedArray):
+            lists = lists.combine_chunks()
+        start = np.zeros(len(lists) + 1, dtype=np.int64)
+        np.cumsum(lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), out=start[1:])
+        classes = lists.flatten().to_numpy().astype(np.int32)
+        if len(classes) and not 0 <= classes.min() <= classes.max() < n_classes:
+            raise DataError(
+                f"labels hold class ids {classes.min()}..{classes.max()}, but there are {n_classes} classes"
+            )
+        return cls(n_classes, start, classes)
 
-def _from_ids(ids: np.ndarray, n_classes: int | None, name: str) -> LabelSets:
-    if ids.dtype.kind not in "iu":
-        raise CodeError(f"{name} as class ids must be whole numbers, got {ids.dtype}")
-    low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
-    if low < 0:
-        raise DataError(f"{name} hold class {low} in row {ids.argmin()}: a class id is 0 or more")
-    if n_classes is not None and high >= n_classes:
-        raise CodeError(f"{name} hold class {high}, but there are only {n_classes} classes")
-    if high >= MAX_CLASSES:
-        raise CodeError(f"{name} hold class {high}; number classes from 0, at most {MAX_CLASSES:,} of them")
-    width = high + 1 if n_classes is None else n_classes
-    return LabelSets(width, np.arange(len(ids) + 1), ids.astype(np.int32))
-
-
-def from_lists(lists: pa.Array | pa.ChunkedArray, n_classes: int) -> LabelSets:
-    """LabelSets of an Arrow list<int32>, as stores and manifests keep them; a null row has no class."""
-    import pyarrow as pa
-
-    if isinstance(lists, pa.ChunkedArray):
-        lists = lists.combine_chunks()
-    start = np.zeros(len(lists) + 1, dtype=np.int64)
-    np.cumsum(lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), out=start[1:])
-    classes = lists.flatten().to_numpy().astype(np.int32)
-    if len(classes) and not 0 <= classes.min() <= classes.max() < n_classes:
-        raise DataError(
-            f"labels hold class ids {classes.min()}..{classes.max()}, but there are {n_classes} classes"
-        )
-    return LabelSets(n_classes, start, classes)
+    @classmethod
+    def _of_class_ids(cls, ids: np.ndarray, n_classes: int | None, name: str) -> LabelSets:
+        if ids.dtype.kind not in "iu":
+            raise CodeError(f"{name} as class ids must be whole numbers, got {ids.dtype}")
+        low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
+        if low < 0:
+            raise DataError(f"{name} hold class {low} in row {ids.argmin()}: a class id is 0 or more")
+        if n_classes is not None and high >= n_classes:
+            raise CodeError(f"{name} hold class {high}, but there are only {n_classes} classes")
+        if high >= MAX_CLASSES:
+            raise CodeError(
+                f"{name} hold class {high}; number classes from 0, at most {MAX_CLASSES:,} of them"
+            )
+        width = high + 1 if n_classes is None else n_classes
+        return cls(width, np.arange(len(ids) + 1), ids.astype(np.int32))
 
 
 def check_labels(query_labels: Any, database_labels: Any) -> tuple[LabelSets, LabelSets]:
@@ -120,9 +122,9 @@ def check_labels(query_labels: Any, database_labels: Any) -> tuple[LabelSets, La
     if not widths and all(labels.dtype.kind in "iu" and labels.ndim == 1 for labels in given):
         widths = [max((int(labels.max()) + 1 for labels in given if labels.size), default=0)]
     width = widths[0] if widths else None
-    queries = label_sets(given[0], width, "query labels")
+    queries = LabelSets.of(given[0], width, "query labels")
     refuse_unlabelled(queries)
-    return queries, label_sets(given[1], width, "database labels")
+    return queries, LabelSets.of(given[1], width, "database labels")
 
 
 def refuse_unlabelled(queries: LabelSets) -> None:

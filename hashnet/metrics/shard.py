@@ -1,7 +1,7 @@
 """A piece of the database made ready for counting, and the partial results pieces add up to.
 
-    Shard.build(codes, labels, row_ids).partial(queries, …) → Partial    for every piece
-    merge(partials, k) → Partial                                          of the whole database
+    Shard.build(codes, labels, row_ids).count(queries, …) → QueryCounts     for every piece
+    QueryCounts.merge(pieces, k) → QueryCounts                                of the whole database
 
 Counts are integers and keys are ordered by (distance, hash of the row id), so the merged result
 is the same, bit for bit, however the database was cut.
@@ -37,7 +37,7 @@ SCRATCH = 1 << 24  # words a thread may hold for candidates and marks: 128 MiB
 
 
 @dataclass(frozen=True)
-class Partial:
+class QueryCounts:
     """What one piece of the database says about q queries.
 
     ``counts`` int64 (2, q, n_bits + 1): all and relevant items at each distance. ``keys`` uint64
@@ -46,6 +46,17 @@ class Partial:
 
     counts: np.ndarray
     keys: np.ndarray
+
+    @classmethod
+    def merge(cls, pieces: Sequence[QueryCounts], k: int) -> QueryCounts:
+        """The counts of several pieces together, with the k best of all their candidates."""
+        counts = sum((piece.counts for piece in pieces[1:]), start=pieces[0].counts)
+        if len(pieces) == 1:
+            return cls(counts, pieces[0].keys[:, :k])
+        keys = np.concatenate([piece.keys for piece in pieces], axis=1)
+        if keys.shape[1] > k:
+            keys = np.partition(keys, k - 1, axis=1)[:, :k]
+        return cls(counts, np.sort(keys, axis=1))
 
 
 @dataclass(frozen=True)
@@ -83,10 +94,10 @@ class Shard:
         items = class_items(labels, places, n_places // 64)
         return cls(len(codes), n_even, codes.shape[1] * 8, planes, hash_at, items)
 
-    def partial(
+    def count(
         self, query_codes: np.ndarray, query_labels: LabelSets, k: int, threads: int | None = None
-    ) -> Partial:
-        """The Partial of packed query codes (q, n_bits // 8) with their labels."""
+    ) -> QueryCounts:
+        """The QueryCounts of packed query codes (q, n_bits // 8) with their labels."""
         k = min(k, self.n)
         bits = np.unpackbits(check_codes(query_codes, self.n_bits), axis=1)
         plan = plan_queries(bits)
@@ -130,18 +141,7 @@ class Shard:
         else:
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(work, (starts[place::threads] for place in range(threads))))
-        return Partial(counts[:, :, : self.n_bits + 1].copy(), keys)
-
-
-def merge(partials: Sequence[Partial], k: int) -> Partial:
-    """The Partial of all pieces together."""
-    counts = sum((partial.counts for partial in partials[1:]), start=partials[0].counts)
-    if len(partials) == 1:
-        return Partial(counts, partials[0].keys[:, :k])
-    keys = np.concatenate([partial.keys for partial in partials], axis=1)
-    if keys.shape[1] > k:
-        keys = np.partition(keys, k - 1, axis=1)[:, :k]
-    return Partial(counts, np.sort(keys, axis=1))
+        return QueryCounts(counts[:, :, : self.n_bits + 1].copy(), keys)
 
 
 def bit_planes(codes: np.ndarray, order: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 
 from hashnet.codes import check_codes, unpack_codes
 from hashnet.metrics.relevance import LabelSets
-from hashnet.metrics.shard import Partial
+from hashnet.metrics.shard import QueryCounts
 from hashnet.metrics.ties import HASH_BITS, tie_hash
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ class TorchShard:
         on_device = torch.from_numpy(hashes.view(np.int64)).to(device)
         return cls(len(codes), codes.shape[1] * 8, codes, on_device, labels, device)
 
-    def partial(
+    def count(
         self, query_codes: np.ndarray, query_labels: LabelSets, k: int, threads: int | None = None
-    ) -> Partial:
-        """The Partial of packed query codes, equal to that of ``Shard`` to the last bit."""
+    ) -> QueryCounts:
+        """The QueryCounts of packed query codes, equal to that of ``Shard`` to the last bit."""
         import torch
 
         queries = self._signs(check_codes(query_codes, self.n_bits))
@@ -89,7 +89,7 @@ class TorchShard:
             best = torch.cat([best, keys], dim=1)
             best = best.topk(min(k, best.shape[1]), dim=1, largest=False, sorted=True).values
         keys_out = best.cpu().numpy().view(np.uint64) ^ np.uint64(1 << 63)
-        return Partial(counts.cpu().numpy().reshape(2, q, bins), keys_out)
+        return QueryCounts(counts.cpu().numpy().reshape(2, q, bins), keys_out)
 
     def _signs(self, codes: np.ndarray) -> torch.Tensor:
         import torch

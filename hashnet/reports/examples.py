@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hashnet.codes import hamming_distances
 from hashnet.data import Manifest, decode, fetch_images
 from hashnet.errors import BadImage, HashnetError
+from hashnet.kernels import top_k
 from hashnet.metrics import EvalReport, tie_hash
 from hashnet.store import CodeStore
 
@@ -94,11 +94,12 @@ def nearest_items(
     for ids, block, block_labels in store.blocks():
         assert block_labels is not None
         hashes = tie_hash(ids, seed)
-        distances = hamming_distances(codes, block)  # (q, block)
-        shared = labels.astype(np.float32) @ block_labels.T.astype(np.float32) > 0
-        for i, row in enumerate(distances):
-            for j in np.lexsort((hashes, row))[:k]:
-                found = Neighbour(int(ids[j]), int(row[j]), bool(shared[i, j]), block_labels[j])
+        by_hash = np.argsort(hashes)  # rows in this order: equal distances come by hash
+        positions, distances = top_k(block[by_hash], codes, min(k, len(ids)))
+        for i, (rows, far) in enumerate(zip(by_hash[positions], distances, strict=True)):
+            shared = (block_labels[rows] & labels[i]).any(axis=1)
+            for j, distance, relevant in zip(rows, far, shared, strict=True):
+                found = Neighbour(int(ids[j]), int(distance), bool(relevant), block_labels[j])
                 best[i].append((found.distance, int(hashes[j]), found))
             best[i] = sorted(best[i], key=lambda ranked: ranked[:2])[:k]
     return [[found for _, _, found in ranked] for ranked in best]

@@ -179,10 +179,10 @@ def bare(rows: int, queries: int) -> None:
         shard = Shard.build(codes, sets)
 
         def counts(shard: Shard = shard, wanted: Any = wanted) -> None:
-            shard.partial(query_codes, wanted, 1, threads)
+            shard.count(query_codes, wanted, 1, threads)
 
         def ranked(shard: Shard = shard, wanted: Any = wanted) -> None:
-            shard.partial(query_codes, wanted, 1000, threads)
+            shard.count(query_codes, wanted, 1000, threads)
 
         loop(), counts(), ranked()
         times = best({"bare": loop, "counts": counts, "ranked": ranked})

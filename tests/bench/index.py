@@ -31,9 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hashnet import BinaryIndex
 from hashnet.codes import as_words
-from hashnet.index import exact
 from hashnet.index.build import read_parts
-from hashnet.kernels import hamming
+from hashnet.kernels import exact, hamming
 from hashnet.kernels.jit import compiled
 from hashnet.kernels.threads import default_threads, run_all
 from hashnet.store.code_store import CodeStore, write_store

@@ -45,8 +45,8 @@ def _refuse(self):
 def test_copies_of_the_package_share_what_one_compiled(repo, tmp_path):
     """As the copies do that Ray unpacks for each job; a changed file, whichever it is, shares nothing."""
     ask = """
-from hashnet.index.merge import merge_sorted as kernel
-from hashnet.popcount import _sources
+from hashnet.kernels.exact import merge_sorted as kernel
+from hashnet.kernels.jit import _sources
 print(_sources(), kernel.stats.cache_path)
 """
 

@@ -9,9 +9,9 @@ import pytest
 
 import hashnet
 from hashnet.errors import FormatError, HashnetError
-from hashnet.metrics.definitions import DEFINITIONS
+from hashnet.metrics.curves import curve_ranks
 from hashnet.metrics.measures import QueryMeasures
-from hashnet.metrics.rank import curve_ranks
+from hashnet.metrics.report import DEFINITIONS
 
 
 @pytest.fixture
@@ -50,14 +50,14 @@ def test_lookups(report):
     assert report.empty_within(0) == report.by_radius.empty[0]
     assert report.recall_within(24) == report.by_radius.recall[-1]
     assert report.per_class[0].name == "class " + str(report.per_class[0].class_id)
-    with pytest.raises(HashnetError, match=r"rank 21 .*k = 20; ask for 20$"):
+    with pytest.raises(HashnetError, match=r"rank 21 .*k = 20; choose 20$"):
         report.precision_at(21)
-    with pytest.raises(HashnetError, match=r"rank 0 .*; ask for 1$"):
+    with pytest.raises(HashnetError, match=r"rank 0 .*; choose 1$"):
         report.recall_at(0)
     ranks = dataclasses.replace(report.by_rank, ranks=(1, 2, 5, *range(6, 23)))
     thinned = dataclasses.replace(report, by_rank=ranks, k=22)
     assert thinned.precision_at(5) == report.by_rank.precision[2]
-    with pytest.raises(HashnetError, match=r"no rank 4 .*k = 22; ask for 2 or 5$"):
+    with pytest.raises(HashnetError, match=r"no rank 4 .*k = 22; choose 2 or 5$"):
         thinned.precision_at(4)
     with pytest.raises(HashnetError, match="between 0 and n_bits = 24, got 25"):
         report.precision_within(25)

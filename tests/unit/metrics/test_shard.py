@@ -10,8 +10,8 @@ import pytest
 from hashnet.codes import hamming_distances
 from hashnet.kernels.bitslice import ITEMS
 from hashnet.labels import share_label
-from hashnet.metrics.relevance import check_labels, label_sets
-from hashnet.metrics.shard import Shard, merge
+from hashnet.metrics.relevance import LabelSets, check_labels
+from hashnet.metrics.shard import QueryCounts, Shard
 from hashnet.metrics.ties import HASH_BITS, relevance_of, tie_hash
 from hashnet.metrics.torch_shard import TorchShard
 
@@ -55,10 +55,10 @@ def test_blocks_and_widths(n, n_bits, classes, parity):
         case[2][wrong, -1] ^= 1
     queries, database = check_labels(case[1], case[3])
     for k in (1, 50, n):
-        partial = Shard.build(case[2], database, case[4]).partial(case[0], queries, k)
+        found = Shard.build(case[2], database, case[4]).count(case[0], queries, k)
         counts, keys = expected(*case, k)
-        np.testing.assert_array_equal(partial.counts, counts)
-        np.testing.assert_array_equal(partial.keys, keys)
+        np.testing.assert_array_equal(found.counts, counts)
+        np.testing.assert_array_equal(found.keys, keys)
 
 
 @pytest.mark.parametrize("n_bits", range(8, 1025, 8))
@@ -67,10 +67,10 @@ def test_every_code_length(n_bits):
     queries, database = check_labels(case[1], case[3])
     for shard in (Shard, TorchShard):
         more = {"device": "cpu"} if shard is TorchShard else {}
-        partial = shard.build(case[2], database, case[4], **more).partial(case[0], queries, 100)
+        found = shard.build(case[2], database, case[4], **more).count(case[0], queries, 100)
         counts, keys = expected(*case, 100)
-        np.testing.assert_array_equal(partial.counts, counts)
-        np.testing.assert_array_equal(partial.keys, keys)
+        np.testing.assert_array_equal(found.counts, counts)
+        np.testing.assert_array_equal(found.keys, keys)
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3, 7])
@@ -78,13 +78,13 @@ def test_every_code_length(n_bits):
 def test_pieces_merge_to_the_last_bit(pieces, threads):
     queries, query_labels, codes, labels, ids = random_case(24, 20_000, 4, q=40)
     wanted, sets = check_labels(query_labels, labels)
-    whole = Shard.build(codes, sets, ids).partial(queries, wanted, 500, threads=1)
+    whole = Shard.build(codes, sets, ids).count(queries, wanted, 500, threads=1)
     cuts = np.linspace(0, 20_000, pieces + 1).astype(int)
     some = [
-        Shard.build(codes[a:b], sets.rows(a, b), ids[a:b]).partial(queries, wanted, 500, threads=threads)
+        Shard.build(codes[a:b], sets.rows(a, b), ids[a:b]).count(queries, wanted, 500, threads=threads)
         for a, b in itertools.pairwise(cuts)
     ]
-    merged = merge(some[::-1], 500)  # in any order
+    merged = QueryCounts.merge(some[::-1], 500)  # in any order
     np.testing.assert_array_equal(merged.counts, whole.counts)
     np.testing.assert_array_equal(merged.keys, whole.keys)
 
@@ -106,11 +106,11 @@ def test_a_wrong_guess_of_the_reach_is_made_good():
         np.arange(n),
         k,
     )
-    partial = Shard.build(codes, database).partial(query, queries, k)
+    found = Shard.build(codes, database).count(query, queries, k)
     counts, keys = expected(*arguments)
-    np.testing.assert_array_equal(partial.counts, counts)
-    np.testing.assert_array_equal(partial.keys, keys)
-    assert partial.counts[0, 0, 0] == 1000
+    np.testing.assert_array_equal(found.counts, counts)
+    np.testing.assert_array_equal(found.keys, keys)
+    assert found.counts[0, 0, 0] == 1000
 
 
 def test_many_ties_do_not_overflow_what_is_kept():
@@ -125,10 +125,10 @@ def test_many_ties_do_not_overflow_what_is_kept():
     labels = (np.arange(n) % 2).astype(np.int64)
     queries, database = check_labels([1], labels)
     query = np.zeros((1, 8), dtype=np.uint8)
-    partial = Shard.build(codes, database).partial(query, queries, k)
+    found = Shard.build(codes, database).count(query, queries, k)
     counts, keys = expected(query, np.eye(2)[[1]], codes, np.eye(2)[labels], np.arange(n), k)
-    np.testing.assert_array_equal(partial.counts, counts)
-    np.testing.assert_array_equal(partial.keys, keys)
+    np.testing.assert_array_equal(found.counts, counts)
+    np.testing.assert_array_equal(found.keys, keys)
 
 
 def test_torch_says_the_same(monkeypatch):
@@ -139,8 +139,8 @@ def test_torch_says_the_same(monkeypatch):
     query_labels[:, 3] = True
     wanted, sets = check_labels(query_labels, labels)
     for k in (1, 100, 2000):
-        one = Shard.build(codes, sets, ids, seed=4).partial(queries, wanted, k)
-        other = TorchShard.build(codes, sets, ids, seed=4, device="cpu").partial(queries, wanted, k)
+        one = Shard.build(codes, sets, ids, seed=4).count(queries, wanted, k)
+        other = TorchShard.build(codes, sets, ids, seed=4, device="cpu").count(queries, wanted, k)
         np.testing.assert_array_equal(one.counts, other.counts)
         np.testing.assert_array_equal(one.keys, other.keys)
 
@@ -149,8 +149,8 @@ def test_torch_says_the_same(monkeypatch):
 def test_cuda_says_the_same():
     queries, query_labels, codes, labels, ids = random_case(64, 50_000, 20, q=300)
     wanted, sets = check_labels(query_labels, labels)
-    one = Shard.build(codes, sets, ids).partial(queries, wanted, 1000)
-    other = TorchShard.build(codes, sets, ids, device="cuda").partial(queries, wanted, 1000)
+    one = Shard.build(codes, sets, ids).count(queries, wanted, 1000)
+    other = TorchShard.build(codes, sets, ids, device="cuda").count(queries, wanted, 1000)
     np.testing.assert_array_equal(one.counts, other.counts)
     np.testing.assert_array_equal(one.keys, other.keys)
 
@@ -168,7 +168,7 @@ def test_tie_hash_is_the_loop_and_has_no_collision(slow):
 def test_keys_hold_distance_and_relevance():
     queries, database = check_labels([1], [1, 0])
     codes = np.array([[255], [1]], dtype=np.uint8)
-    keys = Shard.build(codes, database).partial(np.zeros((1, 1), np.uint8), queries, 2).keys
+    keys = Shard.build(codes, database).count(np.zeros((1, 1), np.uint8), queries, 2).keys
     assert (keys >> np.uint64(HASH_BITS + 1)).tolist() == [[1, 8]]
     assert relevance_of(keys).tolist() == [[0, 1]]
 
@@ -176,7 +176,7 @@ def test_keys_hold_distance_and_relevance():
 def test_wide_label_lists_cost_what_they_hold():
     # 300,000 classes on 1,000 rows: a multi-hot matrix would take 300 MB
     labels = np.arange(1000) * 300
-    sets = label_sets(labels)
+    sets = LabelSets.of(labels)
     assert sets.n_classes == 299_701
     shard = Shard.build(np.zeros((1000, 1), np.uint8), sets)
     assert shard.items.dense.nbytes + shard.items.lists.nbytes < 100_000

@@ -1,4 +1,4 @@
-"""Precision and recall of the top N, for every N up to k."""
+"""Precision and recall as curves: of the top N for every N up to k, and within each Hamming radius."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from hashnet.kernels import compiled
 
-ALL_RANKS = 10_000  # beyond this many ranks a curve keeps every rank to 1,000 and then about 4,600 a decade
+ALL_RANKS = 10_000  # beyond this many ranks a curve keeps every rank to 1,000 and then about 4,600 per decade
 
 
 def rank_sums(relevance: np.ndarray, n_relevant: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -20,6 +20,7 @@ def rank_sums(relevance: np.ndarray, n_relevant: np.ndarray) -> tuple[np.ndarray
 
 @compiled
 def _rank_sums(relevance, n_relevant):  # type: ignore[no-untyped-def]
+    """``rank_sums``, one query after another: the hits so far are added at every rank."""
     q, m = relevance.shape
     hits = np.zeros(m, dtype=np.int64)
     recall = np.zeros(m, dtype=np.float64)
@@ -39,3 +40,13 @@ def curve_ranks(k: int) -> np.ndarray:
         return np.arange(1, k + 1)
     further = np.geomspace(1000, k, int(2000 * np.log(k / 1000)) + 2).round().astype(np.int64)
     return np.unique(np.concatenate([np.arange(1, 1001), further]))
+
+
+def within_radius(all_items: np.ndarray, relevant: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Precision and recall float64, and emptiness bool, (q, n_bits + 1) each: column r is radius r.
+
+    Precision of a ball = relevant items in it / items in it, 0 for an empty ball. Recall = relevant
+    items in it / relevant items in the database, 0 where the database has none.
+    """
+    items, hits = np.cumsum(all_items, axis=1), np.cumsum(relevant, axis=1)
+    return hits / np.maximum(items, 1), hits / np.maximum(hits[:, -1:], 1), items == 0

@@ -6,8 +6,9 @@ import faiss
 import numpy as np
 import pytest
 
-from hashnet.index import exact, faiss_flat
-from hashnet.index.merge import merge
+from hashnet.index import faiss_flat
+from hashnet.kernels import exact
+from hashnet.kernels.exact import merge_top_k
 
 WIDTHS = (8, 16, 24, 32, 48, 64, 72, 128, 192, 248, 256, 264)
 SORTS = ("random", "clustered", "duplicated", "equal")
@@ -70,8 +71,8 @@ def test_threads_do_not_change_the_answer(codes_of, threads):
         one = exact.top_k(codes, queries, 50, threads=1)
         many = exact.top_k(codes, queries, 50, threads=threads)
         assert all((a == b).all() for a, b in zip(one, many, strict=True))
-        near = exact.within(codes, queries, 1, threads=threads)
-        for (a, b), (c, d) in zip(exact.within(codes, queries, 1, threads=1), near, strict=True):
+        near = exact.within_radius(codes, queries, 1, threads=threads)
+        for (a, b), (c, d) in zip(exact.within_radius(codes, queries, 1, threads=1), near, strict=True):
             assert (a == c).all()
             assert (b == d).all()
 
@@ -95,7 +96,7 @@ def test_filter_and_skip(codes_of, slow, n_bits):
         assert as_lists(*faiss_flat.top_k(flat, queries, k, allowed, skip)) == expected
     for radius in (0, 3, n_bits):
         expected = [[hit for hit in hits if hit[0] <= radius] for hits in truth]
-        ours = exact.within(codes, queries, radius, allowed=allowed, skip=skip)
+        ours = exact.within_radius(codes, queries, radius, allowed=allowed, skip=skip)
         theirs = faiss_flat.within(flat, queries, radius, allowed, skip)
         assert as_lists(*zip(*ours, strict=True)) == as_lists(*zip(*theirs, strict=True)) == expected
 
@@ -106,7 +107,7 @@ def test_radius_equals_plain_loops(codes_of, slow, n_bits, sort):
     codes = codes_of(sort, 150, n_bits)
     queries = codes_of(sort, 40, n_bits, seed=0)
     for radius in (0, 1, n_bits // 3, n_bits, n_bits + 100):
-        for query, hits in zip(queries, exact.within(codes, queries, radius), strict=True):
+        for query, hits in zip(queries, exact.within_radius(codes, queries, radius), strict=True):
             expected = [hit for hit in slow(query, dict(enumerate(codes))) if hit[0] <= radius]
             assert as_lists([hits[0]], [hits[1]]) == [expected]
 
@@ -123,7 +124,7 @@ def test_odd_addresses_and_read_only_memory(codes_of):
 
 
 def test_merge_keeps_the_smallest_ids_of_a_tie():
-    ids, distances = merge(
+    ids, distances = merge_top_k(
         [np.array([[5, 9, -1]]), np.array([[2, 7, 11]])],
         [np.array([[1, 1, -1]], np.int32), np.array([[1, 1, 3]], np.int32)],
         4,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hashnet.metrics.tie_aware import tie_aware_precision
+from hashnet.metrics.average_precision import tie_aware_precision
 
 GROUPS = [  # tied items by distance, 1 for relevant
     [[1, 0]],
