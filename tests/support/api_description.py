@@ -1,4 +1,4 @@
-"""Requests made from a server's own OpenAPI description, good and bad, and what must hold of answers."""
+"""Requests made from a server's own OpenAPI description, good and bad, and what must hold of responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 
 
 def exercise(schema: Any, headers: dict[str, str], max_examples: int) -> Counter:
-    """Calls every operation; answers must be as described, and 5xx only a 503 with Retry-After.
+    """Calls every operation; responses must be as described, and 5xx only a 503 with Retry-After.
 
     Whether random text is a picture or a known id cannot be said in a schema: such requests may be
     refused. Returns how often each status came.
@@ -34,16 +34,16 @@ def exercise(schema: Any, headers: dict[str, str], max_examples: int) -> Counter
             @given(case=operation.as_strategy(generation_mode=mode))
             def call(case: Any) -> None:
                 case.headers.update(headers)
-                answer = case.call()
-                statuses[answer.status_code] += 1
+                response = case.call()
+                statuses[response.status_code] += 1
                 beside = [positive_data_acceptance]
-                if answer.status_code == 503:
-                    names = {name.lower() for name in answer.headers}
+                if response.status_code == 503:
+                    names = {name.lower() for name in response.headers}
                     assert "retry-after" in names
                     beside.append(not_a_server_error)
-                if answer.status_code == 413:  # too much is a refusal, too
+                if response.status_code == 413:  # too much is a refusal, too
                     beside.append(negative_data_rejection)
-                case.validate_response(answer, excluded_checks=beside)
+                case.validate_response(response, excluded_checks=beside)
 
             call()
     return statuses

@@ -130,13 +130,13 @@ def test_a_server_that_is_there_is_neither_replaced_nor_deleted(
 
 
 def test_a_replica_reports_what_it_searches_and_serves(own_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[str, float, dict[str, Any]]] = []
+    sent_metrics: list[tuple[str, float, dict[str, Any]]] = []
 
     def tell(kind: str) -> Any:
         def tell_one(name: str, value: float, **tags: Any) -> None:
             assert telemetry.METRICS[name].kind == kind
             assert set(tags) == {"run", *telemetry.METRICS[name].tags}
-            told.append((name, value, tags))
+            sent_metrics.append((name, value, tags))
 
         return tell_one
 
@@ -147,8 +147,8 @@ def test_a_replica_reports_what_it_searches_and_serves(own_run: str, monkeypatch
     config = ServeConfig(run=own_run, model="off")
     replica = of_index.func_or_class(config, ServedRun.open(config))
     served = {"run": "run"}
-    assert told == [("index_version", 1, served), ("index_size", 400, served)]
-    told.clear()
+    assert sent_metrics == [("index_version", 1, served), ("index_size", 400, served)]
+    sent_metrics.clear()
     codes = some_codes(5)
     requests = [
         SearchRequest(queries, SearchOptions(k=k), max_hits=100)
@@ -160,7 +160,7 @@ def test_a_replica_reports_what_it_searches_and_serves(own_run: str, monkeypatch
     ]
     started = time.perf_counter()
     asyncio.run(replica._run(requests))
-    (name, seconds, tags), *counts = told
+    (name, seconds, tags), *counts = sent_metrics
     flat = {"run": "run", "kind": "flat"}
     assert (name, tags) == ("search_seconds", flat)
     assert 0 < seconds < time.perf_counter() - started
@@ -168,10 +168,10 @@ def test_a_replica_reports_what_it_searches_and_serves(own_run: str, monkeypatch
         ("search_queries", 10, flat | {"status": "ok"}),
         ("search_queries", 2, flat | {"status": "refused"}),
     ]
-    told.clear()
+    sent_metrics.clear()
     BinaryIndex.load(f"{own_run}/index").add(codes, ids=np.arange(5) + 9000)
     asyncio.run(replica._follow())
-    assert told == [("index_version", 2, served), ("index_size", 405, served)]
+    assert sent_metrics == [("index_version", 2, served), ("index_size", 405, served)]
 
 
 def test_requests_are_counted_in_this_process_and_in_ray(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,7 @@ def test_an_operators_serve_needs_a_token(run: str, monkeypatch: pytest.MonkeyPa
      ("/v1/items", "POST", 504, "timeout"), ("/v1/items/remove", "POST", 504, "timeout")],
 )  # fmt: skip
 @pytest.mark.parametrize("how", ["silent", "raises"])
-def test_a_request_that_serve_lost_is_told_so(
+def test_a_request_that_serve_lost_gets_an_error(
     path: str, method: str, status: int, code: str, how: str
 ) -> None:
     """A read is sent again; a write may have been done, so 504 and no Retry-After."""
@@ -252,14 +252,14 @@ def test_a_request_that_serve_lost_is_told_so(
         async with httpx.AsyncClient(transport=transport, base_url=BASE) as http:
             return await http.request(method, path)
 
-    answer = asyncio.run(main())
-    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-    assert ("retry-after" in answer.headers) == (status == 503)
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    assert "secret" not in answer.text
+    response = asyncio.run(main())
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert ("retry-after" in response.headers) == (status == 503)
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert "secret" not in response.text
 
 
-def test_serves_own_503_is_replaced_and_other_answers_pass() -> None:
+def test_serves_own_503_is_replaced_and_other_responses_pass() -> None:
     async def say(scope: Any, receive: Any, send: Any) -> None:
         from starlette.responses import PlainTextResponse
 

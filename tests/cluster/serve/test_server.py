@@ -1,4 +1,4 @@
-"""A real server on Ray Serve, on loopback: answers, raw HTTP, failover, live updates, the request log."""
+"""A real server on Ray Serve, on loopback: results, raw HTTP, failover, live updates, the request log."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_nothing_listens_beyond_loopback(server: Server, listeners: Any) -> None
     assert {address for _, address in found} <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
 
 
-def test_served_answers_equal_local_ones(client: Client, index: BinaryIndex, run: str) -> None:
+def test_served_results_equal_local_ones(client: Client, index: BinaryIndex, run: str) -> None:
     codes = some_codes(3000)
     assert client.search(codes, k=10) == index.search(codes, k=10)
     assert client.search(codes[:40], k=500) == index.search(codes[:40], k=500)
@@ -106,8 +106,8 @@ def test_the_command_line_asks_the_server(
     assert all(hit["uri"] == f"digits/{hit['id']:04d}.png" for hit in hits)
 
 
-def test_many_small_requests_are_answered_each_by_its_own(server: Server, index: BinaryIndex) -> None:
-    """They are searched together inside; nobody must get his neighbour's answer."""
+def test_many_small_requests_get_their_own_hits(server: Server, index: BinaryIndex) -> None:
+    """They are searched together inside; each client must get its own hits."""
     codes = some_codes(200, seed=5)
 
     async def main() -> None:
@@ -116,8 +116,8 @@ def test_many_small_requests_are_answered_each_by_its_own(server: Server, index:
             async def one(i: int) -> None:
                 k = 1 + i % 3
                 body = {"codes": [codes[i].tobytes().hex()], "k": k}
-                answer = (await http.post("/v1/search", json=body)).json()["results"][0]
-                assert answer["ids"] == index.search(codes[i], k=k).ids[0].tolist()
+                response = (await http.post("/v1/search", json=body)).json()["results"][0]
+                assert response["ids"] == index.search(codes[i], k=k).ids[0].tolist()
 
             await asyncio.gather(*(one(i) for i in range(len(codes))))
 
@@ -155,8 +155,8 @@ def wait_until(true: Callable[[], Any], timeout_s: float = 20.0) -> None:
         time.sleep(0.05)
 
 
-class Asking(threading.Thread):
-    """Asks without a pause until told to stop; keeps every version and every error."""
+class Searcher(threading.Thread):
+    """Searches without a pause until stopped; keeps every version and every error."""
 
     def __init__(self, url: str, queries: Any, truth: dict[int, Any]) -> None:
         super().__init__()
@@ -180,21 +180,21 @@ class Asking(threading.Thread):
                 self.wrong += right is None or hits != right
 
 
-def under_load(url: str, queries: Any, act: Any, truth: dict[int, Any]) -> list[Asking]:
-    """Three threads ask while ``act(threads)`` runs, before and a while after."""
-    asking = [Asking(url, queries, truth) for _ in range(3)]
-    for one in asking:
+def under_load(url: str, queries: Any, act: Any, truth: dict[int, Any]) -> list[Searcher]:
+    """Three threads search while ``act(threads)`` runs, before and a while after."""
+    searchers = [Searcher(url, queries, truth) for _ in range(3)]
+    for one in searchers:
         one.start()
     try:
-        wait_until(lambda: all(one.n or one.errors for one in asking))
-        act(asking)
+        wait_until(lambda: all(one.n or one.errors for one in searchers))
+        act(searchers)
         time.sleep(1)
     finally:
-        for one in asking:
+        for one in searchers:
             one.ended.set()
-        for one in asking:
+        for one in searchers:
             one.join()
-    return asking
+    return searchers
 
 
 @pytest.mark.parametrize(
@@ -205,11 +205,11 @@ def test_a_killed_replica_loses_no_request(
 ) -> None:
     queries: Any = some_codes(150, seed=2)
     codes = queries
-    if kind == "EncoderReplica":  # asked with pictures, the only replica of its kind
+    if kind == "EncoderReplica":  # searched by pictures; the only replica of its kind
         ids = index.ids()[:3]
         queries, codes = [client.thumbnail(int(id_)) for id_ in ids], index.codes(ids)
 
-    def kill(asking: list[Asking]) -> None:
+    def kill(searchers: list[Searcher]) -> None:
         ray = ray_served
         named = ray.util.list_named_actors(all_namespaces=True)
         victim = next(actor for actor in named if f"#{kind}#" in actor["name"])
@@ -218,10 +218,10 @@ def test_a_killed_replica_loses_no_request(
             client.search(queries, k=5)
 
     truth = {index.version: index.search(codes, k=5)}
-    asking = under_load(server.config.url, queries, kill, truth)
-    assert [one.errors for one in asking] == [[], [], []]
-    assert sum(one.wrong for one in asking) == 0
-    assert min(one.n for one in asking) > 0
+    searchers = under_load(server.config.url, queries, kill, truth)
+    assert [one.errors for one in searchers] == [[], [], []]
+    assert sum(one.wrong for one in searchers) == 0
+    assert min(one.n for one in searchers) > 0
 
 
 def test_a_new_version_is_swapped_in_under_load(server: Server, run: str, index: BinaryIndex) -> None:
@@ -234,20 +234,20 @@ def test_a_new_version_is_swapped_in_under_load(server: Server, run: str, index:
     )
     truth[index.version + 1] = truth[index.version + 2] = grown.search(codes, k=5)
 
-    def change(asking: list[Asking]) -> None:
+    def change(searchers: list[Searcher]) -> None:
         writer = BinaryIndex.load(f"{run}/index")
         for write in (lambda: writer.add(codes[:20], new_ids), writer.compact):
             write()
-            wait_until(lambda: all(writer.version in one.versions or one.errors for one in asking))
+            wait_until(lambda: all(writer.version in one.versions or one.errors for one in searchers))
 
-    asking = under_load(server.config.url, codes, change, truth)
-    assert [one.errors for one in asking] == [[], [], []]
-    assert sum(one.wrong for one in asking) == 0
-    assert {version for one in asking for version in one.versions} == set(truth)
+    searchers = under_load(server.config.url, codes, change, truth)
+    assert [one.errors for one in searchers] == [[], [], []]
+    assert sum(one.wrong for one in searchers) == 0
+    assert {version for one in searchers for version in one.versions} == set(truth)
 
 
 def _seen(client: Client, id_: int) -> bool:
-    """Whether every replica has the item by now, as far as a few asks can tell."""
+    """Whether every replica has the item by now, as far as a few requests can show."""
     try:
         return all(client.item(id_) for _ in range(10))
     except RequestRejected:
@@ -259,12 +259,12 @@ def test_writes_through_the_api(server: Server, client: Client, run: str) -> Non
     codes = some_codes(5, seed=4)
     version = client.add(codes, ids=np.arange(5) + 60_000, labels=[[1], [2], [], [3, 4], [5]])
     assert version == before["version"] + 1
-    for _ in range(6):  # whichever replica answers
+    for _ in range(6):  # whichever replica responds
         hits = client.search(codes, k=1)
         assert hits.ids[:, 0].tolist() == list(range(60_000, 60_005))
         assert hits.version is not None
         assert hits.version >= version
-    wait_until(lambda: _seen(client, 60_003))  # items are told by any replica, as it is
+    wait_until(lambda: _seen(client, 60_003))  # items come from any replica, up to date or not
     assert client.item(60_003)["labels"] == [3, 4]
     on_disk = BinaryIndex.load(f"{run}/index")
     assert on_disk.version == version
@@ -295,7 +295,7 @@ def test_the_request_log_is_there_and_has_no_contents(server: Server, client: Cl
     def found() -> list[dict[str, Any]]:
         return [line for line in requests() if line.get("queries") == 1021]
 
-    wait_until(found, timeout_s=5)  # it is written after the answer
+    wait_until(found, timeout_s=5)  # it is written after the response
     assert set(found()[-1]) >= {
         "request_id",
         "method",
@@ -318,7 +318,7 @@ def test_one_serve_one_address(server: Server) -> None:
 
 
 def test_with_the_other_engine(ray_served: Any, server: Server, config: ServeConfig, run: str) -> None:
-    """Last, because it stops the server of this module: the same answers from FAISS itself."""
+    """Last, because it stops the server of this module: the same hits from FAISS itself."""
     engines = {"kernel", "faiss"}
     with Client(config.url, retry_s=60) as client:
         used = client.info()["engine"]
@@ -334,12 +334,12 @@ def test_with_the_other_engine(ray_served: Any, server: Server, config: ServeCon
         assert (info["engine"], info["accepts"]) == (other, ["codes", "ids"])
         assert client.search(codes, k=10) == local.search(codes, k=10)
         assert client.search_radius(codes, radius=12) == local.search_radius(codes, radius=12)
-        answers = asyncio.run(all_at_once(config.url, codes[:120]))
-        assert {answer.status_code for answer in answers} in ({200, 429}, {200, 503}, {200, 429, 503})
-        for answer in answers:
-            if answer.status_code != 200:  # sent away at once, with a word for programs
-                assert int(answer.headers["retry-after"]) >= 1
-                assert answer.json()["error"]["code"] in ("overloaded", "unavailable")
+        responses = asyncio.run(all_at_once(config.url, codes[:120]))
+        assert {response.status_code for response in responses} in ({200, 429}, {200, 503}, {200, 429, 503})
+        for response in responses:
+            if response.status_code != 200:  # refused at once, with a code for programs
+                assert int(response.headers["retry-after"]) >= 1
+                assert response.json()["error"]["code"] in ("overloaded", "unavailable")
         with Client(config.url, retry_s=60, batch=2, parallel=16) as busy:  # it comes back by itself
             assert busy.search(codes[:40], k=10) == local.search(codes[:40], k=10)
 

@@ -32,8 +32,8 @@ def call(url, token=TOKEN, method="GET", body=None):
         url, method=method, headers=headers, data=body and json.dumps(body).encode()
     )
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return answer.status, json.loads(answer.read() or b"null")
+        with urllib.request.urlopen(request, timeout=20) as response:
+            return response.status, json.loads(response.read() or b"null")
     except urllib.error.HTTPError as error:
         return error.code, None
     except OSError:

@@ -177,12 +177,12 @@ def test_what_the_server_refuses_is_not_repeated() -> None:
     assert len(tries) == 1
 
 
-@pytest.mark.parametrize("answer", [httpx.Response(302), httpx.Response(200, html="<h1>log in</h1>")])
-def test_who_is_no_server_of_ours_is_said(answer: httpx.Response) -> None:
-    with client(lambda request: answer) as one:
-        for ask in (one.info, lambda: one.search(CODES, k=1)):
+@pytest.mark.parametrize("response", [httpx.Response(302), httpx.Response(200, html="<h1>log in</h1>")])
+def test_an_address_of_something_else_is_recognised(response: httpx.Response) -> None:
+    with client(lambda request: response) as one:
+        for send in (one.info, lambda: one.search(CODES, k=1)):
             with pytest.raises(ServerFailed, match="is this the address of a server"):
-                ask()
+                send()
 
 
 def test_a_failure_of_the_server_itself_is_not_repeated() -> None:

@@ -19,12 +19,12 @@ from tests.support.serving_app import (
 
 
 def test_tokens(app: Callable[..., RequestMiddleware]) -> None:
-    guard = app(access=Access.of(READ, WRITE, local_only=False))
+    asgi_app = app(access=Access.of(READ, WRITE, local_only=False))
 
     def bearer(token: str) -> dict[str, str]:
         return {"authorization": f"Bearer {token}"}
 
-    with TestClient(guard, base_url="http://search.example:8000") as http:
+    with TestClient(asgi_app, base_url="http://search.example:8000") as http:
         for path in ("/", "/static/app.js", "/healthz", "/readyz", "/openapi.json"):
             assert http.get(path).status_code == 200
         for path in ("/v1/info", "/v1/items", "/v1/items/1", "/v1/items/1/thumbnail", "/metrics"):

@@ -48,18 +48,18 @@ def test_few_thumbnails_are_decoded_at_once(
             paths = [f"/v1/items/{id_}/thumbnail" for id_ in index.ids()[:12]]
             return await asyncio.gather(*map(http.get, paths))
 
-    assert {answer.status_code for answer in asyncio.run(main())} == {200}
+    assert {response.status_code for response in asyncio.run(main())} == {200}
     assert most <= MAX_DECODING
 
 
-def test_labels_are_told_although_another_item_was_removed_meanwhile(
+def test_labels_are_found_although_another_item_was_removed_meanwhile(
     app: Callable[..., RequestMiddleware], own_run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two added items are found; one of them is gone when their labels are looked up."""
     codes = some_codes(2, seed=9)
     writer = BinaryIndex.load(f"{own_run}/index")
     writer.add(codes, ids=[9000, 9001], labels=np.eye(10, dtype=np.uint8)[3:5])
-    guard = app(folder=own_run)
+    asgi_app = app(folder=own_run)
     look, calls = LocalBackend.lookup, 0
 
     async def look_after_the_removal(self: LocalBackend, *arguments: Any, **options: Any) -> Any:
@@ -71,7 +71,7 @@ def test_labels_are_told_although_another_item_was_removed_meanwhile(
 
     monkeypatch.setattr(LocalBackend, "lookup", look_after_the_removal)
     body = {"codes": [code.tobytes().hex() for code in codes], "k": 1, "items": True}
-    with TestClient(guard, base_url=BASE) as http:
+    with TestClient(asgi_app, base_url=BASE) as http:
         results = http.post("/v1/search", json=body).json()["results"]
     assert [(item["id"], item["labels"]) for result in results for item in result["items"]] == [
         (9000, [3]),
@@ -83,7 +83,7 @@ def test_labels_are_told_although_another_item_was_removed_meanwhile(
 def test_an_item_is_looked_up_once(
     app: Callable[..., RequestMiddleware], own_run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asked twice, the second answer may come from a replica that has not seen it yet."""
+    """With two lookups, the second response may come from a replica that has not seen it yet."""
     writer = BinaryIndex.load(f"{own_run}/index")
     writer.add(some_codes(1, seed=9), ids=[9000], labels=np.eye(10, dtype=np.uint8)[3:4])
     look, calls = LocalBackend.lookup, []
@@ -101,11 +101,11 @@ def test_an_item_is_looked_up_once(
 def test_items_encoded_later_are_known(app: Callable[..., RequestMiddleware], own_run: str) -> None:
     """The database grows: more codes in the store, then a new index version; nothing is restarted."""
 
-    guard = app(folder=own_run)
+    asgi_app = app(folder=own_run)
     store = CodeStore.open(f"{own_run}/codes")
     codes, ids = store.codes(), store.ids()
     new = np.array([5000], dtype=np.int64)
-    with TestClient(guard, base_url=BASE) as http:
+    with TestClient(asgi_app, base_url=BASE) as http:
         assert error_of(http.get("/v1/items/5000")) == (404, "unknown_id")
         grown = write_store(
             store.uri,

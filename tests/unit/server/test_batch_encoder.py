@@ -48,8 +48,8 @@ def test_features_and_nan(tmp_path: Path) -> None:
             text = json.dumps({"features": [row.tolist()]}).replace("1.0", value)
             assert error_of(http.post("/v1/search", content=text, headers=json_type)) == (422, "not_finite")
         body = wire.write_queries(Queries("features", np.full((2, 64), np.nan, dtype=np.float32)))
-        answer = http.post("/v1/search", content=body, headers={"content-type": wire.ARROW})
-        assert error_of(answer) == (422, "not_finite")
+        response = http.post("/v1/search", content=body, headers={"content-type": wire.ARROW})
+        assert error_of(response) == (422, "not_finite")
         assert error_of(http.post("/v1/search", json={"features": [[1.0]]})) == (422, "wrong_width")
         assert error_of(http.get(f"/v1/items/{int(index.ids()[0])}/thumbnail")) == (404, "no_picture")
 
@@ -61,8 +61,8 @@ def test_a_row_that_overflows_in_the_model_spoils_its_own_request_alone(tmp_path
     batch_encoder = BatchEncoder(str(tmp_path), "cpu-eager", None, 1_000_000, 2)
     row = np.linspace(0, 1, 64, dtype=np.float32)
     huge = np.where(np.arange(64) % 2, 3e38, -3e38).astype(np.float32)  # finite, and infinite over its std
-    asked = [Queries("features", np.stack(rows)) for rows in ([row], [row, huge], [row * 2])]
-    first, refused, last = batch_encoder.encode(asked, [time.time() + 60] * 3)
+    batches = [Queries("features", np.stack(rows)) for rows in ([row], [row, huge], [row * 2])]
+    first, refused, last = batch_encoder.encode(batches, [time.time() + 60] * 3)
     assert isinstance(refused, ApiError)
     assert (refused.code, "row 1" in str(refused), refused.status) == ("not_finite", True, 422)
     assert np.array_equal(first, batch_encoder.encoder.encode(row))

@@ -68,20 +68,20 @@ def test_an_index_built_anew_is_followed(tmp_path: Path) -> None:
 def test_a_version_with_labels_is_filtered_by_them(
     app: Callable[..., RequestMiddleware], own_run: str
 ) -> None:
-    """Built without labels, asked, then built with them and followed; and the other way round."""
+    """Built without labels, searched, then built with them and followed; and the other way round."""
 
     store = CodeStore.open(f"{own_run}/codes")
     plain, labelled = (BinaryIndex.build(store, labels=keep) for keep in (False, True))
     plain.save(f"{own_run}/index")
-    ask = {"codes": [CODE], "labels": [3], "k": 5}
+    body = {"codes": [CODE], "labels": [3], "k": 5}
     with TestClient(app(folder=own_run), base_url=BASE) as http:
-        assert error_of(http.post("/v1/search", json=ask)) == (422, "no_labels")
+        assert error_of(http.post("/v1/search", json=body)) == (422, "no_labels")
         labelled.save(f"{own_run}/index")
-        found = http.post("/v1/search", json=ask | {"min_version": labelled.version}).json()
+        found = http.post("/v1/search", json=body | {"min_version": labelled.version}).json()
         assert len(found["results"][0]["ids"]) == 5
-        assert error_of(http.post("/v1/search", json=ask | {"labels": [10]})) == (422, "unknown_label")
+        assert error_of(http.post("/v1/search", json=body | {"labels": [10]})) == (422, "unknown_label")
         BinaryIndex.build(store, labels=False).save(f"{own_run}/index")
-        again = http.post("/v1/search", json=ask | {"min_version": labelled.version + 1})
+        again = http.post("/v1/search", json=body | {"min_version": labelled.version + 1})
         assert error_of(again) == (422, "no_labels")
 
 

@@ -42,12 +42,12 @@ def test_no_stack_trace_reaches_a_client(
     async def fail(self: Any) -> Any:
         raise RuntimeError("secret detail")
 
-    guard = app()
+    asgi_app = app()
     monkeypatch.setattr(LocalBackend, "index_info", fail)
-    with TestClient(guard, base_url=BASE, raise_server_exceptions=False) as http:
-        answer = http.get("/v1/info")
-    assert error_of(answer) == (500, "internal")
-    assert "secret" not in answer.text
+    with TestClient(asgi_app, base_url=BASE, raise_server_exceptions=False) as http:
+        response = http.get("/v1/info")
+    assert error_of(response) == (500, "internal")
+    assert "secret" not in response.text
 
 
 def test_the_log_has_no_contents(http: TestClient, caplog: pytest.LogCaptureFixture) -> None:
@@ -64,10 +64,10 @@ def test_the_log_has_no_contents(http: TestClient, caplog: pytest.LogCaptureFixt
     assert line["ms"] > 0
 
 
-def test_too_many_at_once_are_told_to_come_later(
+def test_too_many_requests_at_once_get_429(
     app: Callable[..., RequestMiddleware], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guard = app(limits=limits_with(max_inflight=2))
+    asgi_app = app(limits=limits_with(max_inflight=2))
     gate = asyncio.Event()
 
     async def wait(self: Any) -> None:
@@ -76,7 +76,7 @@ def test_too_many_at_once_are_told_to_come_later(
     monkeypatch.setattr(LocalBackend, "index_info", wait)
 
     async def main() -> None:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url=BASE) as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(asgi_app), base_url=BASE) as http:
             waiting = [asyncio.create_task(http.get("/v1/info")) for _ in range(2)]
             await asyncio.sleep(0.05)
             refused = await http.get("/v1/info")
@@ -97,11 +97,11 @@ def test_no_request_takes_longer_than_the_limit(
 
     monkeypatch.setattr(LocalBackend, "search_index", never)
     monkeypatch.setattr(LocalBackend, "write", never)
-    guard = app(limits=limits_with(timeout_s=0.2), access=Access.of(write=WRITE))
-    with TestClient(guard, base_url=BASE) as http:
-        answer = http.post("/v1/search", json={"codes": [CODE]})
-        assert error_of(answer) == (503, "timeout")
-        assert "retry-after" in answer.headers
+    asgi_app = app(limits=limits_with(timeout_s=0.2), access=Access.of(write=WRITE))
+    with TestClient(asgi_app, base_url=BASE) as http:
+        response = http.post("/v1/search", json={"codes": [CODE]})
+        assert error_of(response) == (503, "timeout")
+        assert "retry-after" in response.headers
         headers = {"authorization": f"Bearer {WRITE}"}
-        answer = http.post("/v1/items/remove", json={"ids": [1]}, headers=headers)
-        assert error_of(answer) == (504, "timeout")  # 503 would say: nothing was done
+        response = http.post("/v1/items/remove", json={"ids": [1]}, headers=headers)
+        assert error_of(response) == (504, "timeout")  # 503 would say: nothing was done

@@ -63,9 +63,9 @@ JSON_REFUSALS: dict[str, tuple[dict[str, Any], int, str]] = {
 @pytest.mark.parametrize("name", JSON_REFUSALS)
 def test_json_refusals(http: TestClient, name: str) -> None:
     body, status, code = JSON_REFUSALS[name]
-    answer = http.post("/v1/search", json=body)
-    assert error_of(answer) == (status, code)
-    assert ("retry-after" in answer.headers) == (status == 503)
+    response = http.post("/v1/search", json=body)
+    assert error_of(response) == (status, code)
+    assert ("retry-after" in response.headers) == (status == 503)
 
 
 def test_other_refusals(http: TestClient) -> None:
@@ -142,18 +142,18 @@ def test_each_item_to_be_added_has_an_id_and_a_list_of_labels(app: Callable[...,
             ({"item_ids": [9000, 9001]}, "1 items came with 2 ids"),
             ({"labels": [[1], [2]]}, "1 items came with 2 lists of labels"),
         ):
-            answer = http.post("/v1/items", json=item | wrong, headers={"authorization": f"Bearer {WRITE}"})
-            assert error_of(answer) == (422, "invalid_request")
-            assert answer.json()["error"]["message"] == sentence
+            response = http.post("/v1/items", json=item | wrong, headers={"authorization": f"Bearer {WRITE}"})
+            assert error_of(response) == (422, "invalid_request")
+            assert response.json()["error"]["message"] == sentence
 
 
 def test_arrow_columns_besides_the_known_ones_are_refused(
     app: Callable[..., RequestMiddleware], own_run: str
 ) -> None:
-    guard = app(access=Access.of(write=WRITE), folder=own_run)
+    asgi_app = app(access=Access.of(write=WRITE), folder=own_run)
     headers = {"content-type": wire.ARROW, "authorization": f"Bearer {WRITE}"}
     codes = binary_column(some_codes(1))
-    with TestClient(guard, base_url=BASE) as http:
+    with TestClient(asgi_app, base_url=BASE) as http:
         for columns in (
             {"code": codes},
             {"code": codes, "id": [1], "extra": [1]},
@@ -182,5 +182,5 @@ def test_json_of_far_too_many_values_is_not_even_parsed(
     http: TestClient, monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
     monkeypatch.setattr(s, "parse", lambda *_: pytest.fail("it was parsed"))
-    answer = http.post("/v1/search", content=body, headers={"content-type": "application/json"})
-    assert error_of(answer) == (413, "too_many")
+    response = http.post("/v1/search", content=body, headers={"content-type": "application/json"})
+    assert error_of(response) == (413, "too_many")

@@ -79,9 +79,9 @@ def test_radius_and_labels(http: TestClient, index: BinaryIndex) -> None:
     assert http.post("/v1/search", json=body).json()["results"][0]["ids"] == near.ids.tolist()
     filtered = index.search_radius(code, radius=9, where={"labels": [1, 7]})[0]
     for labels in ([1, 7], ["1", "7"]):
-        answer = http.post("/v1/search", json=body | {"labels": labels, "items": True}).json()["results"][0]
-        assert answer["ids"] == filtered.ids.tolist()
-        assert all(set(item["labels"]) & {1, 7} for item in answer["items"])
+        response = http.post("/v1/search", json=body | {"labels": labels, "items": True}).json()["results"][0]
+        assert response["ids"] == filtered.ids.tolist()
+        assert all(set(item["labels"]) & {1, 7} for item in response["items"])
 
 
 def test_a_class_id_is_not_taken_for_a_name(run: str, encoder: BatchEncoder, index: BinaryIndex) -> None:
@@ -119,8 +119,8 @@ def test_items_and_thumbnails(http: TestClient, index: BinaryIndex) -> None:
 def test_encode(http: TestClient, index: BinaryIndex, run: str) -> None:
     id_ = int(index.ids()[4])
     body = {"images": [base64.b64encode(picture(http, id_)).decode()]}
-    answer = http.post("/v1/encode", json=body).json()
-    assert answer == {"n_bits": 64, "codes": [index.codes([id_]).tobytes().hex()]}
+    response = http.post("/v1/encode", json=body).json()
+    assert response == {"n_bits": 64, "codes": [index.codes([id_]).tobytes().hex()]}
 
 
 @pytest.mark.parametrize("engine", ["kernel", "faiss"])
@@ -129,11 +129,11 @@ def test_the_client_gets_what_the_local_index_says(
 ) -> None:
     local = BinaryIndex.load(f"{run}/index", engine=engine)
     codes = some_codes(700)
-    guard = app(engine=engine)
+    asgi_app = app(engine=engine)
     encoder = Encoder.load(f"{run}/model", engine="cpu-eager", batch_rows=4)
 
     async def main() -> None:
-        async with AsyncClient(BASE, transport=httpx.ASGITransport(guard), batch=100) as client:
+        async with AsyncClient(BASE, transport=httpx.ASGITransport(asgi_app), batch=100) as client:
             assert await client.search(codes, k=500) == local.search(codes, k=500)  # more than there are: -1
             assert await client.search(codes, k=7) == local.search(codes, k=7)
             assert await client.search_radius(codes, radius=16) == local.search_radius(codes, radius=16)
@@ -155,20 +155,20 @@ def test_the_description_is_true(app: Callable[..., RequestMiddleware], own_run:
 
     from tests.support.api_description import exercise
 
-    guard = app(access=Access.of(write=WRITE), folder=own_run)
-    schema = schemathesis.openapi.from_asgi("/openapi.json", guard, headers={"host": "127.0.0.1"})
+    asgi_app = app(access=Access.of(write=WRITE), folder=own_run)
+    schema = schemathesis.openapi.from_asgi("/openapi.json", asgi_app, headers={"host": "127.0.0.1"})
     statuses = exercise(schema, {"authorization": f"Bearer {WRITE}", "host": "127.0.0.1"}, max_examples=150)
     assert statuses[200] > 200
     assert set(statuses) <= {200, 304, 400, 404, 409, 413, 415, 422, 503}
 
 
 def test_add_and_remove(app: Callable[..., RequestMiddleware], own_run: str) -> None:
-    guard = app(access=Access.of(write=WRITE), folder=own_run)
+    asgi_app = app(access=Access.of(write=WRITE), folder=own_run)
     codes = some_codes(3, seed=9)
     before = BinaryIndex.load(f"{own_run}/index")
 
     async def main() -> None:
-        transport = httpx.ASGITransport(guard)
+        transport = httpx.ASGITransport(asgi_app)
         async with AsyncClient(BASE, transport=transport, token=WRITE) as client:
             version = await client.add(codes, ids=[9000, 9001, 9002], labels=[[1], [2, 3], []])
             assert version == before.version + 1
@@ -190,7 +190,7 @@ def test_add_and_remove(app: Callable[..., RequestMiddleware], own_run: str) -> 
             gone = await client.remove([9000, taken])
             assert gone == version + 1
             assert 9000 not in (await client.search(codes, k=5)).ids
-            # an id given to something else is not told as what it was
+            # an id given to something else is not described as the old item
             await client.add(codes[:1], ids=[taken])
             item = await client.item(taken)
             assert (item["uri"], item["thumbnail"]) == (None, None)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from hashnet.server import schemas as s
 
 
-def test_wrong_entries_of_a_large_list_are_told_by_the_first() -> None:
+def test_validation_of_a_large_list_stops_at_the_first_mistake() -> None:
     """A body of 32 MB holds millions of them; each would be an object of its own."""
     wrong = ["?", -1, [None], {}] * 1000
     bodies = [

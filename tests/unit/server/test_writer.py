@@ -27,7 +27,7 @@ from tests.support.serving_app import (
 from tests.support.small_run import some_codes
 
 
-def test_a_change_is_repeated_where_somebody_else_writes_too(
+def test_a_change_is_repeated_while_another_process_writes(
     own_run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the look at the disk and the commit somebody adds an item, as often as ``times`` says."""
@@ -62,13 +62,13 @@ def test_a_change_is_repeated_where_somebody_else_writes_too(
 def test_nothing_is_added_to_an_index_of_another_model(
     app: Callable[..., RequestMiddleware], own_run: str
 ) -> None:
-    guard = app(access=Access.of(write=WRITE), folder=own_run)
+    asgi_app = app(access=Access.of(write=WRITE), folder=own_run)
     other = BinaryIndex.from_arrays(some_codes(5), lineage={"model_sha256": "f" * 64})
     other.save(f"{own_run}/index")
     body, headers = {"item_ids": [9000], "codes": [CODE]}, {"authorization": f"Bearer {WRITE}"}
-    with TestClient(guard, base_url=BASE) as http:
+    with TestClient(asgi_app, base_url=BASE) as http:
         refused = http.post("/v1/items", json=body, headers=headers)
         assert error_of(refused) == (409, "index_changed")
         assert "f" * 64 in refused.text
-        assert http.get("/v1/info").json()["size"] == 400  # the old version goes on answering
+        assert http.get("/v1/info").json()["size"] == 400  # the old version is still served
     assert len(BinaryIndex.load(f"{own_run}/index")) == 5

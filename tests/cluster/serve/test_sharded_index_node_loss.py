@@ -1,4 +1,4 @@
-"""A machine that holds a slice is lost: the slice is rebuilt on another one, answers stay whole."""
+"""A machine that holds a slice is lost: the slice is rebuilt on another one, results stay complete."""
 
 import subprocess
 import textwrap
@@ -14,7 +14,7 @@ SEARCHING = textwrap.dedent(
     """
     import sys
     import numpy as np
-    from cluster.sharded import ShardedIndex
+    from cluster.serve import ShardedIndex
     from hashnet import BinaryIndex, CodeStore, errors
 
     store = CodeStore.open(sys.argv[1])
