@@ -94,9 +94,7 @@ class Server:
             return
         if ray_internals.serve_client() is not None:
             serve.delete(NAME)
-        if (
-            self._owns_serve and "RAY_ADDRESS" in os.environ
-        ):  # a Ray that was started here ends with this process
+        if self._owns_serve and "RAY_ADDRESS" in os.environ:  # a Ray of this process ends with it
             serve.shutdown()
 
     def welcome(self) -> str:
