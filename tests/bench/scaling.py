@@ -267,7 +267,7 @@ def table(rates: dict[str, float], gpu_rate: float, ratio: float, limit: float) 
         lines.append(
             f"| {row['n_gpus']} | {row['images_per_s']:,} | {row['limit']} | {row['imagenet_s']:,} s "
             f"| {row['read_mb_per_s']:,} MB/s | {row['object_store_mb_per_s']:,} MB/s, "
-            f"{row['object_store_mb_per_s_a_gpu']:,} a GPU node |"
+            f"{row['object_store_mb_per_s_a_gpu']:,} per GPU node |"
         )
     return "\n".join(lines)
 
