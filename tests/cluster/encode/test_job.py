@@ -77,7 +77,7 @@ def test_dry_run_prints_the_plan_and_mistakes_are_sentences(job, tmp_path):
     assert "Traceback" not in err
     code, _, err = job(f"run={tmp_path}/nowhere")
     assert code == 2
-    assert "not a model bundle" in err
+    assert "holds no model" in err
 
 
 @pytest.mark.slow

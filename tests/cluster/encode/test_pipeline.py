@@ -271,7 +271,7 @@ def test_what_does_not_fit_is_refused_with_both_values(run, tmp_path, monkeypatc
         encode_database(config(run, split="train"))
     with pytest.raises(FormatError, match="run without only_failed first"):
         encode_database(config(run, only_failed=True))
-    with pytest.raises(HashnetError, match="not a model bundle"):
+    with pytest.raises(HashnetError, match="holds no model"):
         encode_database(config(run, model=str(tmp_path)))
     with pytest.raises(DataError):
         encode_database(config(run, manifest=str(tmp_path)))
