@@ -23,6 +23,12 @@ class SearchResult:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def per_query(self) -> list[SearchResult]:
+        """One 1-D result per query of a (q, k) result, without unused slots."""
+        used = self.distances >= 0
+        rows = zip(self.ids, self.distances, used, strict=True)
+        return [SearchResult(ids[here], distances[here], self.version) for ids, distances, here in rows]
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SearchResult):
             return NotImplemented

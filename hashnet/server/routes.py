@@ -12,7 +12,6 @@ from fastapi import FastAPI, Path, Query, Request, Response
 
 import hashnet
 from hashnet.client import Queries, wire
-from hashnet.results import SearchResult
 from hashnet.server import parsing
 from hashnet.server import schemas as s
 from hashnet.server.backend import Backend
@@ -148,7 +147,7 @@ class Routes:
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def _results(self, response: SearchResponse, with_items: bool) -> list[s.HitsOut]:
-        rows = response.hits if isinstance(response.hits, list) else _rows(response.hits)
+        rows = response.hits if isinstance(response.hits, list) else response.hits.per_query()
         assert response.query_codes is not None  # every JSON request asks for them
         results = [
             s.HitsOut.model_construct(
@@ -174,9 +173,3 @@ def _record(request: Request, queries: Queries) -> None:
     """Notes for the request log and the metrics how many queries of which kind there are."""
     record = request.scope["hashnet"]
     record.queries, record.kind = len(queries), queries.kind
-
-
-def _rows(hits: SearchResult) -> list[SearchResult]:
-    """A (q, k) result as one result per query, without unused slots."""
-    used = hits.distances >= 0
-    return [SearchResult(hits.ids[i][used[i]], hits.distances[i][used[i]]) for i in range(len(hits.ids))]
