@@ -29,16 +29,16 @@ from hashnet.comparison import (
 from hashnet.data import Manifest
 from hashnet.errors import ClusterError, ConfigError
 from hashnet.io import key, storage
+from hashnet.losses import METHODS
 from hashnet.metrics import validation_k
 from hashnet.run import Run
 from hashnet.training import (
-    HOW,
-    VARIANTS,
+    EXECUTION_KEYS,
     TrainConfig,
+    prepare_manifest,
     read_config,
     record_data,
     refuse_other_config,
-    settle_manifest,
 )
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class SweepConfig(TrainConfig):
 
     lrs: list[float] = key(PAPER_GRID, "learning rates to try", low=0)
     variants: list[str] | None = key(
-        None, "variants to try each rate with; none: the one in `variant`", choices=tuple(VARIANTS)
+        None, "variants to try each rate with; none: the one in `variant`", choices=tuple(METHODS)
     )
     seeds: list[int] | None = key(None, "seeds to average over; none: the one in `seed`", low=0)
     validation: float = key(0.2, "share of the training rows that the MAP is measured on", low=0.01, high=0.9)
@@ -82,7 +82,7 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
     for trial in grid:
         if storage.exists(Run(trial.run).config):
             refuse_other_config(trial, read_config(trial.run))
-    manifest = settle_manifest(config)
+    manifest = prepare_manifest(config)
     record_data(config.run, manifest)
     tasks = [trial_task(trial, manifest) for trial in grid]
     n_left = sum(finished_cell(task) is None for task in tasks)
@@ -189,7 +189,11 @@ def _warn_at_edge(best: SettingsScore, lrs: list[float]) -> None:
 
 def _write_config(config: SweepConfig, best: SettingsScore, uri: str) -> None:
     """The best settings as a configuration for jobs/train.py, which then trains on all rows."""
-    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(TrainConfig) if f.name not in HOW}
+    values = {
+        f.name: getattr(config, f.name)
+        for f in dataclasses.fields(TrainConfig)
+        if f.name not in EXECUTION_KEYS
+    }
     values |= {"variant": best.method, "lr": best.settings["lr"], "validation": 0.0}
     if config.manifest is not None:
         values["manifest"] = config.manifest

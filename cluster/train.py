@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.runtime import Need, capacity, connection, hashnet_error_in, ray_internals, telemetry
 from hashnet import errors
@@ -19,6 +19,9 @@ from hashnet.io import Progress, counted, events, storage
 from hashnet.io import config as configs
 from hashnet.run import Run
 from hashnet.training import TrainConfig, prepare, result_of
+
+if TYPE_CHECKING:
+    from hashnet.training import StageRecord, StepRecord, TrainingSummary
 
 logger = logging.getLogger(__name__)
 REPORT_EVERY_S = 30.0
@@ -41,7 +44,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     logger.info("starting the workers, which takes some seconds")
     summary = _fit(prepared.config, resources)
     storage.delete(storage.join(Run(config.run).checkpoints, "ray"))
-    return result_of(config.run, summary["sha256"], summary)
+    return result_of(config.run, summary.sha256, summary.to_dict())
 
 
 def worker_resources(config: TrainConfig) -> dict[str, float]:
@@ -65,7 +68,7 @@ def worker_resources(config: TrainConfig) -> dict[str, float]:
     return {"CPU": 1, **extra}
 
 
-def _fit(config: TrainConfig, resources: dict[str, float]) -> dict[str, Any]:
+def _fit(config: TrainConfig, resources: dict[str, float]) -> TrainingSummary:
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.train.v2.api.exceptions import TrainingFailedError
@@ -115,24 +118,25 @@ def _reason(config: TrainConfig) -> HashnetError | None:
     return kind(left["message"])
 
 
-def _work(settings: dict[str, Any]) -> dict[str, Any]:
+def _work(settings: dict[str, Any]) -> TrainingSummary | None:
     """One worker. A mistake that would repeat itself is written down; the group that is started again
     finds it and ends, instead of making it ``max_failures`` times. Storage that fails is tried again."""
     import ray.train
     import torch
 
-    from hashnet.training import train_run
+    from hashnet.training import Callbacks, train_run
 
     _speak()
     config = configs.from_dict(TrainConfig, settings["config"])
     left = storage.join(Run(config.run).checkpoints, ERROR)
     if storage.exists(left):
-        return {}
+        return None
     torch.set_num_threads(max(1, int(settings["cpus"])))
     rank = ray.train.get_context().get_world_rank()
     report = _Report(config, rank)
     try:
-        return train_run(config, device=_device(config), on_step=report.step, on_stage=report.stage)
+        callbacks = Callbacks(step=report.step, stage=report.stage)
+        return train_run(config, device=_device(config), callbacks=callbacks)
     except StorageError as error:
         logger.warning("a worker stopped: %s", error)
         raise
@@ -172,54 +176,54 @@ class _Report:
         self.run = telemetry.run_name(config.run)
         self.progress: Progress | None = None
 
-    def step(self, row: dict[str, Any]) -> None:  # worker 0 only
+    def step(self, row: StepRecord) -> None:  # worker 0 only
         every = self.config.log_every
         if self.progress is None:
-            self.progress = Progress(row["total_steps"], "steps", "train", done=row["step"])
+            self.progress = Progress(row.total_steps, "steps", "train", done=row.step)
         self.progress.update(
             every,
-            epoch=row["epoch"],
-            beta=f"{row['beta']:g}",
-            lr=f"{row['lr']:.2g}",
-            J=f"{row['J']:.4f}",
-            L=f"{row['L']:.4f}",
-            rows_per_s=f"{row['rows_per_s']:.0f}",
+            epoch=row.epoch,
+            beta=f"{row.beta:g}",
+            lr=f"{row.lr:.2g}",
+            J=f"{row.J:.4f}",
+            L=f"{row.L:.4f}",
+            rows_per_s=f"{row.rows_per_s:.0f}",
         )
         telemetry.count("train_steps", every, run=self.run)
-        telemetry.gauge("train_J", row["J"], run=self.run)
-        telemetry.gauge("train_L", row["L"], run=self.run)
-        telemetry.gauge("train_beta", row["beta"], run=self.run)
-        telemetry.gauge("train_learning_rate", row["lr"] * self.config.head_lr_scale, run=self.run)
-        telemetry.gauge("train_quantisation", row["quantisation"], run=self.run)
-        telemetry.gauge("train_distinct_codes", row["distinct"], run=self.run)
-        telemetry.gauge("train_bit_balance", row["balance"], run=self.run)
-        telemetry.gauge("train_bit_entropy", row["entropy"], run=self.run)
-        telemetry.gauge("images_per_second", row["rows_per_s"], run=self.run, stage="train")
+        telemetry.gauge("train_J", row.J, run=self.run)
+        telemetry.gauge("train_L", row.L, run=self.run)
+        telemetry.gauge("train_beta", row.beta, run=self.run)
+        telemetry.gauge("train_learning_rate", row.lr * self.config.head_lr_scale, run=self.run)
+        telemetry.gauge("train_quantisation", row.quantisation, run=self.run)
+        telemetry.gauge("train_distinct_codes", row.distinct, run=self.run)
+        telemetry.gauge("train_bit_balance", row.balance, run=self.run)
+        telemetry.gauge("train_bit_entropy", row.entropy, run=self.run)
+        telemetry.gauge("images_per_second", row.rows_per_s, run=self.run, stage="train")
 
-    def stage(self, record: dict[str, Any]) -> None:  # every worker
+    def stage(self, record: StageRecord) -> None:  # every worker
         import ray.train
 
         from hashnet.training import from_first
 
         if self.rank == 0:
             logger.info("%s", stage_line(record))
-            told = ("beta", "epochs", "J", "L", "map")
-            about = {name: record[name] for name in told if record.get(name) is not None}
-            events.event("stage done", run=self.run, stage="train", number=record["stage"], **about)
+            names = ("beta", "epochs", "J", "L", "map")
+            about = {name: value for name in names if (value := getattr(record, name)) is not None}
+            events.event("stage done", run=self.run, stage="train", number=record.stage, **about)
         # A report is a barrier that takes seconds: all workers make it, or none does.
         if from_first(float(time.monotonic() - self.last_report > REPORT_EVERY_S)) > 0.5:
             self.last_report = time.monotonic()
-            ray.train.report({name: value for name, value in record.items() if value is not None})
+            ray.train.report({name: value for name, value in record.to_dict().items() if value is not None})
 
     def close(self) -> None:
         if self.progress is not None:
             self.progress.close()
 
 
-def stage_line(record: dict[str, Any]) -> str:
+def stage_line(record: StageRecord) -> str:
     """A finished stage in one line."""
-    parts = [f"stage {record['stage']} done: beta {record['beta']:g}, {counted(record['epochs'], 'epoch')}"]
+    parts = [f"stage {record.stage} done: beta {record.beta:g}, {counted(record.epochs, 'epoch')}"]
     for name in ("J", "L", "quantisation", "map"):
-        if record.get(name) is not None:
-            parts.append(f"{name} {record[name]:.4f}")
+        if (value := getattr(record, name)) is not None:
+            parts.append(f"{name} {value:.4f}")
     return ", ".join(parts)

@@ -10,12 +10,12 @@ from hashnet.codes import check_n_bits
 from hashnet.comparison import PAPER_K, expand_methods
 from hashnet.errors import ConfigError
 from hashnet.io import Renamed, key
-from hashnet.training import HOW, TrainConfig
+from hashnet.training import EXECUTION_KEYS, TrainConfig
 
 # Keys that may differ when a comparison is resumed: what to add, or how to work. What a cell was made from is
 # checked cell by cell.
 MAY_CHANGE = (
-    *HOW, "methods", "bits", "seeds", "k", "paper", "tune", "tune_bits", "settings", "zero_shot",
+    *EXECUTION_KEYS, "methods", "bits", "seeds", "k", "paper", "tune", "tune_bits", "settings", "zero_shot",
     "zero_shot_manifest", "zero_shot_methods", "cpus_per_cell", "variant", "n_bits", "seed", "validation",
 )  # fmt: skip
 # Keys that would turn every method's network into one and the same variant → the methods that differ by them.

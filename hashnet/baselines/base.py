@@ -46,7 +46,7 @@ def warn(message: str) -> None:
 class Baseline(ABC):
     """One published method. Subclasses give ``name``, ``labels``, ``_fit`` and ``_logits``."""
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # its title in tables is the same in upper case
     labels: ClassVar[Literal["ignored", "optional", "required"]] = "ignored"
     grid: ClassVar[dict[str, list[Any]]] = {}  # settings worth trying on a validation part
     monotone: ClassVar[bool] = False  # whether the paper guarantees that the objective never increases

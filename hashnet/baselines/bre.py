@@ -8,7 +8,7 @@ import numpy as np
 
 from hashnet.baselines.anchors import draw_rows, rbf, root_mean_distance
 from hashnet.baselines.base import Baseline
-from hashnet.baselines.threshold_search import Pairs, descend
+from hashnet.baselines.threshold_search import PairLists, descend
 from hashnet.errors import ConfigError
 from hashnet.labels import share_label
 
@@ -65,7 +65,7 @@ class BRE(Baseline):
         self.sigma_ = self.width * root_mean_distance(U, U)
         K = self._kernel(U, U)  # (n, n), symmetric: row q is k(x_q, .)
         W = rng.standard_normal((self.n_bits, n_anchors))
-        pairs = Pairs.of(len(U), left, right, distance)
+        pairs = PairLists.of(len(U), left, right, distance)
         self.history_ = descend(K, chosen, W, pairs, MAX_SWEEPS, STOP_BELOW, rng)
         used, place = np.unique(chosen, return_inverse=True)
         self.anchors_ = U[used]

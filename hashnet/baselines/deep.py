@@ -1,14 +1,13 @@
-"""What the three deep baselines share: HashNet's own network and training loop, with their loss and head.
+"""DHN, DNNH and CNNH as estimators on arrays: the networks that ``variant=dhn``, ``dnnh`` and ``cnnh`` train.
 
-They take feature rows (n, d) or uint8 pictures (n, 3, h, w). ``history_`` is the mean loss of each epoch
-(CNNH: see there). On a cluster and from files the same methods are ``variant=dhn``, ``dnnh`` and ``cnnh`` of
-``jobs/train.py``.
+Loss, head and defaults are those of ``hashnet.losses.METHODS`` and ``TrainConfig``, the training loop is
+HashNet's; here they only get the contract of the baselines. They take feature rows (n, d) or uint8 pictures
+(n, 3, h, w).
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -16,48 +15,55 @@ import torch
 from hashnet.baselines.base import Baseline, features_array
 from hashnet.errors import ConfigError, DataError
 from hashnet.io import check_whole, storage
-from hashnet.losses import Loss
-from hashnet.models import HashModel, build_model, load_bundle, save_bundle
-from hashnet.training import FitSettings, fit, plain, standardise
+from hashnet.losses import METHODS, CNNHLoss, LabelSimilarity, Loss, make_loss
+from hashnet.models import BatchedInference, HashModel, as_tensor, build_model, load_bundle, save_bundle
+from hashnet.training import KINDS, Callbacks, TrainConfig, fit, standardise
 
-# rows encoded at once; the last block is padded: one shape, so a row's code never depends on others
-BLOCK = 256
+BATCH_ROWS = 256  # rows encoded at once, padded: in one shape a row's code does not depend on other rows
 
 
 class DeepBaseline(Baseline):
-    """A network trained with SGD. Subclasses give ``_loss`` and, where it is not linear, ``head``.
+    """A network trained with SGD; subclasses give ``name`` and the settings of their own.
 
-    ``lr`` is the backbone's learning rate, the hash layer's is ``head_lr_scale`` times it. ``backbone``
-    None means ``features`` for rows and ``small_cnn`` for pictures.
+    ``lr`` is the backbone's learning rate, the hash layer's is ``head_lr_scale`` times it. ``backbone`` None
+    is ``features`` for rows and ``small_cnn`` for pictures. ``history_`` is the mean loss of each epoch.
     """
 
     labels = "required"
-    head: ClassVar[str] = "linear"
 
     model_: HashModel
 
     def __init__(
         self,
-        n_bits: int = 48,
+        n_bits: int = TrainConfig.n_bits,
         *,
         seed: int = 0,
         backbone: str | None = None,
         hidden: int | None = None,
-        dropout: float = 0.5,
-        lr: float = 0.01,
-        head_lr_scale: float = 10.0,
-        weight_decay: float = 5e-4,
+        dropout: float = KINDS["features"].dropout,
+        lr: float = KINDS["features"].lr,
+        head_lr_scale: float = TrainConfig.head_lr_scale,
+        weight_decay: float = TrainConfig.weight_decay,
         epochs: int = 48,
-        batch_size: int = 256,
+        batch_size: int = TrainConfig.batch_size,
     ) -> None:
         super().__init__(n_bits, seed=seed)
         self.backbone, self.hidden, self.dropout = backbone, hidden, dropout
         self.lr, self.head_lr_scale, self.weight_decay = lr, head_lr_scale, weight_decay
         self.epochs, self.batch_size = epochs, check_whole("batch_size", batch_size, 2)  # pairs need two
 
-    @abstractmethod
-    def _loss(self, y: np.ndarray) -> Loss:
-        """The loss for a training set with multi-hot labels y (n, n_classes)."""
+    def _config(self) -> TrainConfig:
+        """The configuration that trains the same method from files."""
+        settings = {name: value for name, value in self.params().items() if name != "epochs"}
+        return TrainConfig(
+            run="",
+            variant=self.name,
+            first_epochs=self.epochs,
+            schedule=METHODS[self.name].schedule,
+            log_every=1_000_000_000,  # no row per step: history_ has one number per epoch
+            checkpoint_every=0,
+            **settings,
+        )
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learns from rows X (n, d) or pictures X uint8 (n, 3, h, w), and labels y (ids or multi-hot)."""
@@ -77,6 +83,7 @@ class DeepBaseline(Baseline):
 
     def _train(self, X: np.ndarray, y: np.ndarray) -> None:
         pictures = X.ndim == 4
+        config = self._config()
         backbone = self.backbone or ("small_cnn" if pictures else "features")
         if (backbone == "features") == pictures:
             raise ConfigError(
@@ -91,31 +98,17 @@ class DeepBaseline(Baseline):
                 n_features=None if pictures else X.shape[1],
                 hidden=None if pictures else self.hidden,
                 dropout=self.dropout,
-                head=self.head,
+                head=METHODS[self.name].head,
                 **({"crop": X.shape[2], "resize": X.shape[2]} if pictures else {}),
             )
             standardise(self.model_, X, seed=self.seed)
-            settings = FitSettings(
-                lr=self.lr,
-                head_lr_scale=self.head_lr_scale,
-                weight_decay=self.weight_decay,
-                batch_size=self.batch_size,
-                seed=self.seed,
-                train_batchnorm=pictures,
-                log_every=1_000_000_000,  # no row a step: history_ has one number an epoch
-            )
+            loss = make_loss(config, LabelSimilarity(y))
             epochs: list[float] = []
-            fit(
-                self.model_,
-                X,
-                self._loss(y),
-                plain(self.epochs),
-                settings,
-                on_epoch=lambda record: epochs.append(float(record["J"])),
-            )
-        self._keep(epochs)
+            follow = Callbacks(epoch=lambda record: epochs.append(record.J))
+            fit(self.model_, X, loss, config.make_stages(), config.fit_settings(), callbacks=follow)
+        self._keep(loss, epochs)
 
-    def _keep(self, epochs: list[float]) -> None:
+    def _keep(self, loss: Loss, epochs: list[float]) -> None:
         self.history_ = epochs
 
     def logits(self, X: Any) -> np.ndarray:
@@ -126,15 +119,10 @@ class DeepBaseline(Baseline):
             return super().logits(X)
         return self._logits(check_pictures(X))
 
-    @torch.no_grad()
     def _logits(self, X: np.ndarray) -> np.ndarray:
-        values = np.empty((len(X), self.n_bits))
-        for start in range(0, len(X), BLOCK):
-            block = X[start : start + BLOCK]
-            padded = np.zeros((BLOCK, *X.shape[1:]), dtype=np.uint8 if X.dtype == np.uint8 else np.float32)
-            padded[: len(block)] = block
-            values[start : start + BLOCK] = self.model_(torch.from_numpy(padded))[: len(block)].numpy()
-        return values
+        rows = X if X.dtype == np.uint8 else X.astype(np.float32)
+        infer = BatchedInference(self.model_, batch_rows=BATCH_ROWS, pad=True)
+        return infer(lambda start, stop: as_tensor(rows[start:stop]), len(rows)).double().numpy()
 
     def save(self, uri: str) -> None:
         """Writes ``baseline.json``, ``state.safetensors`` and the network as a bundle in ``model``."""
@@ -149,8 +137,67 @@ class DeepBaseline(Baseline):
         self.model_, _ = load_bundle(storage.join(uri, "model"))
 
 
+class DHN(DeepBaseline):
+    """Deep hashing network (Zhu, Long, Wang & Cao, AAAI 2016).
+
+    Unweighted pairwise cross-entropy on g = tanh(z), plus ``quantisation`` * mean log cosh(|g| - 1).
+    """
+
+    name = "dhn"
+
+    def __init__(
+        self,
+        n_bits: int = TrainConfig.n_bits,
+        *,
+        quantisation: float = TrainConfig.quantisation,
+        alpha: float | None = TrainConfig.alpha,
+        **shared: Any,
+    ):
+        super().__init__(n_bits, **shared)
+        self.quantisation, self.alpha = quantisation, alpha
+
+
+class DNNH(DeepBaseline):
+    """Simultaneous feature learning and hash coding (Lai, Pan, Liu & Yan, CVPR 2015).
+
+    Divide and encode: 50 units per bit, each slice gives one bit; triplet hinge on almost binary codes.
+    ``margin`` counts bits; sigmoids within ``epsilon`` of 0.5 are left as they are, others are rounded.
+    """
+
+    name = "dnnh"
+
+    def __init__(
+        self,
+        n_bits: int = TrainConfig.n_bits,
+        *,
+        margin: float = TrainConfig.margin,
+        epsilon: float = TrainConfig.epsilon,
+        **shared: Any,
+    ):
+        super().__init__(n_bits, **shared)
+        self.margin, self.epsilon = margin, epsilon
+
+
+class CNNH(DeepBaseline):
+    """Supervised hashing via image representation learning (Xia, Pan, Lai, Liu & Yan, AAAI 2014).
+
+    Codes H of the training rows that reproduce their similarity, then a network that regresses H.
+    ``history_`` is the first stage's objective |S - H H^T / n_bits|^2, which never increases; ``losses_`` the
+    mean squared difference of each epoch of the second.
+    """
+
+    name = "cnnh"
+    monotone = True
+
+    losses_: list[float]
+
+    def _keep(self, loss: Loss, epochs: list[float]) -> None:
+        assert isinstance(loss, CNNHLoss)
+        self.history_, self.losses_ = loss.history, epochs
+
+
 def check_pictures(X: np.ndarray) -> np.ndarray:
-    """``X`` when it is uint8 (n, 3, h, w); one picture may come as (3, h, w)."""
+    """``X`` when it is uint8 (n, 3, h, w); one picture may be (3, h, w)."""
     X = X[None] if X.ndim == 3 else X
     if X.ndim != 4 or X.shape[1] != 3 or X.dtype != np.uint8:
         raise DataError(f"pictures must be uint8 with shape (n, 3, h, w), got {X.dtype} {X.shape}")

@@ -16,15 +16,15 @@ import numpy as np
 from hashnet.kernels import compiled
 
 
-class Pairs(NamedTuple):
-    """Pairs as neighbour lists, each from both ends: row i's are ``row[first[i]:first[i + 1]]``."""
+class PairLists(NamedTuple):
+    """PairLists as neighbour lists, each from both ends: row i's are ``row[first[i]:first[i + 1]]``."""
 
     first: np.ndarray  # int64 (n + 1,)
     row: np.ndarray  # int64 (2 pairs,)
     distance: np.ndarray  # float64 (2 pairs,)
 
     @classmethod
-    def of(cls, n: int, left: np.ndarray, right: np.ndarray, distance: np.ndarray) -> Pairs:
+    def of(cls, n: int, left: np.ndarray, right: np.ndarray, distance: np.ndarray) -> PairLists:
         start, end = np.concatenate([left, right]), np.concatenate([right, left])
         order = np.lexsort((end, start))
         first = np.zeros(n + 1, dtype=np.int64)
@@ -36,7 +36,7 @@ def descend(
     K: np.ndarray,
     chosen: np.ndarray,
     W: np.ndarray,
-    pairs: Pairs,
+    pairs: PairLists,
     max_sweeps: int,
     stop_below: float,
     rng: np.random.Generator,

@@ -28,9 +28,10 @@ from hashnet.data import Manifest
 from hashnet.errors import Diverged, LineageMismatch
 from hashnet.io import config as configs
 from hashnet.io import storage
+from hashnet.losses import METHODS
 from hashnet.metrics import EvalReport, evaluate, validation_map
 from hashnet.run import Run
-from hashnet.training import VARIANTS, TrainConfig
+from hashnet.training import TrainConfig
 
 KIND, FORMAT_VERSION, FILE, CODES = "comparison_cell", 1, "cell.json", "codes.npz"
 
@@ -343,7 +344,7 @@ def deep_config(
     settings = dict(cell.settings)
     if (scale := settings.pop("alpha_n_bits", None)) is not None:
         settings["alpha"] = scale / cell.n_bits
-    if VARIANTS[cell.method]["schedule"] != "staged":
+    if METHODS[cell.method].schedule != "staged":
         settings.setdefault("schedule", None)
         if base.first_epochs is not None:  # otherwise `resolved` gives them as many
             hashnet = dataclasses.replace(base, variant="hashnet")

@@ -7,15 +7,12 @@ import itertools
 from typing import Any
 
 from hashnet.errors import ConfigError
+from hashnet.losses import METHODS
 
+HASHNETS = ("hashnet+c", "hashnet", "hashnet-w", "hashnet-sgn")
+DEEP = tuple(METHODS)
 TITLES = {  # every method in the order of the paper's tables
-    "hashnet+c": "HashNet+C",
-    "hashnet": "HashNet",
-    "hashnet-w": "HashNet-W",
-    "hashnet-sgn": "HashNet-sgn",
-    "dhn": "DHN",
-    "dnnh": "DNNH",
-    "cnnh": "CNNH",
+    **{name: method.title for name, method in METHODS.items()},
     "sdh": "SDH",
     "ksh": "KSH",
     "itq-cca": "ITQ-CCA",
@@ -24,24 +21,12 @@ TITLES = {  # every method in the order of the paper's tables
     "sh": "SH",
     "lsh": "LSH",
 }
-HASHNETS = ("hashnet+c", "hashnet", "hashnet-w", "hashnet-sgn")
-DEEP = (*HASHNETS, "dhn", "dnnh", "cnnh")
 SHALLOW = tuple(name for name in TITLES if name not in DEEP)
 GROUPS = {"all": tuple(TITLES), "deep": DEEP, "shallow": SHALLOW, "ablation": HASHNETS}
 TABLE_METHODS = {  # table → its methods, in order
     1: ("hashnet", "dhn", "dnnh", "cnnh", "sdh", "ksh", "itq-cca", "itq", "bre", "sh", "lsh"),
     2: ("hashnet", "dhn"),
     3: HASHNETS,
-}
-
-# Tried on held-out training rows. All networks are trained for the same number of epochs, and HashNet's
-# variants and DHN have the same trials. A value of alpha * n_bits, unlike one of alpha, carries over to other
-# code lengths.
-_PAIRWISE: dict[str, list[Any]] = {"lr": [0.01, 0.02, 0.03], "alpha_n_bits": [10, 15]}
-DEEP_GRIDS: dict[str, dict[str, list[Any]]] = {
-    **dict.fromkeys((*HASHNETS, "dhn"), _PAIRWISE),
-    "dnnh": {"lr": [0.01, 0.02], "margin": [1.0, 2.0, 4.0]},
-    "cnnh": {"lr": [0.003, 0.01, 0.02, 0.03]},
 }
 
 
@@ -77,5 +62,5 @@ def candidates(method: str) -> list[dict[str, Any]]:
     """
     from hashnet.baselines import REGISTRY  # loads torch, which drivers do without
 
-    grid = DEEP_GRIDS[method] if method in DEEP else REGISTRY[method].grid
+    grid = METHODS[method].grid if method in METHODS else REGISTRY[method].grid
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]

@@ -1,4 +1,4 @@
-"""CNNH (Xia et al., AAAI 2014): codes that imitate the similarities, then a network that regresses them.
+"""CNNH (Xia et al., AAAI 2014): codes that reproduce the similarities, then a network that regresses them.
 
 Stage 1 minimises |S - H H^T / K|_F^2 over H in [-1, 1]^(n x K), S = +1 for similar and -1 for dissimilar
 rows, one entry at a time by a Newton step, and takes signs. With the rest fixed, row h of H costs
@@ -10,14 +10,20 @@ so no n x n matrix is ever made: G (K x K) is kept up to date and b follows from
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 
 from hashnet.kernels import compiled
 from hashnet.labels import as_multi_hot, pack_labels
+from hashnet.losses.pairwise import Similarity
+from hashnet.losses.similarity import LabelSimilarity
 from hashnet.models import relax
+
+if TYPE_CHECKING:
+    from hashnet.training import TrainConfig
 
 MAX_SWEEPS, STOP_BELOW = 20, 1e-3  # stop when a sweep over all entries gains less than a thousandth
 
@@ -25,18 +31,30 @@ MAX_SWEEPS, STOP_BELOW = 20, 1e-3  # stop when a sweep over all entries gains le
 class CNNHLoss:
     """Mean squared difference between tanh(beta z) and the target signs; callable like every loss.
 
-    ``targets`` int8 (n, n_bits) are ±1: row i belongs to row i of the training set and stays with it
-    however batches are drawn.
+    ``targets`` int8 (n, n_bits) are ±1: row i is the target of row i of the training set, however batches
+    are drawn. ``history`` is the objective of stage 1, which made them.
     """
 
-    def __init__(self, targets: Any, device: torch.device | str = "cpu") -> None:
+    guessing = None
+
+    def __init__(
+        self, targets: Any, device: torch.device | str = "cpu", history: Sequence[float] = ()
+    ) -> None:
         self.targets = torch.as_tensor(np.asarray(targets, dtype=np.int8)).to(device)
+        self.history = list(history)
+
+    @classmethod
+    def from_config(cls, config: TrainConfig, similarity: Similarity) -> Self:
+        """The loss for rows with labels; stage 1 runs here."""
+        assert isinstance(similarity, LabelSimilarity)
+        codes, history = similarity_codes(similarity.labels.cpu().numpy(), config.n_bits, config.seed)
+        return cls(codes, similarity.labels.device, history)
 
     def __call__(
         self, logits: torch.Tensor, rows: torch.Tensor, valid: torch.Tensor, beta: float
     ) -> torch.Tensor:
-        wanted = self.targets[rows].to(logits.dtype)
-        squared = (relax(logits, beta) - wanted).square().mean(dim=1)  # (n,)
+        targets = self.targets[rows].to(logits.dtype)  # (n, n_bits)
+        squared = (relax(logits, beta) - targets).square().mean(dim=1)  # (n,)
         return (squared * valid).sum() / valid.sum().clamp(min=1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -10,6 +11,9 @@ import torch
 from hashnet.kernels import compiled
 from hashnet.labels import check_pairs
 from hashnet.losses.pairwise import Similarity
+
+if TYPE_CHECKING:
+    from hashnet.training import TrainConfig
 
 
 class DNNHLoss:
@@ -20,9 +24,15 @@ class DNNHLoss:
     everywhere, and ``inf`` gives the loss of the bits themselves.
     """
 
+    guessing = None
+
     def __init__(self, similarity: Similarity, *, margin: float = 1.0, epsilon: float = 0.4) -> None:
         check_pairs(similarity.counts)
         self.similarity, self.margin, self.epsilon = similarity, margin, epsilon
+
+    @classmethod
+    def from_config(cls, config: TrainConfig, similarity: Similarity) -> Self:
+        return cls(similarity, margin=config.margin, epsilon=config.epsilon)
 
     def __call__(
         self, logits: torch.Tensor, rows: torch.Tensor, valid: torch.Tensor, beta: float

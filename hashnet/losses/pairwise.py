@@ -13,23 +13,27 @@ of weights, so that ln 2 = 0.693 always means that nothing is learnt.
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 from torch.nn import functional
 
 from hashnet.errors import ConfigError
 from hashnet.labels import PAIR_WEIGHTS, PairCounts, check_pairs
-from hashnet.losses.similarity import Pairs
+from hashnet.losses.similarity import BatchPairs
 from hashnet.models import relax
+
+if TYPE_CHECKING:
+    from hashnet.training import TrainConfig
 
 
 class Similarity(Protocol):
-    """What a pairwise loss asks: see ``LabelSimilarity`` and ``TableSimilarity``."""
+    """What a pairwise loss needs to know: see ``LabelSimilarity`` and ``TableSimilarity``."""
 
     counts: PairCounts
 
-    def pairs(self, rows: torch.Tensor, jaccard: bool = False) -> Pairs: ...
+    def pairs(self, rows: torch.Tensor, jaccard: bool = False) -> BatchPairs: ...
 
 
 def pair_cross_entropy(codes: torch.Tensor, similar: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -51,6 +55,8 @@ class PairwiseLoss:
     ``continuous`` turns c_ij on (HashNet+C). ``alpha`` defaults to 10 / n_bits.
     """
 
+    guessing = math.log(2)
+
     def __init__(
         self,
         similarity: Similarity,
@@ -66,7 +72,7 @@ class PairwiseLoss:
         self.similarity, self.weights, self.continuous = similarity, weights, continuous
         self.alpha = 10 / n_bits if alpha is None else alpha
         self.class_weights = class_weights(counts, continuous) if weights == "global" else (1.0, 1.0)
-        self._last: tuple[torch.Tensor, torch.Tensor, Pairs, torch.Tensor] | None = None
+        self._last: tuple[torch.Tensor, torch.Tensor, BatchPairs, torch.Tensor] | None = None
 
     def __call__(
         self, logits: torch.Tensor, rows: torch.Tensor, valid: torch.Tensor, beta: float
@@ -80,10 +86,20 @@ class PairwiseLoss:
         losses = pair_cross_entropy(relax(logits, beta), pairs.similar, self.alpha)
         return (weight * losses).sum() / weight.sum().clamp(min=torch.finfo(weight.dtype).tiny)
 
+    @classmethod
+    def from_config(cls, config: TrainConfig, similarity: Similarity) -> Self:
+        return cls(
+            similarity,
+            config.n_bits,
+            alpha=config.alpha,
+            weights=config.pair_weights,
+            continuous=config.continuous_on,
+        )
+
     def _known(
         self, rows: torch.Tensor, valid: torch.Tensor, dtype: torch.dtype
-    ) -> tuple[Pairs, torch.Tensor]:
-        """Pairs and weights of a batch; J and L of the same batch share them."""
+    ) -> tuple[BatchPairs, torch.Tensor]:
+        """BatchPairs and weights of a batch; J and L of the same batch share them."""
         if self._last is not None and self._last[0] is rows and self._last[1] is valid:
             return self._last[2], self._last[3]
         pairs = self.similarity.pairs(rows, self.continuous)
@@ -91,7 +107,7 @@ class PairwiseLoss:
         self._last = rows, valid, pairs, weight
         return pairs, weight
 
-    def _weights(self, pairs: Pairs, valid: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _weights(self, pairs: BatchPairs, valid: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """w_ij (n, n), 0 for pairs that do not count."""
         counted = (pairs.known & valid[:, None] & valid[None, :]).to(dtype)
         similar = pairs.similar.to(dtype) * counted
@@ -105,6 +121,6 @@ class PairwiseLoss:
 
 
 def _shares(weight: torch.Tensor) -> torch.Tensor:
-    """``weight`` divided by its sum; zeros stay zeros where there is none of the kind in the batch."""
+    """``weight`` divided by its sum; all zeros where the batch has no pair of the kind."""
     total = weight.sum()
     return weight / torch.where(total > 0, total, torch.ones_like(total))

@@ -1,6 +1,6 @@
 """Which pairs of a batch are similar, and how much: from labels, or from a table of pairs alone.
 
-A loss holds one of these for its whole training set and asks it about the rows of a batch. Rows are
+A loss holds one of these for its whole training set and looks up the rows of a batch in it. Rows are
 positions 0..n-1 in that set.
 """
 
@@ -15,10 +15,10 @@ from hashnet.errors import DataError
 from hashnet.labels import PairCounts, as_multi_hot, count_pairs
 
 
-class Pairs(NamedTuple):
+class BatchPairs(NamedTuple):
     """The pairs of a batch of n rows, all (n, n): similar bool, known bool, jaccard float or None.
 
-    ``known`` is false for a row with itself and for pairs nobody has said anything about.
+    ``known`` is false for a row with itself and for pairs of unknown similarity.
     """
 
     similar: torch.Tensor
@@ -34,22 +34,22 @@ class LabelSimilarity:
         self.counts = count_pairs(multi_hot)
         self.labels = torch.from_numpy(np.ascontiguousarray(multi_hot)).to(device)
 
-    def pairs(self, rows: torch.Tensor, jaccard: bool = False) -> Pairs:
+    def pairs(self, rows: torch.Tensor, jaccard: bool = False) -> BatchPairs:
         y = self.labels[rows].float()  # (n, n_classes)
         shared = y @ y.T  # counts, exact in float32
         known = rows[:, None] != rows[None, :]
         if not jaccard:
-            return Pairs(shared > 0, known, None)
+            return BatchPairs(shared > 0, known, None)
         size = y.sum(dim=1)
         union = size[:, None] + size[None, :] - shared
-        return Pairs(shared > 0, known, shared / union.clamp(min=1))
+        return BatchPairs(shared > 0, known, shared / union.clamp(min=1))
 
 
 class TableSimilarity:
     """Similarity from listed pairs alone; a pair that is not listed carries no loss.
 
-    ``a``, ``b`` are positions (m,) of the two rows, ``similar`` bool (m,); the order inside a pair means
-    nothing. ``n_rows`` is the size of the training set.
+    ``a``, ``b`` are positions (m,) of the two rows, ``similar`` bool (m,); the order inside a pair does
+    not matter. ``n_rows`` is the size of the training set.
     """
 
     def __init__(self, a: Any, b: Any, similar: Any, n_rows: int, device: torch.device | str = "cpu") -> None:
@@ -65,11 +65,11 @@ class TableSimilarity:
         self.keys = torch.from_numpy(keys).to(device)  # sorted, so that a lookup is a binary search
         self.similar = torch.from_numpy(similar).to(device)
 
-    def pairs(self, rows: torch.Tensor, jaccard: bool = False) -> Pairs:
+    def pairs(self, rows: torch.Tensor, jaccard: bool = False) -> BatchPairs:
         if jaccard:
             raise DataError("a table of pairs has no label sets: continuous similarity needs labels")
         low, high = torch.minimum(rows[:, None], rows), torch.maximum(rows[:, None], rows)
-        wanted = low * self.n_rows + high  # (n, n)
-        found = torch.searchsorted(self.keys, wanted).clamp(max=len(self.keys) - 1)
-        known = self.keys[found] == wanted
-        return Pairs(self.similar[found] & known, known, None)
+        keys = low * self.n_rows + high  # (n, n)
+        found = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
+        known = self.keys[found] == keys
+        return BatchPairs(self.similar[found] & known, known, None)

@@ -1,57 +1,51 @@
-"""Training: the continuation schedule, one loop for every deep method, checkpoints."""
+"""Training: the continuation schedule, one loop for every deep method, checkpoints, diagnostics."""
 
 from typing import TYPE_CHECKING
 
 from hashnet.io import lazy_names
 
 if TYPE_CHECKING:
-    from hashnet.training.assemble import make_model
-    from hashnet.training.config import HOW, VARIANTS, TrainConfig
-    from hashnet.training.data import held_out, open_rows
-    from hashnet.training.feature_scaling import standardise
-    from hashnet.training.gather import from_first
-    from hashnet.training.history import read_history
-    from hashnet.training.loop import fit
-    from hashnet.training.measure import logits_of
-    from hashnet.training.run import (
+    from hashnet.training.config import EXECUTION_KEYS, KINDS, FitSettings, TrainConfig
+    from hashnet.training.diagnostics import logits_of
+    from hashnet.training.distributed import from_first
+    from hashnet.training.frozen_backbone import standardise
+    from hashnet.training.history import EpochRecord, StageRecord, StepRecord, read_history
+    from hashnet.training.inputs import ArraySource, held_out, open_rows
+    from hashnet.training.loop import Callbacks, fit
+    from hashnet.training.preparation import (
         finished_result,
         prepare,
+        prepare_manifest,
         read_config,
         record_data,
         refuse_other_config,
         refuse_unlabelled,
         result_of,
-        settle_manifest,
     )
-    from hashnet.training.schedule import plain
-    from hashnet.training.settings import FitSettings
-    from hashnet.training.sources import ArraySource
-    from hashnet.training.worker import train_run
+    from hashnet.training.schedule import plain, staged
+    from hashnet.training.trainer import TrainingSummary, make_model, train_run
 
 __all__, __getattr__ = lazy_names(
     __name__,
     {
-        "assemble": ["make_model"],
-        "config": ["HOW", "TrainConfig", "VARIANTS"],
-        "data": ["held_out", "open_rows"],
-        "gather": ["from_first"],
-        "history": ["read_history"],
-        "loop": ["fit"],
-        "measure": ["logits_of"],
-        "run": [
+        "config": ["EXECUTION_KEYS", "FitSettings", "KINDS", "TrainConfig"],
+        "diagnostics": ["logits_of"],
+        "distributed": ["from_first"],
+        "frozen_backbone": ["standardise"],
+        "history": ["EpochRecord", "StageRecord", "StepRecord", "read_history"],
+        "inputs": ["ArraySource", "held_out", "open_rows"],
+        "loop": ["Callbacks", "fit"],
+        "preparation": [
             "finished_result",
             "prepare",
+            "prepare_manifest",
             "read_config",
             "record_data",
             "refuse_other_config",
             "refuse_unlabelled",
             "result_of",
-            "settle_manifest",
         ],
-        "schedule": ["plain"],
-        "settings": ["FitSettings"],
-        "sources": ["ArraySource"],
-        "feature_scaling": ["standardise"],
-        "worker": ["train_run"],
+        "schedule": ["plain", "staged"],
+        "trainer": ["TrainingSummary", "make_model", "train_run"],
     },
 )

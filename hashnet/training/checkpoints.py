@@ -1,11 +1,12 @@
-"""Checkpoints: everything training needs to go on as if nothing had happened, without a pickle.
+"""Checkpoints: everything that training needs to continue exactly where it was, without a pickle.
 
     step-00000400/tensors.safetensors   model, and momentum of the optimiser
     step-00000400/history.json          the history up to here
-    step-00000400/state.json            step, stage, beta, learning rate, stopping rule, seed; makes it count
+    step-00000400/state.json            step, stage, beta, learning rate, stopping rule, seed; written last:
+                                        a checkpoint without it is incomplete
 
-The scheduler is a function of (stage, step in the stage), the order and the augmentation of the samples
-and every random number of (seed, step): those numbers are the scheduler's, the data's and the RNG's state.
+The learning rate is a function of (stage, step in the stage); the order of the rows, their augmentation and
+every random number are functions of (seed, step). Those numbers are the state of schedule, data and RNG.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ KEEP = 2  # the newest, and the one before in case the newest is damaged
 
 @dataclass
 class TrainState:
-    """Where training stands. ``step`` counts all steps and is the position in the data."""
+    """The position of training. ``step`` counts all steps and is the position in the data."""
 
     seed: int
     step: int = 0
@@ -42,6 +43,16 @@ class TrainState:
     epoch_loss: float = 0.0  # sum of J over the steps of this epoch so far
     best_loss: float | None = None  # lowest mean J of an epoch of this stage
     stale_epochs: int = 0  # epochs since then
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint read from disk: ``tensors`` of model and optimiser, ``numbers`` of the optimiser."""
+
+    state: TrainState
+    tensors: dict[str, torch.Tensor]
+    numbers: dict[str, float]
+    history: History
 
 
 class Checkpoints:
@@ -62,9 +73,9 @@ class Checkpoints:
     def save(
         self, state: TrainState, model: torch.nn.Module, optimiser: torch.optim.Optimizer, history: History
     ) -> None:
-        """Writes one and removes those older than the last ``KEEP``."""
+        """Writes a checkpoint and removes all but the newest ``KEEP``."""
         folder = storage.join(self.uri, f"step-{state.step:08d}")
-        optimiser_tensors, optimiser_rest = _flatten(optimiser)
+        optimiser_tensors, optimiser_numbers = _flatten(optimiser)
         tensors = {f"model.{k}": v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
         data = save_tensors({k: v.clone() for k, v in (tensors | optimiser_tensors).items()})
         storage.write_bytes(storage.join(folder, TENSORS), data)
@@ -74,7 +85,7 @@ class Checkpoints:
             "format_version": FORMAT_VERSION,
             "tensors_sha256": hashlib.sha256(data).hexdigest(),
             "state": asdict(state),
-            "optimiser": optimiser_rest,
+            "optimiser": optimiser_numbers,
         }
         storage.write_json(storage.join(folder, STATE), about)
         for step in self.steps()[:-KEEP]:
@@ -83,36 +94,36 @@ class Checkpoints:
     def restore(
         self, model: torch.nn.Module, optimiser: torch.optim.Optimizer
     ) -> tuple[TrainState, History] | None:
-        """Loads the newest checkpoint that is whole into both; None when there is none."""
+        """Loads the newest undamaged checkpoint into model and optimiser; None when there is none."""
         if (found := self.newest()) is None:
             return None
-        about, tensors, history = found
-        weights = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+        weights = {k.removeprefix("model."): v for k, v in found.tensors.items() if k.startswith("model.")}
         model.load_state_dict(weights)
-        _unflatten(optimiser, tensors, about["optimiser"])
-        return TrainState(**about["state"]), history
+        _unflatten(optimiser, found.tensors, found.numbers)
+        return found.state, found.history
 
-    def newest(self) -> tuple[dict[str, Any], dict[str, torch.Tensor], History] | None:
-        """State, tensors and history of the newest checkpoint that is whole; None when there is none."""
+    def newest(self) -> Checkpoint | None:
+        """The newest undamaged checkpoint; None when there is none."""
         for step in reversed(self.steps()):
             folder = storage.join(self.uri, f"step-{step:08d}")
             try:
-                return *self._read(folder), read_history(folder)
+                return self._read(folder)
             except HashnetError as error:
                 logger.warning("checkpoint %s cannot be used (%s); trying the one before", folder, error)
         return None
 
-    def _read(self, folder: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    def _read(self, folder: str) -> Checkpoint:
         path = storage.join(folder, STATE)
         about = storage.check_format(storage.read_json(path), path, KIND, FORMAT_VERSION)
         data = storage.read_bytes(storage.join(folder, TENSORS))
         if hashlib.sha256(data).hexdigest() != about["tensors_sha256"]:
-            raise FormatError(f"{TENSORS} does not have the sha256 that {STATE} says")
-        return about, load_tensors(data)
+            raise FormatError(f"{TENSORS} does not have the sha256 recorded in {STATE}")
+        state = TrainState(**about["state"])
+        return Checkpoint(state, load_tensors(data), about["optimiser"], read_history(folder))
 
 
-def _flatten(optimiser: torch.optim.Optimizer) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Its tensors by name, and the numbers beside them."""
+def _flatten(optimiser: torch.optim.Optimizer) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """The optimiser's tensors and its plain numbers, both by name."""
     tensors, numbers = {}, {}
     for parameter, values in optimiser.state_dict()["state"].items():
         for name, value in values.items():
@@ -124,7 +135,7 @@ def _flatten(optimiser: torch.optim.Optimizer) -> tuple[dict[str, torch.Tensor],
 
 
 def _unflatten(
-    optimiser: torch.optim.Optimizer, tensors: dict[str, torch.Tensor], numbers: dict[str, Any]
+    optimiser: torch.optim.Optimizer, tensors: dict[str, torch.Tensor], numbers: dict[str, float]
 ) -> None:
     state: dict[int, dict[str, Any]] = {}
     flat: dict[str, Any] = {
@@ -133,10 +144,10 @@ def _unflatten(
     for path, value in (flat | numbers).items():
         parameter, _, name = path.partition(".")
         state.setdefault(int(parameter), {})[name] = value
-    groups = optimiser.state_dict()["param_groups"]  # learning rates are set anew at every step
+    groups = optimiser.state_dict()["param_groups"]  # learning rates are set at every step
     optimiser.load_state_dict({"state": state, "param_groups": groups})
     for weights, values in optimiser.state.items():
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.shape == weights.shape:
-                # a fused step walks the memory of both, so they must lie in it alike (channels_last)
+                # a fused step walks both in memory order, so their layouts must match (channels_last)
                 values[name] = torch.empty_like(weights).copy_(value)

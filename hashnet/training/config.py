@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,46 +10,62 @@ from hashnet.codes import check_n_bits
 from hashnet.errors import ConfigError, ModelError
 from hashnet.io import REQUIRED, Renamed, key
 from hashnet.labels import PAIR_WEIGHTS
-from hashnet.training.schedule import ANNEALING, SCHEDULES, Stage, plain, smooth, staged
-from hashnet.training.settings import FitSettings
+from hashnet.losses import METHODS
+from hashnet.training.schedule import (
+    ANNEALING,
+    BETA_GROWTH,
+    BETA_REFRESH,
+    N_STAGES,
+    SCHEDULES,
+    STAGE_LR_SCALE,
+    ContinuationStage,
+    plain,
+    smooth,
+    staged,
+)
 
-VARIANTS: dict[str, dict[str, Any]] = {  # Table 3 of the paper, and the deep methods it compares with
-    "hashnet": {"class_weights": "global", "continuous": False, "schedule": "staged"},
-    "hashnet+c": {"class_weights": "global", "continuous": True, "schedule": "staged"},
-    "hashnet-w": {"class_weights": "none", "continuous": False, "schedule": "staged"},
-    "hashnet-sgn": {"class_weights": "global", "continuous": False, "schedule": "plain"},
-    "dhn": {"class_weights": "none", "continuous": False, "schedule": "plain"},
-    "dnnh": {"class_weights": "none", "continuous": False, "schedule": "plain"},
-    "cnnh": {"class_weights": "none", "continuous": False, "schedule": "plain"},
-}
-
-# Tuned on real data for each kind of backbone: vectors from a trained network; small networks from scratch;
-# large ones with pretrained weights, whose layers must move little; large ones from scratch. A small training
-# set is gone through more often: the first stage and the later ones have at least MIN_STEPS steps.
-KINDS: dict[str, dict[str, Any]] = {
-    "features": {"lr": 0.01, "dropout": 0.5, "first_epochs": 80, "stage_epochs": 2},
-    "small": {"lr": 0.003, "dropout": 0.0, "first_epochs": 30, "stage_epochs": 2},
-    "pretrained": {"lr": 0.003, "dropout": 0.5, "head_epochs": 60, "first_epochs": 8, "stage_epochs": 1},
-    "scratch": {"lr": 0.01, "dropout": 0.0, "first_epochs": 60, "stage_epochs": 2},
-}
 DEVICES = ("auto", "cpu", "cuda")
-MIN_STEPS = {"features": (1000, 70), "small": (600, 40), "pretrained": (60, 8), "scratch": (2000, 70)}
 
-# Keys that say how the work is done, not what comes out: a run may go on with others.
-HOW = (
+
+@dataclass(frozen=True)
+class KindDefaults:
+    """What unset keys become for one kind of backbone.
+
+    A small training set gets more epochs: ``min_steps`` are the fewest of the first and of a later stage.
+    """
+
+    lr: float
+    dropout: float
+    first_epochs: int
+    stage_epochs: int
+    min_steps: tuple[int, int]
+    head_epochs: int | None = None
+
+
+# Tuned on real data: vectors from a trained network; small networks from scratch; large ones with pretrained
+# weights, whose layers must move little; large ones from scratch.
+KINDS: dict[str, KindDefaults] = {
+    "features": KindDefaults(0.01, 0.5, first_epochs=80, stage_epochs=2, min_steps=(1000, 70)),
+    "small": KindDefaults(0.003, 0.0, first_epochs=30, stage_epochs=2, min_steps=(600, 40)),
+    "pretrained": KindDefaults(0.003, 0.5, first_epochs=8, stage_epochs=1, min_steps=(60, 8), head_epochs=60),
+    "scratch": KindDefaults(0.01, 0.0, first_epochs=60, stage_epochs=2, min_steps=(2000, 70)),
+}
+
+# Keys about how the work is done, which do not change the model: a run may be continued with other values.
+EXECUTION_KEYS = (
     "run", "manifest", "num_workers", "min_workers", "cpus_per_worker", "device", "placement", "collective",
     "max_failures", "threads", "base_uri", "checkpoint_every", "log_every", "download",
 )  # fmt: skip
-# So do these, about what is measured afterwards and put up with: bad pictures are left out in any case.
-PUT_UP_WITH = ("measure_rows", "max_bad_fraction")
+# Nor do these: what is measured at the end, and how many bad pictures (left out in any case) are too many.
+MEASUREMENT_KEYS = ("measure_rows", "max_bad_fraction")
 
 
 def _known_backbone(name: str) -> None:
-    from hashnet.models import check_backbone  # and torch with it: seconds that `--help` does without
+    from hashnet.models import check_backbone  # imports torch: seconds that `--help` does without
 
     try:
         check_backbone(name)
-    except ModelError as error:  # one of several mistakes of a configuration, all reported together
+    except ModelError as error:  # reported together with the other mistakes of a configuration
         raise ValueError(str(error)) from error
 
 
@@ -67,14 +82,14 @@ class TrainConfig:
         None, "the data: a manifest made by `hashnet dataset`; the run keeps a copy", path=True
     )
     dataset: str | None = key(
-        None, "instead of a manifest: data that needs no download", choices=("digits", "synthetic")
+        None, "instead of a manifest: a data set that needs no download", choices=("digits", "synthetic")
     )
     base_uri: str | None = key(
         None, "folder that relative picture paths of the manifest start from", path=True
     )
-    modality: str = key("image", "of an embedded data set", choices=("image", "features"))
+    modality: str = key("image", "rows of the embedded data set", choices=("image", "features"))
     pairs: str | None = key(
-        None, "Parquet or .csv: row_a, row_b, similar; learn from these pairs, not from labels", path=True
+        None, "Parquet or .csv: row_a, row_b, similar; learn from these pairs instead of labels", path=True
     )
 
     n_bits: int = key(48, "code length, a multiple of 8", check=check_n_bits)
@@ -85,32 +100,36 @@ class TrainConfig:
     weights: str = key(
         "random", "random, pretrained, or a file (.pth, .safetensors)", path=("random", "pretrained")
     )
-    download: bool = key(False, "whether pretrained weights may be fetched from the internet")
+    download: bool = key(False, "allow pretrained weights to be downloaded")
     hidden: int | None = key(None, "units of a hidden layer of the backbone `features`", low=1)
     dropout: float | None = key(
-        None, "on what the hash layer sees; none: by kind of backbone", low=0, high=0.99
+        None, "of the hash layer's input; none: by kind of backbone", low=0, high=0.99
     )
-    resize: int | None = key(None, "shorter side of pictures; none: what the backbone prefers", low=1)
-    crop: int | None = key(None, "side of the square cut out; none: what the backbone prefers", low=1)
-    flip: bool | None = key(None, "mirror training pictures; none: what the backbone prefers")
-    standardise: bool = key(True, "keep the training features' mean and deviation in the model")
+    resize: int | None = key(None, "shorter side of pictures; none: the backbone's", low=1)
+    crop: int | None = key(None, "side of the square crop; none: the backbone's", low=1)
+    flip: bool | None = key(None, "mirror training pictures at random; none: the backbone's choice")
+    standardise: bool = key(True, "standardise features by the mean and deviation of the training rows")
     freeze_backbone: bool = key(False, "train the hash layer alone, on centre crops")
     batchnorm: str | None = key(
         None, "running statistics; none: frozen unless weights=random", choices=("frozen", "train")
     )
 
-    variant: str = key("hashnet", "sets class_weights, continuous and schedule", choices=tuple(VARIANTS))
+    variant: str = key(
+        "hashnet",
+        "the method: its loss and head; sets class_weights, continuous, schedule",
+        choices=tuple(METHODS),
+    )
     class_weights: str | None = key(
-        None, "pair weights of the whole training set, of the batch, or none", choices=PAIR_WEIGHTS
+        None, "pair weights from the whole training set, from the batch, or none", choices=PAIR_WEIGHTS
     )
     continuous: bool | None = key(None, "weigh similar pairs by the Jaccard similarity of their labels")
     alpha: float | None = key(None, "scale of the sigmoid; none: 10 / n_bits", low=1e-9)
     quantisation: float = key(0.1, "weight of DHN's quantisation term", low=0)
-    margin: float = key(1.0, "of DNNH's triplets, in bits", low=0)
+    margin: float = key(1.0, "DNNH: margin of the triplets, in bits", low=0)
     epsilon: float = key(0.4, "DNNH: sigmoids within this of 0.5 are not rounded yet", low=0, high=0.5)
 
     schedule: str | None = key(None, "how beta grows", choices=SCHEDULES)
-    stages: int = key(10, "stages with finite beta = 1, 2, 4, … of schedule=staged", low=1, high=30)
+    stages: int = key(N_STAGES, "schedule=staged: stages with beta = 1, 2, 4, …", low=1, high=30)
     head_epochs: int | None = key(
         None,
         "pretrained backbones: epochs of the hash layer alone, on frozen features, before the stages",
@@ -124,47 +143,56 @@ class TrainConfig:
         low=0,
     )
     stage_lr_scale: float = key(
-        0.3, "the learning rate of later stages is this times lr / beta: they refine", low=0
+        STAGE_LR_SCALE, "the learning rate of later stages is this times lr / beta", low=0
     )
-    beta_growth: float = key(0.005, "smooth: beta = sqrt(1 + this * step)", low=0)
-    beta_refresh: int = key(200, "smooth: steps between changes of beta", low=1)
+    beta_growth: float = key(BETA_GROWTH, "schedule=smooth: beta = sqrt(1 + this * step)", low=0)
+    beta_refresh: int = key(BETA_REFRESH, "schedule=smooth: steps between changes of beta", low=1)
 
     lr: float | None = key(None, "learning rate of the backbone; none: by kind of backbone", low=0)
     head_lr_scale: float = key(10.0, "the hash layer's learning rate is this times lr", low=0)
     momentum: float = key(0.9, "of SGD", low=0, high=0.9999)
     weight_decay: float = key(5e-4, "of SGD", low=0)
     annealing: str = key("cosine", "of the learning rate inside a stage", choices=ANNEALING)
-    batch_size: int = key(256, "rows of a batch over all workers; the pair matrix spans it", low=2)
-    seed: int = key(0, "of weights, order, augmentation and dropout", low=0)
+    batch_size: int = key(
+        256, "rows per batch of all workers together; the loss covers all pairs in it", low=2
+    )
+    seed: int = key(0, "of initial weights, order of rows, augmentation and dropout", low=0)
 
-    validation: float = key(0.0, "share of the training rows held out and scored by MAP", low=0, high=0.9)
-    map_k: int = key(0, "MAP of queries against the database at each stage's end, this deep; 0: none", low=0)
-    measure_rows: int = key(2048, "database rows looked at for J, L and |g| when training ends", low=0)
+    validation: float = key(0.0, "share of the training rows held out to measure MAP on", low=0, high=0.9)
+    map_k: int = key(
+        0, "measure MAP@map_k of queries against the database after each stage; 0: do not", low=0
+    )
+    measure_rows: int = key(
+        2048, "database rows on which J, L and |g| are measured when training ends", low=0
+    )
     max_bad_fraction: float = key(
-        0.05, "share of unreadable pictures that stops training; one is put up with unless 0", low=0, high=1
+        0.05,
+        "share of unreadable pictures above which training stops; unless 0, a single one is tolerated",
+        low=0,
+        high=1,
     )
 
     num_workers: int = key(1, "data-parallel workers", low=1)
-    min_workers: int | None = key(None, "elastic: go on with as few as this", low=1)
+    min_workers: int | None = key(None, "elastic training: the fewest workers to continue with", low=1)
     cpus_per_worker: int | None = key(None, "none: an equal share of the free CPUs, at most 8", low=1)
     device: str = key(
-        "auto", "of each worker; auto: a GPU where the cluster has enough of them", choices=DEVICES
+        "auto", "of each worker; auto: cuda where the cluster has a GPU for each", choices=DEVICES
     )
     placement: str = key(
-        "pack", "workers on few nodes, on many, or one a node", choices=("pack", "spread", "strict_spread")
+        "pack", "workers on few nodes, on many, or one per node", choices=("pack", "spread", "strict_spread")
     )
     collective: str | None = key(
-        None, "how workers talk; none: nccl with GPUs, gloo without", choices=("gloo", "nccl")
+        None, "communication of workers; none: nccl with GPUs, gloo without", choices=("gloo", "nccl")
     )
     max_failures: int = key(
         3,
-        "times that lost workers are replaced before giving up; a spot node that goes without notice to Ray "
-        "counts as one; -1: without end",
+        "how often lost workers are replaced; a spot node lost without notice to Ray counts as one; "
+        "-1: no limit",
         low=-1,
     )
-    threads: int = key(2, "threads a worker decodes pictures with", low=1)
+    threads: int = key(2, "threads per worker that decode pictures", low=1)
     checkpoint_every: int = key(
-        200, "steps between checkpoints, besides one at each stage's end; 0: only those", low=0
+        200, "steps between checkpoints; there is one after each stage in any case; 0: only those", low=0
     )
     log_every: int = key(1, "steps between rows of the history", low=1)
 
@@ -184,27 +212,20 @@ class TrainConfig:
             mistakes.append(
                 "continuous similarity needs labels; a pairs table has none (use variant=hashnet)"
             )
-        if self.pairs is not None and self.variant == "cnnh":
-            mistakes.append("variant=cnnh factorises the similarity of all rows and needs labels, not pairs")
+        if self.pairs is not None and METHODS[self.variant].labels_only:
+            mistakes.append(f"variant={self.variant} learns from the labels of all rows; leave pairs out")
         if self.pairs is not None and self.validation:
-            mistakes.append("validation is measured by labels; with a pairs table it is not possible")
+            mistakes.append("validation needs labels; a pairs table has none (leave validation out)")
         if mistakes:
             raise ConfigError(mistakes)
 
     def _by_variant(self, name: str) -> Any:
         value = getattr(self, name)
-        return VARIANTS[self.variant][name] if value is None else value
+        return METHODS[self.variant].defaults()[name] if value is None else value
 
     @property
     def continuous_on(self) -> bool:
         return bool(self._by_variant("continuous"))
-
-    @property
-    def guessing_loss(self) -> float | None:
-        """The loss of relaxed codes of 0, which is guessing; None for squared differences and triplets."""
-        if self.variant in ("cnnh", "dnnh"):
-            return None
-        return math.log(2) + (self.quantisation * math.log(math.cosh(1)) if self.variant == "dhn" else 0)
 
     @property
     def pair_weights(self) -> str:
@@ -219,7 +240,7 @@ class TrainConfig:
         return name
 
     def kind_for(self, modality: str) -> str:
-        """``features``, ``small``, ``pretrained`` or ``scratch``: what the defaults are chosen by."""
+        """The kind of backbone, a key of KINDS: ``features``, ``small``, ``pretrained`` or ``scratch``."""
         name = self.backbone_for(modality)
         if name in ("features", "small_cnn"):
             return {"features": "features", "small_cnn": "small"}[name]
@@ -228,32 +249,36 @@ class TrainConfig:
         return "scratch" if self.weights == "random" else "pretrained"
 
     def resolved(self, modality: str, n_rows: int) -> TrainConfig:
-        """The same configuration with nothing left to choose by kind, variant or number of rows.
+        """The same configuration with every key set that depends on the backbone, the method or the rows.
 
-        ``n_rows`` are those there are for an epoch, held-out ones among them.
+        ``n_rows`` is the number of rows per epoch, held-out ones included.
         """
-        kind = self.kind_for(modality)
-        defaults = {"backbone": self.backbone_for(modality), **KINDS[kind], **VARIANTS[self.variant]}
-        per_epoch = max(1, -(-n_rows // self.batch_size))  # without rows: `check_data` says so
-        for name, least in zip(("first_epochs", "stage_epochs"), MIN_STEPS[kind], strict=True):
-            defaults[name] = max(defaults[name], -(-least // per_epoch))
+        kind = KINDS[self.kind_for(modality)]
+        per_epoch = max(1, -(-n_rows // self.batch_size))  # steps; `check_data` refuses a set without rows
+        first_steps, stage_steps = kind.min_steps
+        defaults = METHODS[self.variant].defaults() | {
+            "backbone": self.backbone_for(modality),
+            "lr": kind.lr,
+            "dropout": kind.dropout,
+            "head_epochs": kind.head_epochs,
+            "first_epochs": max(kind.first_epochs, -(-first_steps // per_epoch)),
+            "stage_epochs": max(kind.stage_epochs, -(-stage_steps // per_epoch)),
+        }
         unset = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         config = dataclasses.replace(self, **unset)
-        if config.schedule != "staged" and self.first_epochs is None:  # the same number of epochs in all
+        if config.schedule != "staged" and self.first_epochs is None:  # as many epochs as all stages together
             later = (self.stages - 1) * int(config.stage_epochs or 0)
             config = dataclasses.replace(config, first_epochs=int(config.first_epochs or 0) + later)
         return config
 
-    def make_stages(self) -> list[Stage]:
+    def make_stages(self) -> list[ContinuationStage]:
         """The stages of a resolved configuration."""
         first, later = int(self.first_epochs or 0), int(self.stage_epochs or 0)
         if self.schedule == "smooth":
             return smooth(first, self.beta_growth, self.beta_refresh)
-        return (
-            plain(first)
-            if self.schedule == "plain"
-            else staged(self.stages, first, later, self.patience, self.stage_lr_scale)
-        )
+        if self.schedule == "plain":
+            return plain(first)
+        return staged(self.stages, first, later, self.patience, self.stage_lr_scale)
 
     def fit_settings(self) -> FitSettings:
         """What the training loop needs of a resolved configuration."""
@@ -271,3 +296,25 @@ class TrainConfig:
             log_every=self.log_every,
             checkpoint_every=self.checkpoint_every,
         )
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """How the training loop optimises; the defaults are TrainConfig's.
+
+    ``lr`` is the backbone's learning rate, the head's is ``head_lr_scale`` times it.
+    """
+
+    lr: float = KINDS["features"].lr
+    head_lr_scale: float = TrainConfig.head_lr_scale
+    momentum: float = TrainConfig.momentum
+    weight_decay: float = TrainConfig.weight_decay
+    annealing: str = TrainConfig.annealing
+    batch_size: int = TrainConfig.batch_size
+    seed: int = TrainConfig.seed
+    log_every: int = TrainConfig.log_every
+    min_improvement: float = 1e-3  # relative: an epoch that lowers J by less counts as stale
+    train_batchnorm: bool = False  # False: running statistics do not change
+    freeze_backbone: bool = False
+    checkpoint_every: int = 0  # steps between checkpoints; 0: only after each stage
+    prefetch: int = 2  # batches made ahead

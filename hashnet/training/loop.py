@@ -6,10 +6,7 @@
     from hashnet.codes import pack_signs
     from hashnet.losses import LabelSimilarity, PairwiseLoss
     from hashnet.models import build_model
-    from hashnet.training.loop import fit
-    from hashnet.training.schedule import staged
-    from hashnet.training.settings import FitSettings
-    from hashnet.training.feature_scaling import standardise
+    from hashnet.training import FitSettings, fit, staged, standardise
 
     X, y = load_digits(return_X_y=True)                     # rows (n, d) and class ids (n,)
     X = X.astype("float32")
@@ -20,15 +17,16 @@
     codes = pack_signs(model(torch.from_numpy(X)))
 
 It runs in one process, or in every process of a torch.distributed group at once: then each takes its slice
-of every batch, and the pair matrix spans the whole batch.
+of every batch, and the loss covers all pairs of the whole batch.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -38,74 +36,75 @@ from hashnet.errors import ConfigError, Diverged
 from hashnet.losses import Loss
 from hashnet.models import HashModel
 from hashnet.training.checkpoints import Checkpoints, TrainState
-from hashnet.training.gather import from_first, gather_rows, world
-from hashnet.training.history import History
-from hashnet.training.measure import look_at
-from hashnet.training.optimiser import make_optimiser, set_learning_rate
-from hashnet.training.parallel import distribute, train_mode
-from hashnet.training.sampling import RowSampler, Sampler, Share, share
-from hashnet.training.schedule import Stage, anneal
-from hashnet.training.settings import FitSettings
-from hashnet.training.sources import ArraySource, Source, prefetch
+from hashnet.training.config import FitSettings
+from hashnet.training.diagnostics import BatchDiagnostics
+from hashnet.training.distributed import distribute, from_first, gather_rows, world
+from hashnet.training.history import EpochRecord, History, StageRecord, StepRecord
+from hashnet.training.inputs import ArraySource, InputSource, prefetch
+from hashnet.training.optimiser import make_optimiser, set_learning_rate, train_mode
+from hashnet.training.sampling import BatchSlice, RowSampler, Sampler, batch_slice
+from hashnet.training.schedule import ContinuationStage, anneal
 
-Record = dict[str, Any]
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Functions that follow training: ``step`` is called on worker 0 alone, the others on every worker.
+
+    ``stage`` may add to its record before it is kept.
+    """
+
+    step: Callable[[StepRecord], None] | None = None
+    epoch: Callable[[EpochRecord], None] | None = None
+    stage: Callable[[StageRecord], None] | None = None
 
 
 def fit(
     model: HashModel,
-    source: Source | np.ndarray,
+    source: InputSource | np.ndarray,
     loss: Loss,
-    stages: list[Stage],
+    stages: list[ContinuationStage],
     settings: FitSettings | None = None,
     *,
     sampler: Sampler | None = None,
     checkpoints: Checkpoints | None = None,
-    on_step: Callable[[Record], None] | None = None,
-    on_epoch: Callable[[Record], None] | None = None,
-    on_stage: Callable[[Record], None] | None = None,
-    device: str | torch.device = "cpu",
+    callbacks: Callbacks | None = None,
 ) -> History:
-    """Trains ``model`` in place and returns the history of this and any earlier, interrupted run.
+    """Trains ``model`` in place, on its device, and returns the history, earlier interrupted runs included.
 
     ``source`` is an array of rows or anything with ``batch(rows, epoch)``; row i of it is row i of the
-    training set the loss was built for. ``checkpoints`` makes it resumable. The callbacks get a row of
-    the history (``on_step``, worker 0 only), a mean over the epoch, and the record of the stage, which
-    they may add to; ``on_epoch`` and ``on_stage`` are called on every worker.
+    training set the loss was made for. ``checkpoints`` makes training resumable.
     """
-    trainer = _Trainer(model, source, loss, stages, settings or FitSettings(), sampler, checkpoints, device)
-    trainer.on_step, trainer.on_epoch, trainer.on_stage = on_step, on_epoch, on_stage
-    trainer.run()
-    return trainer.history
+    loop = _Loop(model, source, loss, stages, settings or FitSettings(), sampler, checkpoints)
+    loop.callbacks = callbacks or Callbacks()
+    loop.run()
+    return loop.history
 
 
-class _Trainer:
-    on_step: Callable[[Record], None] | None
-    on_epoch: Callable[[Record], None] | None
-    on_stage: Callable[[Record], None] | None
+class _Loop:
+    callbacks: Callbacks
 
     def __init__(
         self,
         model: HashModel,
-        source: Source | np.ndarray,
+        source: InputSource | np.ndarray,
         loss: Loss,
-        stages: list[Stage],
+        stages: list[ContinuationStage],
         settings: FitSettings,
         sampler: Sampler | None,
         checkpoints: Checkpoints | None,
-        device: str | torch.device,
     ) -> None:
         self.rank, self.n_workers = world()
-        self.device = torch.device(device)
+        self.device = model.feature_mean.device
         self.source = ArraySource(source) if isinstance(source, np.ndarray) else source
         self.sampler = sampler or RowSampler(len(self.source), settings.batch_size, settings.seed)
         if self.sampler.batch_size < self.n_workers:
             raise ConfigError(
-                f"a batch of {self.sampler.batch_size} rows cannot be cut over {self.n_workers} workers; "
-                "use fewer workers or a larger batch_size"
+                f"a batch of {self.sampler.batch_size} rows cannot be divided among {self.n_workers} "
+                "workers; use fewer workers or a larger batch_size"
             )
         self.total_steps = sum(stage.epochs for stage in stages) * self.sampler.steps_per_epoch
         self.loss, self.stages, self.settings, self.checkpoints = loss, stages, settings, checkpoints
-        self.model = model.to(self.device)
+        self.model = model
         if model.modality == "image":  # faster on GPUs, and by 10 to 50 % on CPUs
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if settings.freeze_backbone:
@@ -122,7 +121,7 @@ class _Trainer:
             self._run_stage(self.stages[self.state.stage])
         self.model.eval()
 
-    def _run_stage(self, stage: Stage) -> None:
+    def _run_stage(self, stage: ContinuationStage) -> None:
         state, per_epoch = self.state, self.sampler.steps_per_epoch
         started, first_step = time.monotonic(), state.step - state.stage_step
         train_mode(self.model, self.settings)
@@ -138,22 +137,24 @@ class _Trainer:
                 self._save()
         self._end_stage(stage, first_step, time.monotonic() - started)
 
-    def _batches(self, n: int) -> Iterator[tuple[Share, torch.Tensor, np.ndarray]]:
-        def make(step: int) -> tuple[Share, torch.Tensor, np.ndarray]:
-            part = share(self.sampler, step, self.rank, self.n_workers)
+    def _batches(self, n: int) -> Iterator[tuple[BatchSlice, torch.Tensor, np.ndarray]]:
+        def make(step: int) -> tuple[BatchSlice, torch.Tensor, np.ndarray]:
+            part = batch_slice(self.sampler, step, self.rank, self.n_workers)
             inputs, usable = self.source.batch(part.rows, step // self.sampler.steps_per_epoch)
             return part, inputs, usable
 
         return prefetch(make, range(self.state.step, self.state.step + n), self.settings.prefetch)
 
-    def _step(self, stage: Stage, part: Share, inputs: torch.Tensor, usable: np.ndarray) -> None:
+    def _step(
+        self, stage: ContinuationStage, part: BatchSlice, inputs: torch.Tensor, usable: np.ndarray
+    ) -> None:
         state, settings = self.state, self.settings
         beta = stage.beta_at(state.stage_step)
         progress = state.stage_step / (stage.epochs * self.sampler.steps_per_epoch)
         lr = settings.lr * stage.lr_scale * anneal(settings.annealing, progress)
         set_learning_rate(self.optimiser, lr)
         state.beta, state.lr = beta, lr
-        # Every random number is a function of (seed, step), so that a resumed step repeats itself.
+        # Every random number is a function of (seed, step), so that a resumed step is the same step.
         _seed(_mix(settings.seed, state.step, self.rank), self.device)
         self.model.dropout.begin(_mix(settings.seed, state.step), part.first, len(part.all_rows))
         logits, valid = self._forward(part, inputs, usable)
@@ -163,7 +164,7 @@ class _Trainer:
         if not math.isfinite(j):
             raise Diverged(self._diverged(f"the loss is {j}"))
         self.optimiser.zero_grad(set_to_none=True)
-        # A shorter last batch takes a shorter step: its few pairs are no better than the others.
+        # A shorter last batch takes a shorter step: its pairs weigh as much as those of other batches.
         (value * float(part.valid.sum() / self.sampler.batch_size)).backward()
         self.optimiser.step()
         state.epoch_loss += j
@@ -172,7 +173,7 @@ class _Trainer:
             self._log(logits.detach(), rows, valid, beta, lr, j)
 
     def _forward(
-        self, part: Share, inputs: torch.Tensor, usable: np.ndarray
+        self, part: BatchSlice, inputs: torch.Tensor, usable: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (batch, n_bits) of every worker's rows, and which of them count."""
         inputs = inputs.to(self.device, non_blocking=True)
@@ -193,24 +194,25 @@ class _Trainer:
         with torch.no_grad():
             binary = float(self.loss(logits, rows, valid, math.inf))
         now = time.monotonic()
-        row = {
-            "step": self.state.step,
-            "epoch": self.state.step // self.sampler.steps_per_epoch,
-            "stage": self.state.stage,
-            "beta": beta,
-            "lr": lr,
-            "J": j,
-            "L": binary,
-            "rows_per_s": self._rows_since / max(now - self._clock, 1e-9),
-            **look_at(logits[valid], beta),
-        }
+        record = StepRecord(
+            step=self.state.step,
+            epoch=self.state.step // self.sampler.steps_per_epoch,
+            stage=self.state.stage,
+            beta=beta,
+            lr=lr,
+            J=j,
+            L=binary,
+            rows_per_s=self._rows_since / max(now - self._clock, 1e-9),
+            total_steps=self.total_steps,
+            **dataclasses.asdict(BatchDiagnostics.of(logits[valid], beta)),
+        )
         self._clock, self._rows_since = now, 0
-        self.history.add(row)
-        if self.on_step:
-            self.on_step({**row, "total_steps": self.total_steps})
+        self.history.add(record)
+        if self.callbacks.step:
+            self.callbacks.step(record)
 
-    def _end_epoch(self, stage: Stage) -> bool:
-        """Whether the stage is over before its cap because J has stopped improving."""
+    def _end_epoch(self, stage: ContinuationStage) -> bool:
+        """Whether the stage ends before its last epoch because J has stopped improving."""
         state, per_epoch = self.state, self.sampler.steps_per_epoch
         mean = state.epoch_loss / per_epoch
         state.epoch_loss = 0.0
@@ -218,32 +220,27 @@ class _Trainer:
             state.best_loss, state.stale_epochs = mean, 0
         else:
             state.stale_epochs += 1
-        if self.on_epoch:
+        if self.callbacks.epoch:
             epoch = state.step // per_epoch
-            self.on_epoch(
-                {"epoch": epoch, "step": state.step, "stage": state.stage, "beta": state.beta, "J": mean}
-            )
+            self.callbacks.epoch(EpochRecord(epoch, state.step, state.stage, state.beta, mean))
         stop = bool(stage.patience and state.stale_epochs >= stage.patience)
         return from_first(float(stop)) > 0.5 if stage.patience else False
 
-    def _end_stage(self, stage: Stage, first_step: int, seconds: float) -> None:
+    def _end_stage(self, stage: ContinuationStage, first_step: int, seconds: float) -> None:
         state, per_epoch = self.state, self.sampler.steps_per_epoch
-        last = self.history.since(state.step - per_epoch)
-        record: Record = {
-            "stage": state.stage,
-            "beta": state.beta,
-            "lr": self.settings.lr * stage.lr_scale,
-            "first_step": first_step,
-            "steps": state.step - first_step,
-            "epochs": (state.step - first_step) // per_epoch,
-            "seconds": round(seconds, 3),
-        }
-        for name in ("J", "L", "quantisation", "distinct", "balance", "entropy", "rows_per_s"):
-            known = last[name][np.isfinite(last[name])]
-            record[name] = float(known.mean()) if len(known) else None
-        if self.on_stage:
+        record = StageRecord(
+            stage=state.stage,
+            beta=state.beta,
+            lr=self.settings.lr * stage.lr_scale,
+            first_step=first_step,
+            steps=state.step - first_step,
+            epochs=(state.step - first_step) // per_epoch,
+            seconds=round(seconds, 3),
+            **self.history.means_since(state.step - per_epoch),
+        )
+        if self.callbacks.stage:
             self.model.eval()
-            self.on_stage(record)
+            self.callbacks.stage(record)
         self.history.stages.append(record)
         state.stage, state.stage_step = state.stage + 1, 0
         state.best_loss, state.stale_epochs, state.epoch_loss = None, 0, 0.0
@@ -258,15 +255,15 @@ class _Trainer:
     def _diverged(self, what: str) -> str:
         state = self.state
         kept = self.checkpoints.steps() if self.checkpoints is not None else []
-        last = f"; the last good checkpoint is of step {kept[-1]}" if kept else ""
+        last = f"; the last good checkpoint is that of step {kept[-1]}" if kept else ""
         return (
             f"{what} at step {state.step} (stage {state.stage}, beta {state.beta:g}, learning rate "
-            f"{state.lr:g}); use a smaller lr, and look for huge or constant inputs{last}"
+            f"{state.lr:g}); use a smaller lr, and check for huge or constant inputs{last}"
         )
 
 
 def _seed(seed: int, device: torch.device) -> None:
-    """Seeds the device's generator. ``torch.manual_seed`` queues one call a step where CUDA never starts."""
+    """Seeds the device's generator; ``torch.manual_seed`` would queue one call per step until CUDA starts."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)

@@ -1,11 +1,12 @@
-"""SGD with momentum, the hash layer at a multiple of the backbone's learning rate."""
+"""SGD with momentum, the hash layer at a multiple of the backbone's learning rate, and training mode."""
 
 from __future__ import annotations
 
 import torch
 
 from hashnet.models import HashModel
-from hashnet.training.settings import FitSettings
+from hashnet.training.config import FitSettings
+from hashnet.training.distributed import BATCHNORM
 
 
 def make_optimiser(model: HashModel, settings: FitSettings) -> torch.optim.SGD:
@@ -31,3 +32,14 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, lr: float) -> None:
     """Gives each group ``lr`` times its scale."""
     for group in optimiser.param_groups:
         group["lr"] = lr * group["scale"]
+
+
+def train_mode(model: HashModel, settings: FitSettings) -> None:
+    """Sets training mode, except for a frozen backbone and for BatchNorm whose statistics must not change."""
+    model.train()
+    if settings.freeze_backbone:
+        model.backbone.eval()
+    if not settings.train_batchnorm:
+        for module in model.modules():
+            if isinstance(module, BATCHNORM):
+                module.eval()

@@ -1,7 +1,7 @@
 """Which rows are in which batch: a function of (seed, step), never of the number of workers.
 
-A batch is a list of positions in the training set. Workers take equal slices of it; what does not
-fill the slices is padding, marked invalid: it carries no loss, but goes through the network.
+A batch is a list of positions in the training set. Workers take equal slices of it; a batch that does not
+fill the slices is padded with rows marked invalid: they carry no loss, but go through the network.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 
-class Share(NamedTuple):
+class BatchSlice(NamedTuple):
     """One worker's part of a batch, and the whole batch, padded to the same size for every worker."""
 
     rows: np.ndarray  # int64 (batch / workers,), this worker's
@@ -23,7 +23,7 @@ class Share(NamedTuple):
 class Sampler(Protocol):
     """``rows_of(step)``: positions in the batch of that step, int64; at most ``batch_size`` of them.
 
-    ``padding_of(step)``: what fills that batch up. BatchNorm sees it, too, so it is of many different rows.
+    ``padding_of(step)``: rows that fill that batch up; many different ones, as BatchNorm sees them too.
     """
 
     batch_size: int
@@ -35,7 +35,7 @@ class Sampler(Protocol):
 
 
 class RowSampler:
-    """Every row once an epoch, in an order drawn from (seed, epoch); the last batch may be shorter."""
+    """Every row once per epoch, in an order drawn from (seed, epoch); the last batch may be shorter."""
 
     def __init__(self, n_rows: int, batch_size: int, seed: int) -> None:
         self.n_rows, self.batch_size, self.seed = n_rows, min(batch_size, n_rows), seed
@@ -50,15 +50,15 @@ class RowSampler:
         return self._order[place * self.batch_size : (place + 1) * self.batch_size]
 
     def padding_of(self, step: int) -> np.ndarray:
-        """The first batch of the epoch, which is whole: the last one may be a single row."""
+        """The first batch of the epoch, which is full: the last one may be a single row."""
         return self.rows_of(step - step % self.steps_per_epoch)
 
 
 class PairSampler:
     """Batches around listed pairs: batch_size / 2 pairs at a time, then the different rows in them.
 
-    The list is walked in an order drawn from (seed, pass), then walked again in another. An epoch is as
-    many batches as would show each row once, so that a schedule in epochs means the same as elsewhere.
+    The list is walked in an order drawn from (seed, pass), then again in another. An epoch has as many
+    batches as would show each row once, so that a schedule in epochs means the same as without pairs.
     """
 
     def __init__(self, a: Any, b: Any, batch_size: int, seed: int) -> None:
@@ -78,17 +78,17 @@ class PairSampler:
         return np.unique(np.concatenate([self.a[chosen], self.b[chosen]]))
 
     def padding_of(self, step: int) -> np.ndarray:
-        """The batch itself: so many pairs have many rows, or all that there are."""
+        """The batch itself: its pairs have many different rows, or all there are."""
         return self.rows_of(step)
 
     def _order_of(self, walk: int) -> np.ndarray:
-        if walk != self._walk:  # a long list is not shuffled anew for every batch
+        if walk != self._walk:  # a long list is not shuffled for every batch
             self._order = np.random.default_rng([self.seed, walk]).permutation(len(self.a))
             self._walk = walk
         return self._order
 
 
-def share(sampler: Sampler, step: int, rank: int, world: int) -> Share:
+def batch_slice(sampler: Sampler, step: int, rank: int, world: int) -> BatchSlice:
     """Worker ``rank``'s slice of a step's batch; every worker's slice has ceil(batch_size / world) rows."""
     rows = sampler.rows_of(step)
     per_worker = -(-sampler.batch_size // world)
@@ -96,6 +96,8 @@ def share(sampler: Sampler, step: int, rank: int, world: int) -> Share:
     all_rows = np.empty(len(valid), dtype=np.int64)
     all_rows[valid] = rows
     if not valid.all():
-        all_rows[~valid] = np.resize(sampler.padding_of(step), len(valid) - len(rows))  # again and again
+        all_rows[~valid] = np.resize(
+            sampler.padding_of(step), len(valid) - len(rows)
+        )  # repeated as often as needed
     first = rank * per_worker
-    return Share(all_rows[first : first + per_worker], all_rows, valid, first)
+    return BatchSlice(all_rows[first : first + per_worker], all_rows, valid, first)

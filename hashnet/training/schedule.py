@@ -1,9 +1,9 @@
-"""The continuation: beta and the learning rate, stage by stage (Algorithm 1).
+"""The continuation schedule: beta and the learning rate, stage by stage (Algorithm 1).
 
-``staged``   1 = beta_0 < … < beta_m = infinity, made concrete as beta_t = 2^t for t = 0..m-1. The step on z
-             grows with beta, so the learning rate is scaled by 1 / beta_t. A stage ends when its loss stops
-             improving, at the latest after its cap of epochs; ``patience=0`` makes it of fixed length. The
-             stage beta = infinity is sgn itself: nothing is left to train, it is only measured.
+``staged``   1 = beta_0 < … < beta_m = infinity, here beta_t = 2^t for t = 0..m-1. The step on z grows with
+             beta, so the learning rate is scaled by 1 / beta_t. A stage ends when its loss stops improving,
+             at the latest after its maximum of epochs; with ``patience=0`` it has a fixed length. The stage
+             beta = infinity is sgn itself: there is nothing to train, it is only measured.
 ``smooth``   one stage with beta = sqrt(1 + growth * step), refreshed every ``refresh`` steps, as in the
              authors' public code. It never gets near infinity.
 ``plain``    one stage with beta = 1: HashNet-sgn, DHN and the other deep baselines.
@@ -19,18 +19,20 @@ from hashnet.errors import ConfigError
 SCHEDULES = ("staged", "smooth", "plain")
 ANNEALING = ("cosine", "step", "constant")
 STEP_EVERY, STEP_FACTOR = 1 / 3, 0.1  # step annealing: a tenth after each third
+N_STAGES, STAGE_LR_SCALE = 10, 0.3  # of staged
+BETA_GROWTH, BETA_REFRESH = 0.005, 200  # of smooth
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One stage: ``epochs`` is its cap; ``patience`` epochs without improvement end it (0: never)."""
+class ContinuationStage:
+    """One stage of at most ``epochs``; ``patience`` epochs without improvement end it (0: never)."""
 
     beta: float
     epochs: int
     lr_scale: float = 1.0
     patience: int = 0
     growth: float = 0.0  # > 0: beta grows inside the stage
-    refresh: int = 200
+    refresh: int = BETA_REFRESH
 
     def beta_at(self, step: int) -> float:
         """beta at a step of this stage, counted from 0."""
@@ -40,39 +42,40 @@ class Stage:
 
 
 def staged(
-    n_stages: int = 10,
+    n_stages: int = N_STAGES,
     first_epochs: int = 60,
     stage_epochs: int = 2,
     patience: int = 0,
-    stage_lr_scale: float = 0.3,
-) -> list[Stage]:
+    stage_lr_scale: float = STAGE_LR_SCALE,
+) -> list[ContinuationStage]:
     """Algorithm 1: beta = 1, 2, 4, …; the learning rate is scaled by 1 / beta.
 
-    A later stage starts from codes that are good already: ``stage_lr_scale`` keeps its first steps from
-    undoing them.
+    A later stage starts from good codes: ``stage_lr_scale`` keeps its first steps from undoing them.
     """
     if n_stages < 1:
         raise ConfigError(f"stages must be at least 1, got {n_stages}")
-    first = Stage(beta=1.0, epochs=first_epochs, patience=patience)
+    first = ContinuationStage(beta=1.0, epochs=first_epochs, patience=patience)
     later = [
-        Stage(beta=2.0**t, epochs=stage_epochs, lr_scale=stage_lr_scale * 2.0**-t, patience=patience)
+        ContinuationStage(
+            beta=2.0**t, epochs=stage_epochs, lr_scale=stage_lr_scale * 2.0**-t, patience=patience
+        )
         for t in range(1, n_stages)
     ]
     return [first, *later]
 
 
-def smooth(epochs: int, growth: float = 0.005, refresh: int = 200) -> list[Stage]:
+def smooth(epochs: int, growth: float = BETA_GROWTH, refresh: int = BETA_REFRESH) -> list[ContinuationStage]:
     """The authors' public schedule: beta = sqrt(1 + 0.005 step), refreshed every 200 steps."""
-    return [Stage(beta=1.0, epochs=epochs, growth=growth, refresh=refresh)]
+    return [ContinuationStage(beta=1.0, epochs=epochs, growth=growth, refresh=refresh)]
 
 
-def plain(epochs: int) -> list[Stage]:
+def plain(epochs: int) -> list[ContinuationStage]:
     """beta = 1 from beginning to end."""
-    return [Stage(beta=1.0, epochs=epochs)]
+    return [ContinuationStage(beta=1.0, epochs=epochs)]
 
 
 def anneal(kind: str, progress: float) -> float:
-    """What the learning rate is multiplied by at ``progress`` in [0, 1) of a stage's cap."""
+    """The factor of the learning rate at ``progress`` in [0, 1) of a stage's epochs."""
     if kind == "constant":
         return 1.0
     if kind == "step":

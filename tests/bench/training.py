@@ -31,10 +31,9 @@ from hashnet.data.manifest import Manifest
 from hashnet.data.sources import make_manifest
 from hashnet.models.hash_model import build_model
 from hashnet.training.config import TrainConfig
-from hashnet.training.data import open_rows
-from hashnet.training.feature_scaling import standardise
+from hashnet.training.frozen_backbone import standardise
 from hashnet.training.history import read_history
-from hashnet.training.sources import prefetch
+from hashnet.training.inputs import open_rows, prefetch
 
 THREADS, N_BITS = 2, 48
 CASES = {

@@ -99,7 +99,7 @@ def test_a_mistake_that_can_be_corrected_is_reported_and_tried_again(config, in_
         raise ModelError("no weights to load")
 
     with monkeypatch.context() as patch:
-        patch.setattr("hashnet.training.worker.make_model", wrong)
+        patch.setattr("hashnet.training.trainer.make_model", wrong)
         with pytest.raises(ClusterError, match=r"1 of 1 trials failed.*no weights to load"):
             sweep(config)
     assert sweep(config)["trained"] == 1

@@ -22,8 +22,8 @@ from hashnet.models.bundle import load_bundle
 from hashnet.training.checkpoints import Checkpoints
 from hashnet.training.config import TrainConfig
 from hashnet.training.history import read_history
-from hashnet.training.run import prepare
-from hashnet.training.worker import train_run
+from hashnet.training.preparation import prepare
+from hashnet.training.trainer import train_run
 
 # Long enough for a kill in the middle: 4 stages of fixed length, 300 rows in batches of 100.
 SHAPE = {"n_bits": 16, "hidden": 64, "batch_size": 100, "first_epochs": 60, "stages": 4, "stage_epochs": 20}

@@ -14,9 +14,10 @@ from hashnet.errors import Diverged, StorageError
 from hashnet.io import config as configs
 from hashnet.io import events, storage
 from hashnet.training.config import TrainConfig
+from hashnet.training.history import StageRecord, StepRecord
 
-STEP = {"step": 10, "total_steps": 100, "epoch": 1, "beta": 2.0, "lr": 0.5, "J": 0.3, "L": 0.4,
-        "rows_per_s": 900.0, "quantisation": 0.2, "distinct": 64, "balance": 0.6, "entropy": 0.9}  # fmt: skip
+STEP = StepRecord(step=10, total_steps=100, epoch=1, stage=1, beta=2.0, lr=0.5, J=0.3, L=0.4,
+                  rows_per_s=900.0, quantisation=0.2, distinct=64, balance=0.6, entropy=0.9)  # fmt: skip
 
 
 def test_a_step_is_told_to_prometheus(monkeypatch):
@@ -45,7 +46,7 @@ def test_a_step_is_told_to_prometheus(monkeypatch):
 def test_a_stage_is_an_event_of_the_first_worker(monkeypatch):
     told = []
     monkeypatch.setattr(events, "event", lambda message, **fields: told.append((message, fields)))
-    record = {"stage": 3, "beta": 8.0, "epochs": 2, "J": 0.1, "L": 0.2, "quantisation": 0.3, "map": None}
+    record = StageRecord(3, 8.0, 0.1, first_step=9, steps=4, epochs=2, seconds=1.0, J=0.1, L=0.2)
     for rank in (0, 1):
         training._Report(TrainConfig("/runs/demo"), rank).stage(record)
     fields = {"run": "demo", "stage": "train", "number": 3, "beta": 8.0, "epochs": 2, "J": 0.1, "L": 0.2}

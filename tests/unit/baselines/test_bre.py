@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hashnet.baselines.bre import BRE, draw_pairs, target_distances, unit_rows
-from hashnet.baselines.threshold_search import Pairs, improve_weight, pair_gains, reconstruction_error
+from hashnet.baselines.threshold_search import PairLists, improve_weight, pair_gains, reconstruction_error
 from hashnet.errors import ConfigError
 
 
@@ -35,7 +35,7 @@ def tiny_problem(seed, n=9, n_bits=4):
 def test_the_interval_search_is_as_good_as_trying_every_threshold(seed):
     left, right, distance, k, value, bits = tiny_problem(seed)
     n, w = len(k), 0.3
-    pairs = Pairs.of(n, left, right, distance)
+    pairs = PairLists.of(n, left, right, distance)
     c = value - w * k
     # One candidate inside each interval between thresholds, and one beyond each end.
     thresholds = sorted(-c[i] / k[i] for i in range(n) if k[i] != 0)
@@ -58,7 +58,7 @@ def test_the_interval_search_is_as_good_as_trying_every_threshold(seed):
 
 def test_the_error_and_the_gains_by_loops():
     left, right, distance, _, _, bits = tiny_problem(1)
-    pairs = Pairs.of(9, left, right, distance)
+    pairs = PairLists.of(9, left, right, distance)
     expected = error_by_loops(bits, left, right, distance)
     assert reconstruction_error(bits, *pairs) == pytest.approx(expected)
     gains = pair_gains(bits, 2, *pairs)

@@ -3,9 +3,7 @@ import pytest
 import torch
 
 from hashnet.baselines.base import Baseline, BaselineWarning
-from hashnet.baselines.cnnh import CNNH
-from hashnet.baselines.dhn import DHN
-from hashnet.baselines.dnnh import DNNH
+from hashnet.baselines.deep import CNNH, DHN, DNNH
 from hashnet.errors import ConfigError, DataError
 from hashnet.models.bundle import load_bundle
 

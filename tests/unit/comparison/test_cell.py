@@ -22,7 +22,7 @@ from hashnet.errors import Diverged, LineageMismatch
 from hashnet.metrics.evaluation import evaluate
 from hashnet.metrics.validation import validation_map
 from hashnet.training.config import TrainConfig
-from hashnet.training.data import held_out
+from hashnet.training.inputs import held_out
 
 
 @pytest.fixture(scope="module")
@@ -173,10 +173,10 @@ def test_a_half_trained_cell_goes_on_with_its_own_data_alone(toy, other, tmp_pat
 
     task = make_task(toy, tmp_path, "dhn")
     with monkeypatch.context() as patch:
-        patch.setattr("hashnet.training.worker.fit", killed)
+        patch.setattr("hashnet.training.trainer.fit", killed)
         with pytest.raises(KeyboardInterrupt):
             run_cell(task)
-    with pytest.raises(LineageMismatch, match="was begun on data"):
+    with pytest.raises(LineageMismatch, match="was started on data"):
         run_cell(make_task((other, None), tmp_path, "dhn"))
     run_cell(task)
 

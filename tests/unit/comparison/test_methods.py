@@ -3,7 +3,6 @@ import pytest
 from hashnet.baselines import REGISTRY
 from hashnet.comparison.methods import (
     DEEP,
-    DEEP_GRIDS,
     GROUPS,
     SHALLOW,
     TABLE_METHODS,
@@ -12,12 +11,13 @@ from hashnet.comparison.methods import (
     expand_methods,
 )
 from hashnet.errors import ConfigError
-from hashnet.training.config import VARIANTS, TrainConfig
+from hashnet.losses.methods import METHODS
+from hashnet.training.config import TrainConfig
 
 
 def test_every_baseline_and_every_variant_has_its_place():
     assert set(SHALLOW) == set(REGISTRY) - set(DEEP)
-    assert set(DEEP) == set(VARIANTS)
+    assert set(DEEP) == set(METHODS)
     assert set(TITLES) == set(SHALLOW) | set(DEEP)
 
 
@@ -52,5 +52,5 @@ def test_networks_have_the_same_budget():
         return sum(stage.epochs for stage in config.make_stages())
 
     assert len({epochs(name) for name in DEEP}) == 1
-    assert not any("epochs" in setting for name in DEEP for setting in DEEP_GRIDS[name])
+    assert not any("epochs" in setting for name in DEEP for setting in METHODS[name].grid)
     assert {len(candidates(name)) for name in (*GROUPS["ablation"], "dhn")} == {6}

@@ -152,5 +152,5 @@ def test_wrong_features_are_named(feature_encoder):
 
 
 def test_no_model_no_encoder(tmp_path):
-    with pytest.raises(FormatError, match="not a model bundle"):
+    with pytest.raises(FormatError, match="holds no model"):
         hashnet.Encoder.load(str(tmp_path))

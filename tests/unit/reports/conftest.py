@@ -56,7 +56,7 @@ def run(tmp_path_factory):
     from hashnet.models.bundle import save_bundle
     from hashnet.models.hash_model import build_model
     from hashnet.store.code_store import write_store
-    from hashnet.training.history import History, write_history
+    from hashnet.training.history import History, StepRecord, write_history
 
     folder = tmp_path_factory.mktemp("report") / "run"
     rng = np.random.default_rng(0)
@@ -82,7 +82,7 @@ def run(tmp_path_factory):
     for step in range(300):
         stage = step // 100
         loss = 0.7 * np.exp(-step / 80) + 0.05
-        binary = loss + 0.02 if step % 3 == 0 else None  # L is not measured at every step
-        history.add({"step": step, "stage": stage, "beta": 2.0**stage, "J": loss, "L": binary})
+        binary = loss + 0.02 if step % 3 == 0 else np.nan  # L is not measured at every step
+        history.add(StepRecord(step, step, stage, beta=2.0**stage, J=loss, L=binary))
     write_history(str(folder / "model"), history)
     return folder

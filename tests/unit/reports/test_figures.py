@@ -103,12 +103,12 @@ def test_histogram_has_a_square_root_scale():
 
 
 def test_losses_mark_the_stages():
-    from hashnet.training.history import History
+    from hashnet.training.history import History, StepRecord
 
     history = History()
     for step in range(90):
         stage = step // 30
-        history.add({"step": step, "stage": stage, "beta": 2.0**stage, "J": 1 / (step + 1), "L": None})
+        history.add(StepRecord(step, step, stage, beta=2.0**stage, J=1 / (step + 1)))
     ax = figures.losses(history)
     np.testing.assert_allclose(
         ax.get_lines()[0].get_ydata(), [1 / (step + 1) for step in range(90)], atol=1e-6

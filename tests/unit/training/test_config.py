@@ -54,8 +54,8 @@ def test_defaults_follow_the_kind_of_backbone(words, modality, kind):
     config = _config(*words)
     assert config.kind_for(modality) == kind
     resolved = config.resolved(modality, 1_000_000)
-    assert (resolved.lr, resolved.dropout) == (KINDS[kind]["lr"], KINDS[kind]["dropout"])
-    assert resolved.first_epochs == KINDS[kind]["first_epochs"]
+    assert (resolved.lr, resolved.dropout) == (KINDS[kind].lr, KINDS[kind].dropout)
+    assert resolved.first_epochs == KINDS[kind].first_epochs
 
 
 def test_small_training_sets_are_gone_through_more_often():

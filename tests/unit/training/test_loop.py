@@ -17,11 +17,11 @@ from hashnet.losses.pairwise import PairwiseLoss
 from hashnet.losses.similarity import LabelSimilarity, TableSimilarity
 from hashnet.models.hash_model import build_model
 from hashnet.training.checkpoints import Checkpoints
-from hashnet.training.feature_scaling import standardise
-from hashnet.training.loop import fit
+from hashnet.training.config import FitSettings
+from hashnet.training.frozen_backbone import standardise
+from hashnet.training.loop import Callbacks, fit
 from hashnet.training.sampling import PairSampler
 from hashnet.training.schedule import plain, smooth, staged
-from hashnet.training.settings import FitSettings
 
 CLASSES, WIDTH, ROWS, BITS = 4, 10, 90, 16
 
@@ -60,12 +60,12 @@ def test_learns_and_ends_binary(data):
     assert _precision(model, inputs, labels) > 0.95
     first, last = history.stages[0], history.stages[-1]
     assert len(history.stages) == 10
-    assert last["quantisation"] < 0.02 < first["quantisation"]
-    assert abs(last["J"] - last["L"]) < 0.02 < first["L"] - first["J"] + 0.1
+    assert last.quantisation < 0.02 < first.quantisation
+    assert abs(last.J - last.L) < 0.02 < first.L - first.J + 0.1
     assert len(history) == (20 + 9 * 4) * 3  # 90 rows are batches of 32, 32 and 26
     assert history.steps["step"] == list(range(len(history)))
-    assert last["balance"] <= 1
-    assert math.log(2) > last["J"]
+    assert last.balance <= 1
+    assert math.log(2) > last.J
 
 
 def test_history_says_what_was_done(data):
@@ -77,7 +77,7 @@ def test_history_says_what_was_done(data):
         PairwiseLoss(LabelSimilarity(labels), BITS),
         staged(3, 2, 1),
         SETTINGS,
-        on_step=rows.append,
+        callbacks=Callbacks(step=rows.append),
     )
     assert history.steps["beta"] == [1.0] * 6 + [2.0] * 3 + [4.0] * 3
     lr = history.steps["lr"]
@@ -85,10 +85,10 @@ def test_history_says_what_was_done(data):
     assert lr[6] == pytest.approx(0.3 * 0.01)
     assert lr[9] == pytest.approx(0.3 * 0.005)
     assert lr[:6] == sorted(lr[:6], reverse=True)  # cosine inside the stage
-    assert [row["step"] for row in rows] == history.steps["step"]
-    assert {row["total_steps"] for row in rows} == {12}
-    assert [s["epochs"] for s in history.stages] == [2, 1, 1]
-    assert [s["lr"] for s in history.stages] == pytest.approx([0.02, 0.3 * 0.01, 0.3 * 0.005])
+    assert [row.step for row in rows] == history.steps["step"]
+    assert {row.total_steps for row in rows} == {12}
+    assert [s.epochs for s in history.stages] == [2, 1, 1]
+    assert [s.lr for s in history.stages] == pytest.approx([0.02, 0.3 * 0.01, 0.3 * 0.005])
     # the first row's loss by hand: the same model before its first step
     fresh = _model().train()
     first = np.random.default_rng([1, 0]).permutation(ROWS)[:32]
@@ -104,8 +104,8 @@ def test_a_stage_ends_when_its_loss_stops_improving(data):
     loss = PairwiseLoss(LabelSimilarity(labels), BITS)
     settings = FitSettings(lr=0.0, batch_size=90, annealing="constant")  # the loss cannot move
     history = fit(_model(), inputs, loss, staged(2, 50, 50, patience=3), settings)
-    assert [s["epochs"] for s in history.stages] == [4, 4]  # the first, then three without a lower loss
-    assert [s["beta"] for s in history.stages] == [1, 2]
+    assert [s.epochs for s in history.stages] == [4, 4]  # the first, then three without a lower loss
+    assert [s.beta for s in history.stages] == [1, 2]
 
 
 class _Crash(Exception):
@@ -122,14 +122,14 @@ def test_resumes_as_if_nothing_had_happened(data, tmp_path, stages):
     checkpoints = Checkpoints(str(tmp_path / "checkpoints"))
 
     def crash(row, at):
-        if row["step"] == at:
+        if row.step == at:
             raise _Crash
 
     for at in (5, 13, 20):  # in the first stage, in a later one, and again
         with pytest.raises(_Crash):
             fit(
                 _model(dropout=0.3, hidden=8), inputs, loss, stages, settings,
-                checkpoints=checkpoints, on_step=lambda row, at=at: crash(row, at),
+                checkpoints=checkpoints, callbacks=Callbacks(step=lambda row, at=at: crash(row, at)),
             )  # fmt: skip
         assert checkpoints.steps()[-1] <= at
     resumed = _model(dropout=0.3, hidden=8)
@@ -154,14 +154,14 @@ def test_pictures_resume_as_if_nothing_had_happened(tmp_path):
         return model, fit(model, pictures, loss, plain(4), settings, **options)
 
     def crash(row):
-        if row["step"] == 5:
+        if row.step == 5:
             raise _Crash
 
     straight, expected = train()
     assert straight.backbone.layers[4].weight.is_contiguous(memory_format=torch.channels_last)
     checkpoints = Checkpoints(str(tmp_path))
     with pytest.raises(_Crash):
-        train(checkpoints=checkpoints, on_step=crash)
+        train(checkpoints=checkpoints, callbacks=Callbacks(step=crash))
     assert checkpoints.steps() == [2, 4]
     resumed, found = train(checkpoints=checkpoints)
     assert found.steps["J"] == expected.steps["J"]
@@ -195,7 +195,7 @@ def test_divergence_names_step_beta_and_learning_rate(data, tmp_path):
 
     settings = FitSettings(lr=0.02, batch_size=32, checkpoint_every=2, log_every=1000)
     with pytest.raises(
-        Diverged, match=r"loss is nan at step 7 .*beta 1, learning rate 0\.0.*checkpoint is of step 6"
+        Diverged, match=r"loss is nan at step 7 .*beta 1, learning rate 0\.0.*checkpoint is that of step 6"
     ):
         fit(_model(), inputs, broken, staged(2, 9, 1), settings, checkpoints=checkpoints)
     assert checkpoints.steps() == [4, 6]

@@ -29,13 +29,13 @@ from hashnet.models.bundle import load_bundle
 from hashnet.models.hash_model import build_model
 from hashnet.models.small import SmallCNN
 from hashnet.training.config import TrainConfig
-from hashnet.training.data import held_out
-from hashnet.training.frozen import train_head_first
+from hashnet.training.frozen_backbone import train_head_first
 from hashnet.training.history import read_history
-from hashnet.training.run import prepare, read_config
+from hashnet.training.inputs import ArraySource, ImageSource, held_out
+from hashnet.training.loop import Callbacks
+from hashnet.training.preparation import prepare, read_config
 from hashnet.training.sampling import PairSampler
-from hashnet.training.sources import ArraySource, ImageSource
-from hashnet.training.worker import train_run
+from hashnet.training.trainer import train_run
 
 TRAIN, QUERY, DATABASE = 1, 2, 4
 
@@ -64,25 +64,25 @@ def test_a_run_from_beginning_to_end(tmp_path, manifest):
     assert prepared.finished is None
     summary = train_run(prepared.config)
     model, info = load_bundle(f"{config.run}/model")
-    assert info.sha256 == summary["sha256"]
+    assert info.sha256 == summary.sha256
     assert info.class_names == list("0123456789")
-    assert summary["train_rows"] == 320  # a fifth of 400 held out
-    assert summary["validation_map"] > 0.6
+    assert summary.train_rows == 320  # a fifth of 400 held out
+    assert summary.validation_map > 0.6
     measured = info.summary["measured"]
     assert (measured["rows"], measured["split"]) == (1700, "database")
     assert sum(measured["histogram"]) == 1700 * 32
     assert len(measured["histogram"]) == 100
     assert measured["binary_share"] > 0.95
     history = read_history(f"{config.run}/model")
-    assert history.stages == info.summary["stages"]
-    assert len(history) == summary["steps"] == (30 + 9 * 4) * 3
-    assert history.stages[-1]["map"] > 0.6
+    assert [stage.to_dict() for stage in history.stages] == info.summary["stages"]
+    assert len(history) == summary.steps == (30 + 9 * 4) * 3
+    assert history.stages[-1].map > 0.6
     # J, L and |g| are those of the model in the bundle
     rows = Manifest.open(manifest).read("database", columns=["feature"])
     z = model(torch.tensor(np.stack(rows["feature"].to_numpy())))
     assert float((torch.tanh(512 * z).abs() > 0.99).float().mean()) == pytest.approx(measured["binary_share"])
     again = prepare(config)
-    assert again.finished["sha256"] == summary["sha256"]
+    assert again.finished["sha256"] == summary.sha256
     assert (
         prepare(dataclasses.replace(config, num_workers=7, threads=3)).finished is not None
     )  # how, not what
@@ -126,8 +126,8 @@ def test_embedded_pictures(tmp_path):
         measure_rows=50,
     )
     summary = train_run(prepare(config).config)
-    assert summary["backbone"] == "small_cnn"
-    assert summary["measured"]["rows"] == 50
+    assert summary.backbone == "small_cnn"
+    assert summary.measured.rows == 50
 
 
 def test_a_frozen_backbone_sees_each_picture_once(tmp_path, monkeypatch):
@@ -147,7 +147,7 @@ def test_a_frozen_backbone_sees_each_picture_once(tmp_path, monkeypatch):
     assert (
         sum(seen) == 1000 + 10 * (197 + 1600) + 20
     )  # training rows once; MAP at ten stages; the last figures
-    assert summary["stages"][-1]["map"] > 0.5  # random features of an untrained network are features, too
+    assert summary.stages[-1].map > 0.5  # random features of an untrained network are features, too
     model, _ = load_bundle(f"{config.run}/model")
     before = torch.load(weights, weights_only=True)
     assert all(torch.equal(v, before[k]) for k, v in model.backbone.state_dict().items())
@@ -155,7 +155,7 @@ def test_a_frozen_backbone_sees_each_picture_once(tmp_path, monkeypatch):
 
 
 def test_the_hash_layer_is_trained_before_a_pretrained_backbone(tmp_path, caplog):
-    caplog.set_level("INFO", "hashnet.training.worker")
+    caplog.set_level("INFO", "hashnet.training.trainer")
     torch.manual_seed(0)
     weights = tmp_path / "weights.pth"
     torch.save(SmallCNN().state_dict(), weights)
@@ -164,21 +164,21 @@ def test_the_hash_layer_is_trained_before_a_pretrained_backbone(tmp_path, caplog
         resize=8, crop=8, head_epochs=20, first_epochs=1, stages=1, lr=0.0, map_k=500, measure_rows=20,
     )  # fmt: skip
     summary = train_run(prepare(config).config)
-    assert summary["steps"] == 4  # the stages alone are counted
+    assert summary.steps == 4  # the stages alone are counted
     assert "hash layer alone: J 0." in caplog.text
-    assert summary["stages"][-1]["map"] > 0.5  # with lr=0 all of it comes from the hash layer's own training
+    assert summary.stages[-1].map > 0.5  # with lr=0 all of it comes from the hash layer's own training
 
 
 def test_a_worker_that_logged_no_step_has_no_figures_to_tell(tmp_path, caplog, monkeypatch):
     """As every worker but the first: None once came as far as "%.4f"."""
-    caplog.set_level("INFO", "hashnet.training.worker")
-    monkeypatch.setattr("hashnet.training.frozen.HEAD_STEPS", 5)
+    caplog.set_level("INFO", "hashnet.training.trainer")
+    monkeypatch.setattr("hashnet.training.frozen_backbone.MIN_HEAD_STEPS", 5)
     torch.save(SmallCNN().state_dict(), tmp_path / "weights.pth")
     config = TrainConfig(
         run=str(tmp_path / "run"), dataset="digits", n_bits=8, backbone="small_cnn", resize=8, crop=8,
         weights=str(tmp_path / "weights.pth"), head_epochs=2, first_epochs=1, stages=1, log_every=1000,
     )  # fmt: skip
-    assert train_run(prepare(config).config)["steps"] > 0
+    assert train_run(prepare(config).config).steps > 0
     assert "hash layer alone" not in caplog.text
 
 
@@ -194,7 +194,7 @@ def test_data_that_was_recorded_is_held_to(tmp_path, manifest):
     recorded.write_text(json.dumps(about))
     prepare(config)
     recorded.write_text(json.dumps({**about, "manifest_sha256": "00" * 32}))
-    with pytest.raises(LineageMismatch, match="was begun on data with sha256 000000000000…, its manifest"):
+    with pytest.raises(LineageMismatch, match="was started on data with sha256 000000000000…, its manifest"):
         prepare(config)
     recorded.write_text(json.dumps({**about, "format_version": 9}))
     with pytest.raises(FormatError, match="format version 9"):
@@ -209,13 +209,13 @@ def test_a_run_on_an_object_store_resumes_there(bucket, manifest):
     )  # fmt: skip
 
     def crash(row):
-        if row["step"] == 13:
+        if row.step == 13:
             raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
-        train_run(prepare(config).config, on_step=crash)
+        train_run(prepare(config).config, callbacks=Callbacks(step=crash))
     assert storage.list_names(storage.join(run, "checkpoints", "step-00000012"))
-    assert train_run(prepare(config).config)["steps"] == 20
+    assert train_run(prepare(config).config).steps == 20
     assert read_history(storage.join(run, "model")).steps["step"] == list(range(20))
     assert prepare(config).finished["steps"] == 20
 
@@ -229,8 +229,8 @@ def test_pairs_alone(tmp_path):
     PairTable.from_arrays(ids[a], ids[b], labels[a] == labels[b]).save(str(tmp_path / "pairs.parquet"))
     config = _config(tmp_path, uri, pairs=str(tmp_path / "pairs.parquet"), map_k=500)
     summary = train_run(prepare(config).config)
-    assert summary["stages"][-1]["map"] > 0.6
-    assert summary["J"] is None  # of database rows nothing is known without labels
+    assert summary.stages[-1].map > 0.6
+    assert summary.measured.J is None  # of database rows nothing is known without labels
 
 
 @pytest.fixture
@@ -310,7 +310,7 @@ def test_pairs_that_were_edited_are_refused(tmp_path, unlabelled):
     about = json.loads(recorded.read_text())
     prepare(config)
     PairTable.from_arrays(ids[:2], ids[2:4], [False, True]).save(uri)
-    with pytest.raises(LineageMismatch, match=r"was begun on data with sha256 .*, its pairs table now has"):
+    with pytest.raises(LineageMismatch, match=r"was started on data with sha256 .*, its pairs table now has"):
         prepare(config)
     del about["pairs_sha256"]  # as the first ones were
     recorded.write_text(json.dumps(about))
@@ -320,7 +320,7 @@ def test_pairs_that_were_edited_are_refused(tmp_path, unlabelled):
 
 
 def test_the_hash_layer_alone_has_its_steps_on_few_pairs(monkeypatch):
-    monkeypatch.setattr("hashnet.training.frozen.HEAD_STEPS", 8)
+    monkeypatch.setattr("hashnet.training.frozen_backbone.MIN_HEAD_STEPS", 8)
     pictures = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
     loss = PairwiseLoss(TableSimilarity([1, 2], [3, 4], [True, False], 40), 8)
     betas = []
@@ -336,7 +336,7 @@ def test_the_hash_layer_alone_has_its_steps_on_few_pairs(monkeypatch):
 
 
 def test_the_hash_layer_alone_learns_from_pairs_too(monkeypatch):
-    monkeypatch.setattr("hashnet.training.frozen.HEAD_STEPS", 5)
+    monkeypatch.setattr("hashnet.training.frozen_backbone.MIN_HEAD_STEPS", 5)
     pictures = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
     loss = PairwiseLoss(TableSimilarity([1, 2], [3, 4], [True, False], 40), 8)
     seen: set[int] = set()
@@ -403,8 +403,8 @@ def test_pictures_that_cannot_be_read_after_training_only_count(tmp_path):
         train_run(prepare(_short(tmp_path / "small", made.uri, resize=8, crop=2)).config)
     config = _short(tmp_path, made.uri, resize=8, crop=8, map_k=10, max_bad_fraction=0.01)
     summary = train_run(prepare(config).config)
-    assert summary["measured"]["rows"] == 30
-    assert 0 <= summary["stages"][-1]["map"] <= 1
+    assert summary.measured.rows == 30
+    assert 0 <= summary.stages[-1].map <= 1
 
 
 def test_vectors_that_cannot_be_used_after_training_only_count(tmp_path):
@@ -412,12 +412,12 @@ def test_vectors_that_cannot_be_used_after_training_only_count(tmp_path):
     features[50], features[60], features[70] = np.nan, np.inf, 3e38  # the last overflows inside the model
     made = _vectors(tmp_path, features=features)
     summary = train_run(prepare(_short(tmp_path, made, map_k=10)).config)
-    assert summary["measured"]["rows"] == 37
+    assert summary.measured.rows == 37
     features[44:] = np.nan
     made = _vectors(tmp_path, "none", features=features)
     summary = train_run(prepare(_short(tmp_path / "none", made, map_k=10)).config)
-    assert (summary["measured"]["split"], summary["measured"]["rows"]) == ("train", 40)
-    assert summary["stages"][-1]["map"] is None
+    assert (summary.measured.split, summary.measured.rows) == ("train", 40)
+    assert summary.stages[-1].map is None
 
 
 def test_a_run_goes_on_with_other_tolerances(tmp_path, manifest):
@@ -449,13 +449,13 @@ def test_what_cannot_be_scored_is_refused_before_training(tmp_path):
 
 def test_a_checkpoint_that_is_damaged_is_no_beginning(tmp_path, manifest):
     config = _config(tmp_path, manifest, n_bits=8, first_epochs=1, stages=1)
-    untouched = train_run(prepare(config).config)["sha256"]
+    untouched = train_run(prepare(config).config).sha256
     again = dataclasses.replace(config, run=str(tmp_path / "again"))
     prepared = prepare(again)
     broken = tmp_path / "again" / "checkpoints" / "step-00000002"
     broken.mkdir()
     (broken / "state.json").write_text("{}")
-    assert train_run(prepared.config)["sha256"] == untouched  # standardised like the other
+    assert train_run(prepared.config).sha256 == untouched  # standardised like the other
 
 
 def test_data_without_training_rows_is_named(tmp_path):
@@ -480,7 +480,7 @@ def test_training_rows_alone_are_enough(tmp_path):
     uri = str(tmp_path / "m.parquet")
     make_manifest("digits", uri, modality="features", all_in=["train"])
     config = _config(tmp_path, uri, first_epochs=1, stage_epochs=1, stages=1)
-    assert train_run(prepare(config).config)["L"] > 0
+    assert train_run(prepare(config).config).measured.L > 0
 
 
 def test_a_manifest_in_the_run_folder_is_taken_as_it_is(tmp_path, manifest):

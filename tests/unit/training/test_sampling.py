@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hashnet.training.sampling import PairSampler, RowSampler, share
+from hashnet.training.sampling import PairSampler, RowSampler, batch_slice
 
 
 @given(st.integers(1, 200), st.integers(1, 64), st.integers(0, 5))
@@ -31,7 +31,7 @@ def test_order_follows_seed_and_epoch_alone():
 def test_shares_are_equal_and_make_up_the_batch(n, world):
     sampler = RowSampler(40 + n, 40, seed=0)
     rows = sampler.rows_of(1)  # the last n
-    parts = [share(sampler, 1, rank, world) for rank in range(world)]
+    parts = [batch_slice(sampler, 1, rank, world) for rank in range(world)]
     assert len({len(part.rows) for part in parts}) == 1
     joined, valid = np.concatenate([part.rows for part in parts]), parts[0].valid
     assert joined.tolist() == parts[0].all_rows.tolist()
@@ -43,14 +43,14 @@ def test_shares_are_equal_and_make_up_the_batch(n, world):
 def test_a_lone_row_is_padded_with_many_others():
     """256 copies of one row would be the whole batch to BatchNorm."""
     sampler = RowSampler(257, 256, seed=1)
-    part = share(sampler, 3, 0, 1)  # the last batch of the second epoch
+    part = batch_slice(sampler, 3, 0, 1)  # the last batch of the second epoch
     assert part.valid.tolist() == [True] + [False] * 255
     assert part.all_rows.tolist() == [*sampler.rows_of(3), *sampler.rows_of(2)[:255]]
     assert len(set(part.all_rows.tolist())) == 256
 
 
 def test_workers_are_padded_by_going_round():
-    parts = [share(RowSampler(3, 256, seed=0), 0, rank, 2) for rank in range(2)]  # 3 rows in 2 x 2 places
+    parts = [batch_slice(RowSampler(3, 256, seed=0), 0, rank, 2) for rank in range(2)]  # 3 rows for 2 x 2
     order = RowSampler(3, 256, seed=0).rows_of(0).tolist()
     assert np.concatenate([part.rows for part in parts]).tolist() == order + order[:1]
 
@@ -72,7 +72,7 @@ def test_pair_batches_hold_whole_pairs_and_walk_the_list():
 def test_pair_batches_are_padded_evenly():
     a, b = np.triu_indices(30, 1)
     sampler = PairSampler(a, b, batch_size=16, seed=0)
-    part = share(sampler, 0, 0, 1)
+    part = batch_slice(sampler, 0, 0, 1)
     rows, times = np.unique(part.all_rows, return_counts=True)
     assert rows.tolist() == sampler.rows_of(0).tolist()
     assert (len(rows) < 16, times.max()) == (True, 2)

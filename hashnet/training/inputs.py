@@ -1,7 +1,8 @@
-"""Where a batch's inputs come from: an array in memory, or pictures fetched and decoded on threads.
+"""The inputs of rows: from an array in memory, or pictures fetched and decoded on threads.
 
-A source answers ``batch(rows, epoch) → (inputs, usable)``: inputs float (n, d) or uint8 (n, 3, h, w) as a
-torch tensor, usable bool (n,), false for rows whose picture cannot be read.
+A source has ``batch(rows, epoch) → (inputs, usable)``: inputs float (n, d) or uint8 (n, 3, h, w) as a torch
+tensor, usable bool (n,), false for rows whose picture cannot be read. ``open_rows`` makes one for rows of a
+manifest; ``held_out`` draws the validation rows.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
-from hashnet.data import fetch_images, too_many_bad
+from hashnet import labels as label_sets
+from hashnet.data import Manifest, feature_matrix, feature_rows, fetch_images, too_many_bad
 from hashnet.errors import BadImage, DataError
+from hashnet.models import HashModel
+from hashnet.training.config import TrainConfig
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,14 +29,15 @@ if TYPE_CHECKING:
     from hashnet.data import Preprocess
 
 logger = logging.getLogger(__name__)
-PIECE = 8192  # rows that are looked at together: never a second copy of the whole array
-ENOUGH_SEEN = 256  # pictures: among fewer, some bad ones say little about the rest
+BLOCK_ROWS = 8192  # rows summed at once: never a second copy of the whole array
+MIN_SEEN = 256  # pictures: the share of bad ones among fewer says little about the rest
+HELD_OUT_SEED = 20171  # not the run's seed: every trial of a sweep is scored on the same rows
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Source(Protocol):
-    """Inputs of training rows by position."""
+class InputSource(Protocol):
+    """Inputs of rows by position."""
 
     def __len__(self) -> int: ...
 
@@ -41,7 +47,7 @@ class Source(Protocol):
 class ArraySource:
     """Rows of an array: float features (n, d), or uint8 pictures (n, 3, h, w) taken as they are.
 
-    ``usable`` bool (n,) marks rows that count; all do when it is not given.
+    ``usable`` bool (n,) marks the rows that count; None: all do.
     """
 
     def __init__(self, array: Any, usable: np.ndarray | None = None) -> None:
@@ -56,7 +62,7 @@ class ArraySource:
                     f"{int((~finite).argmax())}; drop or repair them"
                 )
         array = np.ascontiguousarray(array)
-        # Arrow's memory is read-only, which torch does not know
+        # Arrow's memory is read-only, which torch does not support
         self.array = torch.from_numpy(array if array.flags.writeable else array.copy())
 
     def __len__(self) -> int:
@@ -66,13 +72,13 @@ class ArraySource:
         return self.array[torch.from_numpy(rows)], self.usable[rows]
 
     def moments(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and standard deviation per column of the usable rows, in float64 and in pieces."""
+        """Mean and standard deviation per column of the usable rows, computed in float64 block by block."""
         chosen = torch.from_numpy(np.flatnonzero(self.usable))
         total = square = torch.zeros(self.array.shape[1:], dtype=torch.float64)
-        for rows in chosen.split(PIECE):
+        for rows in chosen.split(BLOCK_ROWS):
             total = total + self.array[rows].sum(dim=0, dtype=torch.float64)
         mean = total / max(len(chosen), 1)
-        for rows in chosen.split(PIECE):
+        for rows in chosen.split(BLOCK_ROWS):
             square = square + (self.array[rows] - mean).square().sum(dim=0)
         return mean, (square / max(len(chosen), 1)).sqrt()
 
@@ -81,7 +87,7 @@ class ImageSource:
     """Pictures of a manifest's rows, decoded and augmented on ``threads`` threads.
 
     The augmentation of a row is a function of (seed, epoch, row id). ``train=False`` takes the centre
-    crop. More than ``max_bad_fraction`` unreadable pictures (of those seen) stop the training.
+    crop. DataError when more than ``max_bad_fraction`` of the pictures seen are unreadable.
     """
 
     def __init__(
@@ -129,7 +135,7 @@ class ImageSource:
         if not self.bad:
             return
         seen = int(self._seen.sum())
-        if too_many_bad(len(self.bad), max(seen, min(ENOUGH_SEEN, len(self))), self.max_bad_fraction):
+        if too_many_bad(len(self.bad), max(seen, min(MIN_SEEN, len(self))), self.max_bad_fraction):
             row_id, reason = next(iter(self.bad.items()))
             raise DataError(
                 f"{len(self.bad)} of the first {seen} pictures cannot be used (row {row_id}: "
@@ -137,8 +143,81 @@ class ImageSource:
             )
 
 
+@dataclass(frozen=True)
+class LabelledRows:
+    """Rows of a manifest: ids, multi-hot labels (None where it has none), and the source of their inputs."""
+
+    row_ids: np.ndarray
+    labels: np.ndarray | None
+    source: InputSource
+
+    def __len__(self) -> int:
+        return len(self.row_ids)
+
+
+def open_rows(
+    manifest: Manifest,
+    split: str,
+    model: HashModel,
+    config: TrainConfig,
+    *,
+    train: bool = False,
+    positions: np.ndarray | None = None,
+    lenient: bool = False,
+) -> LabelledRows:
+    """The rows of a split (those at ``positions`` in it, or all); ``train`` turns augmentation on.
+
+    ``lenient`` marks rows that cannot be used, however many, and raises nothing: a trained model is not lost.
+    """
+    columns = ["row_id", "labels"]
+    columns += ["feature"] if manifest.modality == "features" else ["uri"] + ["image"] * manifest.inline
+    table = manifest.read(split, columns=columns)
+    if positions is not None:
+        table = table.take(positions)
+    labels = label_sets.from_lists(table["labels"], manifest.n_classes) if manifest.n_classes else None
+    return LabelledRows(
+        table["row_id"].to_numpy(), labels, _source(table, manifest, model, config, train, lenient)
+    )
+
+
+def _source(
+    table: pa.Table, manifest: Manifest, model: HashModel, config: TrainConfig, train: bool, lenient: bool
+) -> InputSource:
+    if manifest.modality == "features":
+        if not lenient:
+            return ArraySource(feature_matrix(table))
+        features, reasons = feature_rows(table)
+        good = reasons.is_null().to_numpy(zero_copy_only=False)
+        return ArraySource(np.where(good[:, None], features, 0), good)
+    assert model.spec.preprocess is not None
+    return ImageSource(
+        table,
+        model.spec.preprocess,
+        seed=config.seed,
+        train=train,
+        threads=config.threads,
+        base_uri=config.base_uri,
+        max_bad_fraction=1.0 if lenient else config.max_bad_fraction,
+    )
+
+
+def held_out(n_rows: int, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Positions (kept, held out), ascending: a fixed draw of ``share`` of the training rows.
+
+    DataError when a share leaves fewer than two rows to learn from, or holds out fewer than two.
+    """
+    order = np.random.default_rng([HELD_OUT_SEED, n_rows]).permutation(n_rows)
+    n_held = round(share * n_rows)
+    if share and min(n_held, n_rows - n_held) < 2:
+        raise DataError(
+            f"validation={share} of {n_rows} training rows holds {n_held} out and keeps {n_rows - n_held}; "
+            "two of each are needed: use more rows or another share, or leave validation out"
+        )
+    return np.sort(order[n_held:]), np.sort(order[:n_held])
+
+
 def prefetch(make: Callable[[T], R], items: Iterable[T], depth: int = 2) -> Iterator[R]:
-    """``make(item)`` for each item in order, ``depth`` of them ahead on one thread; 0: none ahead."""
+    """``make(item)`` for each item in order, ``depth`` of them made ahead on one thread; 0: none."""
     if depth < 1:
         yield from map(make, items)
         return

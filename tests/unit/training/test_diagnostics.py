@@ -1,4 +1,4 @@
-"""Collapse is detected and explained."""
+"""Figures of codes, and collapse that is detected and explained."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from hashnet.losses.dhn import DHNLoss
+from hashnet.losses.methods import METHODS, make_loss
 from hashnet.losses.similarity import LabelSimilarity
-from hashnet.training.collapse import explain_codes, explain_loss
 from hashnet.training.config import TrainConfig
-from hashnet.training.measure import measure
+from hashnet.training.diagnostics import explain_codes, explain_loss, measure
 
 
 def test_loss_near_ln_2_means_that_nothing_is_learnt():
@@ -22,19 +22,23 @@ def test_loss_near_ln_2_means_that_nothing_is_learnt():
 
 
 def test_guessing_includes_the_quantisation_of_dhn():
-    config = TrainConfig(run="r", variant="dhn", quantisation=0.3)
-    loss = DHNLoss(LabelSimilarity([0, 0, 1]), 8, quantisation=0.3)
+    similarity = LabelSimilarity([0, 0, 1])
+    loss = DHNLoss(similarity, 8, quantisation=0.3)
     at_zero = float(loss(torch.zeros(3, 8), torch.arange(3), torch.ones(3, dtype=torch.bool), 1.0))
-    assert config.guessing_loss == pytest.approx(at_zero)  # ln 2 + 0.3 log cosh 1 = 0.823
-    assert explain_loss(0.78, 10, config.guessing_loss) is None  # better than that
-    assert "nothing is learnt" in explain_loss(at_zero, 10, config.guessing_loss)
-    assert TrainConfig(run="r").guessing_loss == math.log(2)
-    assert TrainConfig(run="r", variant="dnnh").guessing_loss is None
+    assert loss.guessing == pytest.approx(at_zero)  # ln 2 + 0.3 log cosh 1 = 0.823
+    assert explain_loss(0.78, 10, loss.guessing) is None  # better than that
+    assert "nothing is learnt" in explain_loss(at_zero, 10, loss.guessing)
+    made = {
+        name: make_loss(TrainConfig(run="r", variant=name, quantisation=0.3), similarity) for name in METHODS
+    }
+    assert made["dhn"].guessing == loss.guessing
+    assert made["hashnet"].guessing == math.log(2)
+    assert (made["dnnh"].guessing, made["cnnh"].guessing) == (None, None)
 
 
 def test_equal_codes_are_a_collapse():
     measured = measure(torch.ones(100, 16), 1.0, classes=10)
-    assert (measured["distinct"], measured["dead_bits"]) == (1, 16)
+    assert (measured.distinct, measured.dead_bits) == (1, 16)
     texts = explain_codes(measured)
     assert any("only 1 different codes on 100 rows of 10 classes" in text for text in texts)
     assert any("16 of 16 bits are equal" in text for text in texts)
@@ -44,7 +48,7 @@ def test_a_single_row_says_nothing_about_bits():
     assert explain_codes(measure(torch.ones(1, 16), 1.0, classes=1)) == []
 
 
-def test_one_code_a_class_is_no_collapse():
+def test_one_code_per_class_is_no_collapse():
     signs = torch.sign(torch.randn(10, 16, generator=torch.Generator().manual_seed(0)))
     assert explain_codes(measure(signs.repeat(10, 1), 1.0, classes=10)) == []
 
@@ -53,11 +57,11 @@ def test_measure_counts_by_hand():
     logits = torch.tensor([[0.0, 3.0, -3.0, 0.1] + [1.0] * 4, [5.0, -3.0, -3.0, 0.1] + [-1.0] * 4])
     measured = measure(logits, 2.0)
     relaxed = [abs(math.tanh(2 * v)) for v in logits.flatten().tolist()]
-    assert measured["quantisation"] == pytest.approx(sum(1 - g for g in relaxed) / 16, rel=1e-5)
-    assert measured["binary_share"] == sum(g > 0.99 for g in relaxed) / 16
+    assert measured.quantisation == pytest.approx(sum(1 - g for g in relaxed) / 16, rel=1e-5)
+    assert measured.binary_share == sum(g > 0.99 for g in relaxed) / 16
     histogram = [sum(int(min(g * 100, 99.999)) == b for g in relaxed) for b in range(100)]
-    assert measured["histogram"] == histogram
-    assert measured["bit_balance"] == [1, 0.5, 0, 1, 0.5, 0.5, 0.5, 0.5]
-    assert measured["dead_bits"] == 3
-    assert measured["entropy"] == pytest.approx(5 / 8, abs=1e-6)
-    assert (measured["J"], measured["L"]) == (None, None)
+    assert measured.histogram == histogram
+    assert measured.bit_balance == [1, 0.5, 0, 1, 0.5, 0.5, 0.5, 0.5]
+    assert measured.dead_bits == 3
+    assert measured.entropy == pytest.approx(5 / 8, abs=1e-6)
+    assert (measured.J, measured.L) == (None, None)

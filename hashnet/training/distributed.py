@@ -1,4 +1,4 @@
-"""One batch over several workers: rows gathered with their gradient, in rank order.
+"""One batch over several workers: the model on each of them, and rows gathered with their gradient.
 
 Every worker computes the same loss of the whole batch. DistributedDataParallel then averages the
 gradients of the weights over the workers, while the loss needs their sum, so the backward pass
@@ -11,11 +11,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hashnet.models import HashModel
+from hashnet.training.config import FitSettings
+
+BATCHNORM = (nn.modules.batchnorm._BatchNorm,)
 
 
 def world() -> tuple[int, int]:
-    """(rank, number of workers) of this process: (0, 1) outside a process group."""
+    """(rank, number of workers) of this process; (0, 1) outside a process group."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1
@@ -32,7 +38,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        # The other workers hold the same loss, so the sum over workers of this slice is n times ours.
+        # Every worker has the same loss: the sum over n workers of this slice's gradient is n times this one.
         (gradient,) = gradients
         return gradient[ctx.first : ctx.first + ctx.n] * ctx.n_workers
 
@@ -50,3 +56,22 @@ def from_first(value: float) -> float:
     carried = torch.tensor([value], dtype=torch.float64, device=device)
     distributed.broadcast(carried, 0)
     return float(carried.item())
+
+
+def distribute(model: HashModel, settings: FitSettings, device: torch.device) -> nn.Module:
+    """The model itself in one process, else wrapped so that gradients are averaged over the workers.
+
+    All workers start with worker 0's weights and buffers.
+    """
+    if world()[1] == 1:
+        return model
+    moving = settings.train_batchnorm and any(isinstance(m, BATCHNORM) for m in model.modules())
+    on_gpu = device.type == "cuda"
+    if moving and on_gpu:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # torch has none for CPUs
+    return DistributedDataParallel(
+        model,
+        device_ids=[device] if on_gpu else None,
+        forward_sync_buffers=moving,  # at the start they are synchronised in any case
+        gradient_as_bucket_view=True,
+    )

@@ -1,0 +1,251 @@
+"""Trains a prepared run: what every worker does, which in one process without a cluster is the whole run.
+
+from hashnet.training import TrainConfig, prepare, train_run
+
+prepared = prepare(TrainConfig(run="runs/demo", dataset="digits"))
+summary = train_run(prepared.config)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from hashnet.data import Manifest, PairTable
+from hashnet.io import config as configs
+from hashnet.losses import METHODS, LabelSimilarity, Similarity, TableSimilarity, make_loss
+from hashnet.models import HashModel, build_model, save_bundle, try_crop
+from hashnet.run import Run
+from hashnet.training.checkpoints import Checkpoints
+from hashnet.training.config import TrainConfig
+from hashnet.training.diagnostics import (
+    CodeDiagnostics,
+    explain_codes,
+    explain_loss,
+    held_out_map,
+    measure_database,
+    split_map,
+)
+from hashnet.training.distributed import from_first, world
+from hashnet.training.frozen_backbone import (
+    adopt_head,
+    backbone_features,
+    probe_of,
+    standardise,
+    train_head_first,
+)
+from hashnet.training.history import EpochRecord, History, StageRecord, write_history
+from hashnet.training.inputs import LabelledRows, held_out, open_rows
+from hashnet.training.loop import Callbacks, fit
+from hashnet.training.sampling import PairSampler, Sampler
+
+logger = logging.getLogger(__name__)
+WARN_AFTER_EPOCHS, WARN_AFTER_STEPS = 3, 60  # sooner, a network that starts from scratch is slow, not stuck
+
+
+@dataclass(frozen=True)
+class TrainingSummary:
+    """What a training run came to; without ``sha256`` it is part of the model bundle."""
+
+    variant: str
+    backbone: str | None
+    n_bits: int
+    steps: int
+    epochs: int
+    train_rows: int
+    n_workers: int
+    rows_per_s: float | None
+    stages: list[StageRecord]
+    manifest_sha256: str
+    measured: CodeDiagnostics
+    warnings: list[str]
+    seconds: float
+    validation_map: float | None = None
+    sha256: str = field(default="", compare=False)  # of the bundle
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as a bundle's JSON holds it, with the most asked-for diagnostics at its top level."""
+        values = dataclasses.asdict(self) | {"stages": [stage.to_dict() for stage in self.stages]}
+        del values["sha256"]
+        if self.validation_map is None:
+            del values["validation_map"]
+        top = ("quantisation", "binary_share", "distinct", "J", "L")
+        return values | {name: getattr(self.measured, name) for name in top}
+
+
+def train_run(
+    config: TrainConfig,
+    *,
+    manifest: Manifest | None = None,
+    device: str | torch.device = "cpu",
+    callbacks: Callbacks | None = None,
+) -> TrainingSummary | None:
+    """The summary of a run that this trains and whose bundle it writes; None on all workers but the first.
+
+    ``manifest`` None is the run's own copy; many runs on the same rows share one.
+    """
+    started = time.monotonic()
+    run = Run(config.run)
+    manifest = manifest or run.manifest.open()
+    torch.manual_seed(config.seed)
+    model = make_model(config, manifest)
+    kept, held = held_out(manifest.count("train"), config.validation)
+    head_only = config.freeze_backbone and model.modality == "image"
+    rows = open_rows(manifest, "train", model, config, train=not head_only, positions=_kept(config, kept))
+    similarity, sampler = make_similarity(config, manifest, rows, device)
+    loss = make_loss(config, similarity)
+    learner, source = model, rows.source
+    if head_only:
+        learner, source = probe_of(model), backbone_features(model, rows.source, device)
+    checkpoints = Checkpoints(run.checkpoints)
+    rank, n_workers = world()
+    begun = from_first(float(rank == 0 and checkpoints.newest() is not None)) > 0.5
+    if config.head_epochs and model.modality == "image" and not head_only and not begun:
+        centres = open_rows(manifest, "train", model, config, positions=_kept(config, kept))
+        first = train_head_first(model, centres.source, loss, config, sampler, device)
+        if first.J is not None:
+            logger.info("hash layer alone: J %.4f, L %.4f", first.J, first.L)
+    elif config.standardise and rank == 0 and not begun:  # the other workers get worker 0's weights
+        standardise(learner, source, seed=config.seed, device=device)
+    monitor = _Monitor(config, model, learner, manifest, loss.guessing, device, callbacks or Callbacks())
+    history = fit(
+        learner.to(device),
+        source,
+        loss,
+        config.make_stages(),
+        config.fit_settings(),
+        sampler=sampler,
+        checkpoints=checkpoints,
+        callbacks=Callbacks(monitor.callbacks.step, monitor.epoch, monitor.stage),
+    )
+    if rank != 0:
+        return None
+    if head_only:
+        adopt_head(model, learner)
+    model.eval()
+    measured = measure_database(config, model, manifest, history.stages[-1].beta, device)
+    last = history.stages[-1]
+    summary = TrainingSummary(
+        variant=config.variant,
+        backbone=config.backbone,
+        n_bits=config.n_bits,
+        steps=last.first_step + last.steps,
+        epochs=sum(stage.epochs for stage in history.stages),
+        train_rows=len(rows),
+        n_workers=n_workers,
+        rows_per_s=last.rows_per_s,
+        stages=history.stages,
+        manifest_sha256=manifest.sha256,
+        measured=measured,
+        warnings=_warnings(last, measured, loss.guessing),
+        validation_map=held_out_map(config, model, manifest, held, device) if config.validation else None,
+        seconds=round(time.monotonic() - started, 3),
+    )
+    return _save(config, manifest, model, history, summary)
+
+
+def _kept(config: TrainConfig, kept: np.ndarray) -> np.ndarray | None:
+    """Positions of the rows to train on; None for all."""
+    return kept if config.validation else None
+
+
+def _warnings(last: StageRecord, measured: CodeDiagnostics, guessing: float | None) -> list[str]:
+    """Warnings about the finished training, which are also logged."""
+    stuck = None
+    if guessing is not None:
+        stuck = explain_loss(last.J or 0.0, last.first_step + last.steps, guessing)
+    found = ([stuck] if stuck else []) + explain_codes(measured)
+    for text in found:
+        logger.warning("%s", text)
+    return found
+
+
+def _save(
+    config: TrainConfig, manifest: Manifest, model: HashModel, history: History, summary: TrainingSummary
+) -> TrainingSummary:
+    """Writes the bundle with its history; returns the summary with the bundle's sha256."""
+    target = Run(config.run).model.uri
+    write_history(target, history)
+    sha256 = save_bundle(
+        target,
+        model,
+        class_names=list(manifest.class_names) if manifest.class_names else None,
+        summary=summary.to_dict(),
+        config=configs.to_dict(config),
+    )
+    return dataclasses.replace(summary, sha256=sha256)
+
+
+def make_model(config: TrainConfig, manifest: Manifest) -> HashModel:
+    """The model that a resolved configuration describes, for this manifest's rows."""
+    model = build_model(
+        str(config.backbone),
+        config.n_bits,
+        n_features=manifest.n_features,
+        hidden=config.hidden,
+        weights=config.weights,
+        download=config.download,
+        dropout=float(config.dropout or 0),
+        resize=config.resize,
+        crop=config.crop,
+        flip=config.flip,
+        head=METHODS[config.variant].head,
+    )
+    if config.crop is not None and manifest.modality == "image":
+        try_crop(str(config.backbone), model.backbone, config.crop)  # now, while it can still be changed
+    return model
+
+
+def make_similarity(
+    config: TrainConfig, manifest: Manifest, rows: LabelledRows, device: str | torch.device
+) -> tuple[Similarity, Sampler | None]:
+    """Similarity of the training rows: by labels, or by the pairs table, with a sampler of its pairs."""
+    if config.pairs is None:
+        assert rows.labels is not None
+        return LabelSimilarity(rows.labels, device), None
+    table = PairTable.open(config.pairs, manifest)
+    a, b = (np.searchsorted(rows.row_ids, ids) for ids in (table.row_a, table.row_b))
+    similarity = TableSimilarity(a, b, table.similar, len(rows), device)
+    return similarity, PairSampler(a, b, config.batch_size, config.seed)
+
+
+class _Monitor:
+    """Follows training: a warning when nothing is learnt, MAP after each stage, the caller's callbacks."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: HashModel,
+        learner: HashModel,
+        manifest: Manifest,
+        guessing: float | None,
+        device: str | torch.device,
+        callbacks: Callbacks,
+    ) -> None:
+        self.config, self.model, self.learner, self.manifest = config, model, learner, manifest
+        self.guessing, self.device, self.callbacks = guessing, device, callbacks
+        self.loss_checked = False
+
+    def epoch(self, record: EpochRecord) -> None:
+        due = record.epoch >= WARN_AFTER_EPOCHS and record.step >= WARN_AFTER_STEPS
+        if due and not self.loss_checked and world()[0] == 0 and self.guessing is not None:
+            self.loss_checked = True
+            text = explain_loss(record.J, record.step, self.guessing)
+            if text:
+                logger.warning("%s", text)
+        if self.callbacks.epoch:
+            self.callbacks.epoch(record)
+
+    def stage(self, record: StageRecord) -> None:
+        if self.config.map_k and world()[0] == 0:
+            if self.learner is not self.model:
+                adopt_head(self.model, self.learner)
+            record.map = split_map(self.config, self.model, self.manifest, self.device)
+        if self.callbacks.stage:
+            self.callbacks.stage(record)
