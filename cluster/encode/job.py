@@ -31,8 +31,18 @@ from hashnet.errors import ClusterError, ConfigError, LineageMismatch, ModelErro
 from hashnet.io import REQUIRED, Progress, Renamed, key
 from hashnet.models import BundleInfo
 from hashnet.run import Run
-from hashnet.store import ROWS_PER_SHARD, CodesArtefact, PlannedPart, ShardRange, StorePlan, commit
-from hashnet.store import plan as plans
+from hashnet.store import (
+    ROWS_PER_SHARD,
+    CodesArtefact,
+    PlannedPart,
+    ShardRange,
+    StorePlan,
+    StoreWriter,
+    check_plan,
+    read_plan,
+    read_quarantine,
+    read_records,
+)
 
 log = logging.getLogger(__name__)
 
@@ -155,9 +165,9 @@ class _Job:
     def __init__(self, config: EncodeConfig, info: BundleInfo, manifest: Manifest) -> None:
         self.config, self.info, self.manifest = config, info, manifest
         self.uri, self.run = config.target.uri, telemetry.run_name(config.run)
-        self.found = plans.read_plan(self.uri)
-        self.plan = plans.check_plan(self.uri, self._requested_plan())
-        self.records = commit.read_records(self.uri)
+        self.found = read_plan(self.uri)
+        self.plan = check_plan(self.uri, self._requested_plan())
+        self.records = read_records(self.uri)
         self.todo = [shard for shard in self.plan.ranges() if shard.name not in self.records]
         self.rows_now = 0
         self.workers: set[str] = set()
@@ -200,7 +210,7 @@ class _Job:
         """Encodes the shards that have no record yet."""
         settings = self._start(sum(map(len, self.todo)), repair=False)
         planner.verify_parts(self.manifest, {shard.part.name for shard in self.todo})
-        plans.begin(self.uri, self.plan)
+        StoreWriter(self.uri, self.plan).begin()
         if self.info.modality == "features":
             tasks = feature_tasks(self.todo, self.manifest)
         else:
@@ -215,7 +225,7 @@ class _Job:
                 f"{len(self.todo)} of {self.plan.n_shards} shards of {self.uri} are not encoded yet; "
                 "run without only_failed first"
             )
-        row_ids = commit.read_quarantine(self.uri, self.records)["row_id"].to_pylist()
+        row_ids = read_quarantine(self.uri, self.records)["row_id"].to_pylist()
         if not row_ids:
             log.info("the quarantine of %s is empty", self.uri)
             return
@@ -244,7 +254,7 @@ class _Job:
         if gpus and engine != "cuda" and config.gpus_per_actor is None:  # GPUs that torch cannot use
             gpus = 0
             n_actors = planner.reserve_actors(config.num_actors, gpus, rows)
-        self.plan = plans.check_plan(self.uri, replace(self.plan, lineage=self._lineage(engine)))
+        self.plan = check_plan(self.uri, replace(self.plan, lineage=self._lineage(engine)))
         batch_rows = self.plan.lineage["batch_rows"]
         return pipeline.PipelineSettings(
             reader=RowReader(self.manifest, config.split, config.base_uri),

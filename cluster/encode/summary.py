@@ -9,9 +9,9 @@ from typing import Any
 from hashnet.codes import dead_bits
 from hashnet.data import too_many_bad
 from hashnet.errors import TooManyBad
-from hashnet.io import counted, duration, speed, storage
+from hashnet.io import counted, duration, speed
 from hashnet.models import BundleInfo
-from hashnet.store import CodesArtefact, ShardRecord, StorePlan, commit
+from hashnet.store import ShardRecord, StorePlan, StoreWriter, read_quarantine
 
 log = logging.getLogger(__name__)
 
@@ -57,19 +57,20 @@ def finish(
     TooManyBad if there are more bad rows than allowed; nothing is written then. A store that an earlier run
     completed, with fewer rows or a higher limit, stays usable as long as its shards are unchanged.
     """
-    shards = commit.listed(uri, plan)
+    writer = StoreWriter(uri, plan)
+    shards = writer.listed()
     reasons = bad_reasons(uri, shards)
     bad, total = sum(reasons.values()), plan.n_rows
     if too_many_bad(bad, total, max_bad_fraction):
-        _drop_stale_success(uri, plan, shards)
+        writer.withdraw_stale(shards)
         listed = ", ".join(f"{n:,} {reason}" for reason, n in reasons.items())
         raise TooManyBad(
             f"{bad:,} of {total:,} rows ({bad / total:.2%}) are bad, max_bad_fraction allows "
             f"{max_bad_fraction:.2%}: {listed}. The shards are kept, and "
-            f"{storage.join(uri, commit.QUARANTINE)} names the rows: repair them and run with "
+            f"{writer.quarantine_uri} names the rows: repair them and run with "
             "only_failed=true, or raise max_bad_fraction"
         )
-    header = _complete(uri, shards) or commit.finish(uri, plan)
+    header = writer.completed(shards) or writer.finish()
     result = {
         "out": uri,
         "output": plan.output,
@@ -98,7 +99,7 @@ def bad_reasons(uri: str, shards: list[ShardRecord]) -> dict[str, int]:
     """Bad rows by reason, most frequent first; without those that were repaired."""
     counts: dict[str, int] = {}
     if any(record.repair for record in shards):
-        left = commit.read_quarantine(uri, {record.name: record for record in shards})
+        left = read_quarantine(uri, {record.name: record for record in shards})
         for reason in left["reason"].to_pylist():
             counts[reason] = counts.get(reason, 0) + 1
     else:
@@ -106,23 +107,6 @@ def bad_reasons(uri: str, shards: list[ShardRecord]) -> dict[str, int]:
             for reason, n in record.reasons.items():
                 counts[reason] = counts.get(reason, 0) + n
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _complete(uri: str, shards: list[ShardRecord]) -> dict[str, Any] | None:
-    """The header of the store, if it is complete and lists exactly these shards."""
-    artefact = CodesArtefact(uri)
-    header = artefact.read() if artefact.exists() else {}
-    return header if header.get("sha256") == commit.content_sha256(shards) else None
-
-
-def _drop_stale_success(uri: str, plan: StorePlan, shards: list[ShardRecord]) -> None:
-    """Removes _SUCCESS if the header lists a shard that was replaced since; not that of a longer plan."""
-    artefact = CodesArtefact(uri)
-    if artefact.exists() and not commit.was_extended(uri, plan):
-        files = {record.file: record.sha256 for record in shards}
-        listed = {f"{shard['name']}.parquet": shard["sha256"] for shard in artefact.read()["shards"]}
-        if not listed.items() <= files.items():
-            storage.delete(storage.join(uri, commit.SUCCESS))
 
 
 def _code_summary(plan: StorePlan, statistics: Mapping[str, Any]) -> dict[str, Any]:

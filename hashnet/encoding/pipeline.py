@@ -20,7 +20,7 @@ from hashnet.codes import pack_signs
 from hashnet.data import Preprocess, feature_rows, fetch_images
 from hashnet.encoding.tasks import EncodeTask, RowReader
 from hashnet.io import binary_column, binary_matrix, rechunk
-from hashnet.store import ShardRange, ShardRecord, StorePlan, commit_shard
+from hashnet.store import ShardRange, ShardRecord, StorePlan, StoreWriter
 
 if TYPE_CHECKING:
     from hashnet.encoding.encoder import Encoder  # imports torch, which workers that decode do without
@@ -100,9 +100,10 @@ def commit_table(
     """Commits the rows of one shard, good and bad; a repair shard without a good row is not written."""
     good = table["reason"].is_null()
     rows, bad = table.filter(good), table.filter(pc.invert(good))
+    writer = StoreWriter(uri, plan)
     if repair:
-        return commit_shard(uri, plan, shard, rows, None, repair=True) if len(rows) else None
-    return commit_shard(uri, plan, shard, rows, bad)
+        return writer.commit(shard, rows, repair=True) if len(rows) else None
+    return writer.commit(shard, rows, bad)
 
 
 class ShardCollector:

@@ -28,11 +28,9 @@ from hashnet import labels as label_sets
 from hashnet.codes import check_codes
 from hashnet.errors import CodeError, DataError, FormatError
 from hashnet.io import as_array, binary_column, binary_matrix, check_whole, rechunk, storage
-from hashnet.store import commit
-from hashnet.store import plan as plans
 from hashnet.store.artefact import SUCCESS, CodesArtefact
-from hashnet.store.commit import ShardRecord
-from hashnet.store.plan import BIT_ORDER, PlannedPart, StorePlan
+from hashnet.store.commit import ShardRecord, StoreWriter, read_quarantine, read_records
+from hashnet.store.plan import BIT_ORDER, PLAN, PlannedPart, StorePlan, read_plan
 
 ROWS_PER_SHARD = 8192
 
@@ -120,7 +118,7 @@ class ShardStore:
 
     def quarantine(self) -> pa.Table:
         """Rows that are not in the shards: row_id, uri, reason."""
-        return commit.read_quarantine(self.uri, {shard.name: shard for shard in self.shards})
+        return read_quarantine(self.uri, {shard.name: shard for shard in self.shards})
 
     def verify(self) -> None:
         """Reads every shard and compares its sha256 with the list; FormatError at the first difference."""
@@ -222,13 +220,13 @@ def write_store(
             raise CodeError(f"{n} codes came with {len(column)} {name}")
     if len(np.unique(ids)) != n:
         raise CodeError(f"ids must differ; {n - len(np.unique(ids))} of {n} are repeated")
-    if storage.exists(storage.join(uri, plans.PLAN)):
+    if storage.exists(storage.join(uri, PLAN)):
         if not overwrite:
             raise DataError(f"{uri} holds a store already; give another folder or overwrite=True")
         storage.delete(uri)
     order = np.argsort(ids, kind="stable")
     part = PlannedPart("arrays", hashlib.sha256(ids[order].tobytes() + codes[order].tobytes()).hexdigest(), n)
-    plan = plans.begin(
+    writer = StoreWriter(
         uri,
         StorePlan(
             output="codes",
@@ -238,8 +236,8 @@ def write_store(
             n_classes=None if multi_hot is None else multi_hot.shape[1],
             lineage={"bit_order": BIT_ORDER} | (lineage or {}),
         ),
-    )
-    for shard in plan.ranges():
+    ).begin()
+    for shard in writer.plan.ranges():
         rows = order[shard.start : shard.stop]
         lists = None if multi_hot is None else label_sets.to_lists(multi_hot[rows])
         table = pa.table(
@@ -250,16 +248,16 @@ def write_store(
                 "code": binary_column(codes[rows]),
             }
         )
-        commit.commit_shard(uri, plan, shard, table)
-    commit.finish(uri, plan)
+        writer.commit(shard, table)
+    writer.finish()
     return CodeStore.open(uri)
 
 
 def _why_not(uri: str) -> str:
-    plan = plans.read_plan(uri)
+    plan = read_plan(uri)
     if plan is None:
         return f"{uri} is not a store of codes or features (it has no {SUCCESS})"
-    done = sum(not record.repair for record in commit.read_records(uri).values())
+    done = sum(not record.repair for record in read_records(uri).values())
     return (
         f"{uri} is not complete: {done} of {plan.n_shards} shards are there and no {SUCCESS}; "
         "run the same encode_db command again to finish it"

@@ -1,16 +1,16 @@
 """The commit protocol of codes/ (and of features/): frozen ranges, shards, records, then the list.
 
-    codes/_plan.json                         what is being made; frozen by the first run
+    codes/_plan.json                         what is being written; frozen by the first run
     codes/codes-00017.parquet                a shard: temporary name + rename, or one put
     codes/_quarantine/codes-00017.parquet    its bad rows (row_id, uri, reason), where it has some
-    codes/_records/codes-00017.json          written after both: from here on the shard counts
-    codes/manifest.json, codes/_SUCCESS      written last, and all that readers trust
+    codes/_records/codes-00017.json          written after both: from then on the shard counts
+    codes/manifest.json, codes/_SUCCESS      written last; readers trust nothing else
 
 The rows of one split are cut, manifest part by manifest part, into ranges of ``rows_per_shard``
 rows in row_id order; a range is a shard with a stable name. The bytes of a shard depend on its rows
-and its lineage alone (no clock, host or run id), so writing it twice is writing the same file, and
-whoever runs the same plan again makes only the shards that have no record yet. A plan may grow by
-appended parts while a run of the shorter one goes on: only a run of the longer one writes the list.
+and its lineage alone (no clock, host or run id), so writing it twice gives the same file, and running
+the same plan again writes only the shards that have no record yet. A plan may grow by appended parts
+while a run of the shorter plan is under way: only a run of the longer plan writes the list.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from hashnet.errors import FormatError
 from hashnet.io import binary_matrix, storage
 from hashnet.store.artefact import QUARANTINE, RECORDS, SUCCESS, CodesArtefact
 from hashnet.store.distinct_count import DistinctCounter
-from hashnet.store.plan import BIT_ORDER, FORMAT_VERSION, ShardRange, StorePlan, read_plan
+from hashnet.store.plan import BIT_ORDER, FORMAT_VERSION, PLAN, ShardRange, StorePlan, check_plan, read_plan
 
-READERS = 16  # files read at once: on an object store each is a round trip
+READERS = 16  # files read at once, because each is a round trip on an object store
 QUARANTINE_SCHEMA = pa.schema([("row_id", pa.int64()), ("uri", pa.string()), ("reason", pa.string())])
 
 
@@ -73,56 +73,144 @@ class ShardRecord:
 _KEYS = {"repair": "mends"}  # names on disk that differ from the attribute's
 
 
-def commit_shard(
-    uri: str,
-    plan: StorePlan,
-    shard: ShardRange,
-    rows: pa.Table,
-    bad: pa.Table | None = None,
-    repair: bool = False,
-) -> ShardRecord:
-    """Writes shard, quarantine and record, in that order; returns the record.
+@dataclass(frozen=True)
+class StoreWriter:
+    """Writes one store by the commit protocol. It is small, so every worker may have a copy."""
 
-    ``rows`` has the columns of ``plan.schema`` and ``bad`` row_id, uri, reason; both in any order.
-    """
-    rows = rows.select(plan.schema.names).cast(plan.schema).sort_by("row_id").combine_chunks()
-    bad = QUARANTINE_SCHEMA.empty_table() if bad is None else bad.select(QUARANTINE_SCHEMA.names)
-    bad = bad.cast(QUARANTINE_SCHEMA).sort_by("row_id").combine_chunks()
-    if rows.num_rows + bad.num_rows != len(shard) and not repair:
-        raise FormatError(
-            f"{shard.name} must hold {len(shard)} rows, got {rows.num_rows} and {bad.num_rows} bad ones"
+    uri: str
+    plan: StorePlan
+
+    def begin(self) -> StoreWriter:
+        """Freezes the plan in the folder; LineageMismatch when the folder holds another store."""
+        check_plan(self.uri, self.plan)
+        found = read_plan(self.uri)
+        if found is None or len(found.parts) < len(self.plan.parts):
+            storage.make_folder(self.uri)
+            storage.write_json(storage.join(self.uri, PLAN), self.plan.to_dict())
+        return self
+
+    def commit(
+        self, shard: ShardRange, rows: pa.Table, bad: pa.Table | None = None, repair: bool = False
+    ) -> ShardRecord:
+        """The record of a shard, after writing shard, quarantine and record, in that order.
+
+        ``rows`` has the columns of ``plan.schema``, ``bad`` has row_id, uri, reason; both in any order.
+        """
+        schema = self.plan.schema
+        rows = rows.select(schema.names).cast(schema).sort_by("row_id").combine_chunks()
+        bad = QUARANTINE_SCHEMA.empty_table() if bad is None else bad.select(QUARANTINE_SCHEMA.names)
+        bad = bad.cast(QUARANTINE_SCHEMA).sort_by("row_id").combine_chunks()
+        if rows.num_rows + bad.num_rows != len(shard) and not repair:
+            raise FormatError(
+                f"{shard.name} must hold {len(shard)} rows, got {rows.num_rows} and {bad.num_rows} bad ones"
+            )
+        metadata = shard_metadata(self.plan, shard.part.sha256)
+        data = parquet_bytes(rows.replace_schema_metadata(metadata))
+        storage.write_bytes(storage.join(self.uri, f"{shard.name}.parquet"), data)
+        quarantine_sha256 = None
+        if bad.num_rows:
+            refused = parquet_bytes(bad)
+            quarantine_sha256 = hashlib.sha256(refused).hexdigest()
+            storage.write_bytes(storage.join(self.quarantine_uri, f"{shard.name}.parquet"), refused)
+        counts = pc.value_counts(bad["reason"]).to_pylist()
+        record = ShardRecord(
+            name=shard.name,
+            rows=rows.num_rows,
+            bad_rows=bad.num_rows,
+            sha256=hashlib.sha256(data).hexdigest(),
+            bytes=len(data),
+            part=shard.part.name,
+            part_sha256=shard.part.sha256,
+            start=shard.start,
+            stop=shard.stop,
+            reasons={count["values"]: count["counts"] for count in counts},
+            quarantine_sha256=quarantine_sha256,
+            repair=repair,
         )
-    metadata = shard_metadata(plan, shard.part.sha256)
-    data = parquet_bytes(rows.replace_schema_metadata(metadata))
-    sha256 = hashlib.sha256(data).hexdigest()
-    storage.write_bytes(storage.join(uri, f"{shard.name}.parquet"), data)
-    quarantine_sha256 = None
-    if bad.num_rows:
-        refused = parquet_bytes(bad)
-        quarantine_sha256 = hashlib.sha256(refused).hexdigest()
-        storage.write_bytes(storage.join(uri, QUARANTINE, f"{shard.name}.parquet"), refused)
-    counts = pc.value_counts(bad["reason"]).to_pylist()
-    record = ShardRecord(
-        name=shard.name,
-        rows=rows.num_rows,
-        bad_rows=bad.num_rows,
-        sha256=sha256,
-        bytes=len(data),
-        part=shard.part.name,
-        part_sha256=shard.part.sha256,
-        start=shard.start,
-        stop=shard.stop,
-        reasons={count["values"]: count["counts"] for count in counts},
-        quarantine_sha256=quarantine_sha256,
-        repair=repair,
-    )
-    about = {"kind": "shard record", "format_version": FORMAT_VERSION} | record.to_dict()
-    storage.write_json(storage.join(uri, RECORDS, f"{shard.name}.json"), about)
-    return record
+        values = {"kind": "shard record", "format_version": FORMAT_VERSION} | record.to_dict()
+        storage.write_json(storage.join(self.uri, RECORDS, f"{shard.name}.json"), values)
+        return record
+
+    @property
+    def quarantine_uri(self) -> str:
+        """The folder with the bad rows of each shard."""
+        return storage.join(self.uri, QUARANTINE)
+
+    def listed(self) -> list[ShardRecord]:
+        """The records of a complete store in the order of its list: the ranges, then repair shards."""
+        records = read_records(self.uri)
+        names = [shard.name for shard in self.plan.ranges()]
+        missing = [name for name in names if name not in records]
+        if missing:
+            raise FormatError(
+                f"{self.uri} lacks {len(missing)} of {len(names)} shards, the first is {missing[0]}; "
+                "run the same encode_db command again"
+            )
+        names += sorted(record.name for record in records.values() if record.repair)
+        return [records[name] for name in names]
+
+    def was_extended(self) -> bool:
+        """Whether the folder has a longer plan by now: that of another job, which will write the list."""
+        now = read_plan(self.uri)
+        return now is not None and len(now.parts) > len(self.plan.parts)
+
+    def finish(self) -> dict[str, Any]:
+        """The content of manifest.json, after writing it and then _SUCCESS.
+
+        FormatError while a shard is missing, or when the store was extended beyond this plan.
+        """
+        shards = self.listed()
+        repaired = sum(record.rows for record in shards if record.repair)
+        values = self.plan.to_dict() | {
+            "rows": sum(record.rows for record in shards),
+            "bad_rows": sum(record.bad_rows for record in shards if not record.repair) - repaired,
+            "shards": [record.to_dict() for record in shards],
+            "statistics": code_statistics(self.uri, self.plan, shards) if self.plan.output == "codes" else {},
+        }
+        if self.was_extended():  # checked last, because the statistics take a while
+            raise FormatError(
+                f"{self.uri} was extended meanwhile by a job with more parts of the manifest; that job "
+                "finishes the store, with the shards made here: nothing is left to do unless it died, "
+                "then run it again"
+            )
+        header = CodesArtefact(self.uri, self.plan.output).write_header(
+            values, sha256=content_sha256(shards), lineage=self.plan.lineage
+        )
+        storage.write_bytes(storage.join(self.uri, SUCCESS), b"")
+        self._remove_leftovers(shards)
+        return header
+
+    def completed(self, shards: list[ShardRecord]) -> dict[str, Any] | None:
+        """The header of the store, if it is complete and lists exactly these shards."""
+        artefact = CodesArtefact(self.uri)
+        header = artefact.read() if artefact.exists() else {}
+        return header if header.get("sha256") == content_sha256(shards) else None
+
+    def withdraw_stale(self, shards: list[ShardRecord]) -> None:
+        """Deletes _SUCCESS if the header lists a shard that was replaced since; not that of a longer plan."""
+        artefact = CodesArtefact(self.uri)
+        if artefact.exists() and not self.was_extended():
+            there = {record.file: record.sha256 for record in shards}
+            listed = {f"{shard['name']}.parquet": shard["sha256"] for shard in artefact.read()["shards"]}
+            if not listed.items() <= there.items():
+                storage.delete(storage.join(self.uri, SUCCESS))
+
+    def _remove_leftovers(self, shards: list[ShardRecord]) -> None:
+        """Deletes what killed runs left: temporary files, and bad rows of shards that now have none.
+
+        The bad rows of shards that are not in the list belong to another run and stay.
+        """
+        for folder in (self.uri, storage.join(self.uri, RECORDS), self.quarantine_uri):
+            for name in storage.list_names(folder):
+                if storage.TMP_MARK in name:
+                    storage.delete(storage.join(folder, name))
+        without_bad = {record.file for record in shards if not record.bad_rows}
+        for name in without_bad.intersection(storage.list_names(self.quarantine_uri)):
+            storage.delete(storage.join(self.quarantine_uri, name))
 
 
 def shard_metadata(plan: StorePlan, part_sha256: str) -> dict[str, str]:
-    """Parquet key-value metadata of a shard: the lineage, one ``hashnet.*`` key a fact."""
+    """Parquet key-value metadata of a shard: the lineage, one ``hashnet.*`` key per fact."""
     facts: dict[str, Any] = dict(plan.lineage) | {
         "kind": plan.output,
         "format_version": FORMAT_VERSION,
@@ -156,10 +244,10 @@ def parquet_bytes(table: pa.Table) -> bytes:
 
 
 def read_records(uri: str) -> dict[str, ShardRecord]:
-    """Committed shards by name: those whose record and whose file of that size are both there.
+    """Committed shards by name: those that have a record and a file of the recorded size.
 
-    A repair shard counts while all its rows are in quarantine: when a range is encoded anew after its
-    rows were re-encoded, they are in its shard.
+    A repair shard counts while all its rows are in quarantine. When a range is encoded again later, its
+    rows are in the range's own shard and the repair shard no longer counts.
     """
     sizes = storage.list_sizes(uri)
     names = [name for name in storage.list_names(storage.join(uri, RECORDS)) if name.endswith(".json")]
@@ -173,18 +261,16 @@ def read_records(uri: str) -> dict[str, ShardRecord]:
         records = list(pool.map(read, names))
     whole = {record.name: record for record in records if sizes.get(record.file) == record.bytes}
     repaired = any(record.repair for record in whole.values())
-    return _left_and_counting(uri, whole)[1] if repaired else whole
+    return _resolve_repairs(uri, whole)[1] if repaired else whole
 
 
 def read_quarantine(uri: str, records: Mapping[str, ShardRecord]) -> pa.Table:
-    """Bad rows (row_id, uri, reason) in row_id order that no repair shard holds since."""
-    return _left_and_counting(uri, records)[0].sort_by("row_id")
+    """Bad rows (row_id, uri, reason) in row_id order that no repair shard holds."""
+    return _resolve_repairs(uri, records)[0].sort_by("row_id")
 
 
-def _left_and_counting(
-    uri: str, records: Mapping[str, ShardRecord]
-) -> tuple[pa.Table, dict[str, ShardRecord]]:
-    """What is left in quarantine, and the records without repair shards that hold anything else."""
+def _resolve_repairs(uri: str, records: Mapping[str, ShardRecord]) -> tuple[pa.Table, dict[str, ShardRecord]]:
+    """The rows left in quarantine, and the records that count (see ``read_records``)."""
     counting = {name: record for name, record in records.items() if not record.repair}
     tables = [QUARANTINE_SCHEMA.empty_table()]
     for record in counting.values():
@@ -201,52 +287,13 @@ def _left_and_counting(
     return bad, counting
 
 
-def finish(uri: str, plan: StorePlan) -> dict[str, Any]:
-    """Writes manifest.json and then _SUCCESS; returns what manifest.json holds.
-
-    Refused with FormatError while a shard is missing, or when the store was extended beyond ``plan``.
-    Mending shards come last in the list.
-    """
-    shards = listed(uri, plan)
-    repaired = sum(record.rows for record in shards if record.repair)
-    about = plan.to_dict() | {
-        "rows": sum(record.rows for record in shards),
-        "bad_rows": sum(record.bad_rows for record in shards if not record.repair) - repaired,
-        "shards": [record.to_dict() for record in shards],
-        "statistics": code_statistics(uri, plan, shards) if plan.output == "codes" else {},
-    }
-    if was_extended(uri, plan):  # asked last, because the statistics take their time
-        raise FormatError(
-            f"{uri} was extended meanwhile by a job that knows more parts of the manifest; that one finishes "
-            "it, with the shards made here: there is nothing to do, unless it died, then run it again"
-        )
-    about = CodesArtefact(uri, plan.output).write_header(
-        about, sha256=content_sha256(shards), lineage=plan.lineage
-    )
-    storage.write_bytes(storage.join(uri, SUCCESS), b"")
-    _remove_leftovers(uri, shards)
-    return about
-
-
-def was_extended(uri: str, plan: StorePlan) -> bool:
-    """Whether the store has a longer plan by now: another job's, which writes the list."""
-    now = read_plan(uri)
-    return now is not None and len(now.parts) > len(plan.parts)
-
-
-def listed(uri: str, plan: StorePlan) -> list[ShardRecord]:
-    """The records of a complete store in the order of its list: the ranges, then repair shards."""
-    records = read_records(uri)
-    names = [shard.name for shard in plan.ranges()]
-    missing = [name for name in names if name not in records]
-    if missing:
-        raise FormatError(f"{uri} lacks {len(missing)} of {len(names)} shards, the first is {missing[0]}")
-    names += sorted(record.name for record in records.values() if record.repair)
-    return [records[name] for name in names]
+def content_sha256(shards: list[ShardRecord]) -> str:
+    """Fingerprint of a store: of the names and fingerprints of its shards, in order."""
+    return hashlib.sha256("".join(f"{s.name} {s.sha256}\n" for s in shards).encode()).hexdigest()
 
 
 def code_statistics(uri: str, plan: StorePlan, shards: list[ShardRecord]) -> dict[str, Any]:
-    """How many different codes there are, and the share of ones per bit; ``READERS`` shards in memory."""
+    """The number of different codes, and the fraction of ones per bit; holds ``READERS`` shards in memory."""
     counter, ones, rows = DistinctCounter(), np.zeros(plan.width), 0
 
     def read(record: ShardRecord) -> np.ndarray:
@@ -264,22 +311,3 @@ def code_statistics(uri: str, plan: StorePlan, shards: list[ShardRecord]) -> dic
         "distinct_is_exact": counter.exact,
         "bit_balance": [round(float(share), 6) for share in ones / max(rows, 1)],
     }
-
-
-def content_sha256(shards: list[ShardRecord]) -> str:
-    """One fingerprint of a store: of its shards' names and fingerprints, in order."""
-    return hashlib.sha256("".join(f"{s.name} {s.sha256}\n" for s in shards).encode()).hexdigest()
-
-
-def _remove_leftovers(uri: str, shards: list[ShardRecord]) -> None:
-    """What runs that were killed left: temporary files, and bad rows of shards that now have none.
-
-    The bad rows of shards that are not in the list are another run's, and stay.
-    """
-    for folder in (uri, storage.join(uri, RECORDS), storage.join(uri, QUARANTINE)):
-        for name in storage.list_names(folder):
-            if storage.TMP_MARK in name:
-                storage.delete(storage.join(folder, name))
-    without_bad = {record.file for record in shards if not record.bad_rows}
-    for name in without_bad.intersection(storage.list_names(storage.join(uri, QUARANTINE))):
-        storage.delete(storage.join(uri, QUARANTINE, name))

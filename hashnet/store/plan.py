@@ -1,8 +1,8 @@
-"""StorePlan: what a store is made of, cut into frozen ranges; and what may be written into which folder.
+"""StorePlan: what a store is made of, cut into frozen ranges; and which plan a folder accepts.
 
 The rows of one split are cut, manifest part by manifest part, into ranges of ``rows_per_shard``
 rows in row_id order. A range is one shard with a stable name. The first run freezes the plan in the
-output folder; a later one must be the same, or the same over more parts, or it is refused.
+output folder; a later plan must be the same, or the same over more parts, or it is refused.
 
 >>> parts = PlannedPart("part-00000", "ab", 5), PlannedPart("part-00001", "cd", 3)
 >>> plan = StorePlan("codes", 64, rows_per_shard=4, parts=parts)
@@ -27,7 +27,7 @@ from hashnet.io import storage
 FORMAT_VERSION = 1
 PLAN = "_plan.json"
 BIT_ORDER = "msb first, 1 where >= 0"
-# Lineage that decides the bytes of a code: output made with another value is never mixed in.
+# Lineage that determines the bytes of a code: output made with other values is never mixed.
 IDENTITY = ("model_sha256", "preprocess_version", "engine", "dtype", "batch_rows", "bit_order")
 
 
@@ -109,7 +109,7 @@ class StorePlan:
 
 
 def read_plan(uri: str) -> StorePlan | None:
-    """The plan a folder was begun with, or None where nothing was begun."""
+    """The plan in a folder, or None where no store was begun."""
     where = storage.join(uri, PLAN)
     if not storage.exists(where):
         return None
@@ -117,46 +117,36 @@ def read_plan(uri: str) -> StorePlan | None:
     try:
         return StorePlan.from_dict(about)
     except (KeyError, TypeError) as error:
-        raise FormatError(f"{where} lacks {error}; it is damaged or not ours") from error
+        raise FormatError(f"{where} lacks {error}; it is damaged or was not written by hashnet") from error
 
 
-def check_plan(uri: str, wanted: StorePlan) -> StorePlan:
-    """``wanted``, when it is what the folder holds or extends it; refused with both values else."""
+def check_plan(uri: str, requested: StorePlan) -> StorePlan:
+    """``requested``, when the folder is empty, holds it or can be extended to it; else LineageMismatch."""
     found = read_plan(uri)
     if found is None:
-        return wanted
-    fix = "give another output folder, or remove this one to encode anew"
+        return requested
+    fix = "give another output folder, or delete this one to encode again"
     for name in ("output", "width", "split", "rows_per_shard", "n_classes"):
-        ours, theirs = getattr(wanted, name), getattr(found, name)
-        if ours != theirs:
+        now, before = getattr(requested, name), getattr(found, name)
+        if now != before:
             name = {"width": "n_bits" if found.output == "codes" else "feature length"}.get(name, name)
-            raise LineageMismatch(f"{uri} was made with {name} {theirs}, now it would be {ours}; {fix}")
+            raise LineageMismatch(f"{uri} was made with {name} {before}, requested is {now}; {fix}")
     for name in IDENTITY:
-        ours, theirs = wanted.lineage.get(name), found.lineage.get(name)
-        if ours != theirs:
-            raise LineageMismatch(f"{uri} was made with {name} {theirs!r}, now it would be {ours!r}; {fix}")
+        now, before = requested.lineage.get(name), found.lineage.get(name)
+        if now != before:
+            raise LineageMismatch(f"{uri} was made with {name} {before!r}, requested is {now!r}; {fix}")
     for i, part in enumerate(found.parts):
-        now = wanted.parts[i] if i < len(wanted.parts) else None
-        if now is None or (now.sha256, now.rows) != (part.sha256, part.rows):
-            have = f"{now.sha256[:12]} ({now.rows} rows)" if now else "missing"
+        new = requested.parts[i] if i < len(requested.parts) else None
+        if new is None or (new.sha256, new.rows) != (part.sha256, part.rows):
+            have = f"{new.sha256[:12]} ({new.rows} rows)" if new else "missing"
             raise LineageMismatch(
                 f"{uri} was made from a manifest whose part {i} ({part.name}) is {part.sha256[:12]} "
                 f"({part.rows} rows), now it is {have}; parts may be appended, not changed: {fix}"
             )
-    return wanted
-
-
-def begin(uri: str, wanted: StorePlan) -> StorePlan:
-    """Checks ``wanted`` against the folder and freezes it there; returns it."""
-    check_plan(uri, wanted)
-    found = read_plan(uri)
-    if found is None or len(found.parts) < len(wanted.parts):
-        storage.make_folder(uri)
-        storage.write_json(storage.join(uri, PLAN), wanted.to_dict())
-    return wanted
+    return requested
 
 
 def repair_range(plan: StorePlan, number: int, rows: int) -> ShardRange:
-    """The range of the ``number``-th repair shard: its rows come from any range of the plan."""
+    """The range of repair shard ``number``; its rows may come from any range of the plan."""
     part = PlannedPart("quarantine", plan.parts[-1].sha256, rows)
     return ShardRange(f"{plan.output}-mended-{number:05d}", part, 0, rows)

@@ -251,10 +251,10 @@ def test_too_many_bad_rows_fail_at_the_end_and_another_model_is_refused(ray_loca
     torch.manual_seed(1)
     old = Encoder.load(str(run / "model"), engine="cpu-eager").model_sha256
     new = save_bundle(str(run / "model"), build_model("small_cnn", 32))
-    with pytest.raises(LineageMismatch, match=f"model_sha256 '{old}', now it would be '{new}'"):
+    with pytest.raises(LineageMismatch, match=f"model_sha256 '{old}', requested is '{new}'"):
         encode_database(config(run))
     save_bundle(str(run / "model"), build_model("small_cnn", 64))
-    with pytest.raises(LineageMismatch, match="n_bits 32, now it would be 64"):
+    with pytest.raises(LineageMismatch, match="n_bits 32, requested is 64"):
         encode_database(config(run))
 
 

@@ -15,8 +15,8 @@ from cluster.encode import summary
 from hashnet import CodeStore
 from hashnet.errors import FormatError, TooManyBad
 from hashnet.io.arrow import binary_column
-from hashnet.store import commit
-from hashnet.store.plan import PlannedPart, StorePlan, begin, repair_range
+from hashnet.store.commit import StoreWriter, read_records
+from hashnet.store.plan import PlannedPart, StorePlan, repair_range
 
 LINEAGE = {"engine": "cpu-eager", "dtype": "float32", "model_sha256": "ab" * 32}
 PLAN = StorePlan("codes", 8, rows_per_shard=4, parts=(PlannedPart("part-00000", "aa", 6),), lineage=LINEAGE)
@@ -38,12 +38,12 @@ def rows_of(ids: list[int]) -> pa.Table:
 @pytest.fixture
 def folder(tmp_path):
     """Four rows in two shards, two of them bad for two reasons."""
-    begin(str(tmp_path), PLAN)
+    StoreWriter(str(tmp_path), PLAN).begin()
     for shard, good, bad, reason in zip(
         PLAN.ranges(), ([0, 1, 3], [4]), (2, 5), ("missing", "corrupt"), strict=True
     ):
         refused = pa.table({"row_id": [bad], "uri": ["x"], "reason": [reason]})
-        commit.commit_shard(str(tmp_path), PLAN, shard, rows_of(good), refused)
+        StoreWriter(str(tmp_path), PLAN).commit(shard, rows_of(good), refused)
     return str(tmp_path)
 
 
@@ -54,7 +54,7 @@ def test_the_end_in_words_and_as_json(folder, caplog):
     assert (result["rows"], result["bad_rows"]) == (4, 2)
     assert result["bad_reasons"] == {"corrupt": 1, "missing": 1}
     assert (result["rows_per_s"], result["shards"], result["actors"], result["nodes"]) == (3.0, 2, 3, 2)
-    assert result["bytes"] == sum(record.bytes for record in commit.read_records(folder).values())
+    assert result["bytes"] == sum(record.bytes for record in read_records(folder).values())
     # four codes: bits 0, 2 and 3 always 1, bit 1 in three of four, bit 7 in one of four, the rest 0
     assert result["distinct_codes"] == 3
     assert result["bit_balance"] == {"min": 0.0, "mean": (3 + 0.75 + 0.25) / 8, "max": 1.0, "dead_bits": 6}
@@ -70,13 +70,13 @@ def test_too_many_bad_rows_until_they_are_repaired(folder):
         summary.finish(folder, PLAN, 0.3, 6, 1.0, set())
     with pytest.raises(FormatError, match="not complete: 2 of 2 shards are there"):
         CodeStore.open(folder)
-    commit.commit_shard(folder, PLAN, repair_range(PLAN, 0, 1), rows_of([5]), repair=True)
+    StoreWriter(folder, PLAN).commit(repair_range(PLAN, 0, 1), rows_of([5]), repair=True)
     result = summary.finish(folder, PLAN, 0.3, 1, 1.0, set())
     assert (result["rows"], result["bad_rows"], result["bad_reasons"]) == (5, 1, {"missing": 1})
 
 
 def test_one_bad_row_among_few_does_not_fail_the_job(folder):
-    commit.commit_shard(folder, PLAN, repair_range(PLAN, 0, 1), rows_of([5]), repair=True)
+    StoreWriter(folder, PLAN).commit(repair_range(PLAN, 0, 1), rows_of([5]), repair=True)
     with pytest.raises(TooManyBad, match=r"1 of 6 rows \(16.67%\) are bad"):
         summary.finish(folder, PLAN, 0.0, 6, 1.0, set())
     assert summary.finish(folder, PLAN, 0.01, 6, 1.0, set())["bad_rows"] == 1
@@ -88,10 +88,10 @@ def test_a_sound_store_stays_usable_when_a_stricter_or_larger_run_fails(folder):
         summary.finish(folder, PLAN, 0.1, 0, 1.0, set())
     assert len(CodeStore.open(folder)) == 4
     grown = replace(PLAN, parts=(*PLAN.parts, PlannedPart("part-00001", "bb", 1)))
-    begin(folder, grown)
+    StoreWriter(folder, grown).begin()
     new = list(grown.ranges())[-1]
     refused = pa.table({"row_id": [6], "uri": ["x"], "reason": ["missing"]})
-    commit.commit_shard(folder, grown, new, grown.schema.empty_table(), refused)
+    StoreWriter(folder, grown).commit(new, grown.schema.empty_table(), refused)
     with pytest.raises(TooManyBad, match="3 of 7 rows"):
         summary.finish(folder, grown, 0.4, 1, 1.0, set())
     CodeStore.open(folder).verify()  # the list of the four rows
@@ -101,7 +101,7 @@ def test_a_sound_store_stays_usable_when_a_stricter_or_larger_run_fails(folder):
     CodeStore.open(folder).verify()
     first = next(iter(grown.ranges()))  # encoded anew with other bad rows: the list is true no more
     refused = pa.table({"row_id": [0, 2], "uri": ["x"] * 2, "reason": ["missing"] * 2})
-    commit.commit_shard(folder, grown, first, rows_of([1, 3]), refused)
+    StoreWriter(folder, grown).commit(first, rows_of([1, 3]), refused)
     with pytest.raises(TooManyBad, match="4 of 7 rows"):
         summary.finish(folder, grown, 0.4, 4, 1.0, set())
     with pytest.raises(FormatError, match="not complete"):
@@ -112,7 +112,7 @@ def test_the_plan_before_anything_is_there_and_half_way(folder, tmp_path, caplog
     info = SimpleNamespace(sha256="ab" * 32, backbone="small_cnn", n_bits=8)
     fresh = summary.describe(f"{tmp_path}/new", PLAN, {}, info)
     assert (fresh["rows"], fresh["rows_to_do"], fresh["shards_done"], fresh["shards_to_do"]) == (6, 6, 0, 2)
-    records = commit.read_records(folder)
+    records = read_records(folder)
     half = {"codes-00000": records["codes-00000"]}
     with caplog.at_level(logging.INFO):
         plan = summary.describe(folder, PLAN, half, info)

@@ -16,8 +16,8 @@ from hashnet.data.sources import make_manifest
 from hashnet.errors import FormatError
 from hashnet.io.arrow import binary_column
 from hashnet.store.code_store import write_store
-from hashnet.store.commit import commit_shard, finish
-from hashnet.store.plan import PlannedPart, StorePlan, begin
+from hashnet.store.commit import StoreWriter
+from hashnet.store.plan import PlannedPart, StorePlan
 from tests.support.small_run import make_model
 
 
@@ -63,13 +63,13 @@ def test_codes(tmp_path):
 
 def test_the_quarantine_of_codes(tmp_path):
     plan = StorePlan("codes", 8, rows_per_shard=2, parts=(PlannedPart("part-00000", "aa", 2),))
-    (shard,) = begin(str(tmp_path), plan).ranges()
+    (shard,) = StoreWriter(str(tmp_path), plan).begin().ranges()
     rows = pa.table(
         {"row_id": [0], "uri": ["0.jpg"], "labels": [[0]], "code": binary_column(np.array([[7]], np.uint8))}
     )
     bad = pa.table({"row_id": [1], "uri": ["1.jpg"], "reason": ["corrupt"]})
-    commit_shard(str(tmp_path), plan, shard, rows, bad)
-    finish(str(tmp_path), plan)
+    StoreWriter(str(tmp_path), plan).commit(shard, rows, bad)
+    StoreWriter(str(tmp_path), plan).finish()
     assert inspect(str(tmp_path)).sound
     damage(tmp_path / "_quarantine" / "codes-00000.parquet")
     (problem,) = inspect(str(tmp_path)).problems

@@ -28,8 +28,8 @@ from hashnet.encoding.pipeline import (
 from hashnet.encoding.tasks import EncodeTask, RowReader, feature_tasks, picture_tasks, repair_tasks
 from hashnet.models.bundle import save_bundle
 from hashnet.models.hash_model import build_model
-from hashnet.store import commit
-from hashnet.store.plan import PlannedPart, StorePlan, begin
+from hashnet.store.commit import StoreWriter
+from hashnet.store.plan import PlannedPart, StorePlan
 
 DATABASE, QUERY = 4, 2
 
@@ -97,7 +97,7 @@ def run_pictures(
     pictures, folder: str, rows_per_shard: int, chunk_rows: int, seed: int, twice: bool
 ) -> CodeStore:
     manifest, encoder, _ = pictures
-    plan = begin(folder, plan_of(manifest, encoder, rows_per_shard))
+    plan = StoreWriter(folder, plan_of(manifest, encoder, rows_per_shard)).begin()
     source = RowReader(manifest, "database")
     tables = [
         encode_rows(encoder, "codes", table)
@@ -115,7 +115,7 @@ def run_pictures(
             new += collector.add(tables[i])
     assert new == plan.n_rows
     assert collector.unfinished == []
-    commit.finish(folder, plan)
+    StoreWriter(folder, plan).finish()
     return CodeStore.open(folder)
 
 
@@ -146,11 +146,11 @@ def test_chunks_and_order_change_no_byte(pictures, tmp_path):
 
 def test_features_are_the_loop_and_bad_rows_are_named(features, tmp_path):
     manifest, encoder, values = features
-    plan = begin(str(tmp_path), plan_of(manifest, encoder, 16))
+    plan = StoreWriter(str(tmp_path), plan_of(manifest, encoder, 16)).begin()
     for task in feature_tasks(list(plan.ranges()), manifest):
         for shard, table in encode_features(RowReader(manifest, "database"), task, encoder, plan.output):
             commit_table(str(tmp_path), plan, shard, table)
-    commit.finish(str(tmp_path), plan)
+    StoreWriter(str(tmp_path), plan).finish()
     store = CodeStore.open(str(tmp_path))
     good = [i for i in range(100) if i not in (3, 50, 60)]
     assert store.ids().tolist() == good

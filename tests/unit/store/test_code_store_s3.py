@@ -8,8 +8,8 @@ import pytest
 from hashnet import CodeStore
 from hashnet.errors import FormatError, StorageError
 from hashnet.io import storage
-from hashnet.store import commit
 from hashnet.store.code_store import write_store
+from hashnet.store.commit import read_records
 
 
 def test_a_store_on_s3_is_the_store_on_disk(bucket, tmp_path):
@@ -33,7 +33,7 @@ def test_each_file_is_one_put_under_its_final_name(bucket):
     assert storage.list_names(uri) == [
         "_SUCCESS", "_plan.json", "_records", "codes-00000.parquet", "codes-00001.parquet", "manifest.json",
     ]  # fmt: skip
-    assert list(commit.read_records(uri)) == ["codes-00000", "codes-00001"]
+    assert list(read_records(uri)) == ["codes-00000", "codes-00001"]
 
 
 def test_an_unfinished_store_on_s3_is_refused(bucket):

@@ -20,8 +20,8 @@ from hashnet.errors import FormatError, StorageError
 from hashnet.io import storage
 from hashnet.io.arrow import binary_column, binary_matrix
 from hashnet.store import commit
-from hashnet.store.commit import commit_shard, finish, read_quarantine, read_records
-from hashnet.store.plan import PlannedPart, StorePlan, begin, repair_range
+from hashnet.store.commit import StoreWriter, read_quarantine, read_records
+from hashnet.store.plan import PlannedPart, StorePlan, repair_range
 
 PLAN = StorePlan("codes", 16, rows_per_shard=4, parts=(PlannedPart("part-00000", "aa", 6),), n_classes=3)
 
@@ -45,14 +45,14 @@ def bad_of(ids, reason="corrupt") -> pa.Table:
 
 def run(folder: str) -> None:
     """A whole run over PLAN that skips what is committed: row 2 is bad."""
-    begin(folder, PLAN)
+    StoreWriter(folder, PLAN).begin()
     first, second = PLAN.ranges()
     done = read_records(folder)
     if first.name not in done:
-        commit_shard(folder, PLAN, first, rows_of([3, 0, 1]), bad_of([2]))
+        StoreWriter(folder, PLAN).commit(first, rows_of([3, 0, 1]), bad_of([2]))
     if second.name not in done:
-        commit_shard(folder, PLAN, second, rows_of([4, 5]))
-    finish(folder, PLAN)
+        StoreWriter(folder, PLAN).commit(second, rows_of([4, 5]))
+    StoreWriter(folder, PLAN).finish()
 
 
 def files_of(folder) -> dict[str, bytes]:
@@ -84,10 +84,10 @@ def test_a_run_leaves_these_files_and_rows(tmp_path):
 def test_the_order_of_rows_does_not_change_a_byte(tmp_path):
     first, _ = PLAN.ranges()
     for name, ids in (("a", [0, 1, 2, 3]), ("b", [3, 1, 0, 2])):
-        begin(str(tmp_path / name), PLAN)
+        StoreWriter(str(tmp_path / name), PLAN).begin()
         whole = rows_of(ids)
         table = pa.concat_tables([whole.slice(0, 1), whole.slice(1)])  # chunked differently, too
-        commit_shard(str(tmp_path / name), PLAN, first, table)
+        StoreWriter(str(tmp_path / name), PLAN).commit(first, table)
     assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
 
 
@@ -154,7 +154,7 @@ def test_a_shard_without_a_record_does_not_count(tmp_path):
     (tmp_path / "_records" / "codes-00000.json").unlink()
     assert list(read_records(str(tmp_path))) == ["codes-00001"]
     with pytest.raises(FormatError, match="lacks 1 of 2 shards, the first is codes-00000"):
-        finish(str(tmp_path), PLAN)
+        StoreWriter(str(tmp_path), PLAN).finish()
 
 
 def test_leftovers_of_a_killed_run_are_removed_at_the_end(tmp_path):
@@ -169,12 +169,12 @@ def test_a_run_of_a_shorter_plan_leaves_a_store_that_was_extended_alone(tmp_path
     folder = str(tmp_path)
     run(folder)
     longer = replace(PLAN, parts=(*PLAN.parts, PlannedPart("part-00001", "bb", 2)))
-    begin(folder, longer)
-    commit_shard(folder, longer, [*longer.ranges()][-1], rows_of([6]), bad_of([7]))
-    finish(folder, longer)
+    StoreWriter(folder, longer).begin()
+    StoreWriter(folder, longer).commit([*longer.ranges()][-1], rows_of([6]), bad_of([7]))
+    StoreWriter(folder, longer).finish()
     before = files_of(tmp_path)
-    with pytest.raises(FormatError, match="was extended meanwhile by a job that knows more parts"):
-        finish(folder, PLAN)
+    with pytest.raises(FormatError, match="was extended meanwhile by a job with more parts"):
+        StoreWriter(folder, PLAN).finish()
     assert files_of(tmp_path) == before
     assert CodeStore.open(folder).quarantine()["row_id"].to_pylist() == [2, 7]
 
@@ -182,9 +182,9 @@ def test_a_run_of_a_shorter_plan_leaves_a_store_that_was_extended_alone(tmp_path
 def test_bad_rows_of_a_shard_that_is_not_listed_yet_are_kept(tmp_path):
     """Another run extends the store just after this one has looked at the plan."""
     folder = str(tmp_path)
-    begin(folder, PLAN)
+    StoreWriter(folder, PLAN).begin()
     longer = replace(PLAN, parts=(*PLAN.parts, PlannedPart("part-00001", "bb", 2)))
-    commit_shard(folder, longer, [*longer.ranges()][-1], rows_of([6]), bad_of([7]))
+    StoreWriter(folder, longer).commit([*longer.ranges()][-1], rows_of([6]), bad_of([7]))
     run(folder)
     assert (tmp_path / "_quarantine" / "codes-00002.parquet").exists()
 
@@ -192,7 +192,7 @@ def test_bad_rows_of_a_shard_that_is_not_listed_yet_are_kept(tmp_path):
 def test_a_shard_with_the_wrong_number_of_rows_is_refused(tmp_path):
     first, _ = PLAN.ranges()
     with pytest.raises(FormatError, match="codes-00000 must hold 4 rows, got 2 and 1 bad ones"):
-        commit_shard(str(tmp_path), PLAN, first, rows_of([0, 1]), bad_of([2]))
+        StoreWriter(str(tmp_path), PLAN).commit(first, rows_of([0, 1]), bad_of([2]))
 
 
 def test_mended_rows_become_an_extra_shard(tmp_path):
@@ -200,9 +200,9 @@ def test_mended_rows_become_an_extra_shard(tmp_path):
     run(folder)
     before = files_of(tmp_path)
     assert read_quarantine(folder, read_records(folder))["row_id"].to_pylist() == [2]
-    commit_shard(folder, PLAN, repair_range(PLAN, 0, 1), rows_of([2]), repair=True)
+    StoreWriter(folder, PLAN).commit(repair_range(PLAN, 0, 1), rows_of([2]), repair=True)
     assert CodeStore.open(folder).ids().tolist() == [0, 1, 3, 4, 5]  # the list does not name it yet
-    finish(folder, PLAN)
+    StoreWriter(folder, PLAN).finish()
     store = CodeStore.open(folder)
     assert store.ids().tolist() == [0, 1, 3, 4, 5, 2]
     assert (len(store), store.n_bad, store.quarantine().num_rows) == (6, 0, 0)
@@ -215,34 +215,34 @@ def test_mended_rows_become_an_extra_shard(tmp_path):
 def test_a_row_mended_before_its_shard_was_lost_is_there_once(tmp_path):
     """Rows 2 and 4 are mended; then shard 0 is lost and made anew, and row 2 is good by now."""
     folder = str(tmp_path)
-    begin(folder, PLAN)
+    StoreWriter(folder, PLAN).begin()
     first, second = PLAN.ranges()
-    commit_shard(folder, PLAN, first, rows_of([0, 1, 3]), bad_of([2]))
-    commit_shard(folder, PLAN, second, rows_of([5]), bad_of([4]))
-    commit_shard(folder, PLAN, repair_range(PLAN, 0, 2), rows_of([2, 4]), repair=True)
-    finish(folder, PLAN)
+    StoreWriter(folder, PLAN).commit(first, rows_of([0, 1, 3]), bad_of([2]))
+    StoreWriter(folder, PLAN).commit(second, rows_of([5]), bad_of([4]))
+    StoreWriter(folder, PLAN).commit(repair_range(PLAN, 0, 2), rows_of([2, 4]), repair=True)
+    StoreWriter(folder, PLAN).finish()
     assert CodeStore.open(folder).ids().tolist() == [0, 1, 3, 5, 2, 4]
     (tmp_path / "codes-00000.parquet").unlink()
     assert list(read_records(folder)) == ["codes-00001"]
-    commit_shard(folder, PLAN, first, rows_of([0, 1, 2, 3]))
-    finish(folder, PLAN)
+    StoreWriter(folder, PLAN).commit(first, rows_of([0, 1, 2, 3]))
+    StoreWriter(folder, PLAN).finish()
     store = CodeStore.open(folder)
     assert store.ids().tolist() == [0, 1, 2, 3, 5]  # not 2 twice; 4 waits to be mended again
     assert (len(store), store.n_bad) == (5, 1)
     assert store.quarantine()["row_id"].to_pylist() == [4]
     assert [path.name for path in (tmp_path / "_quarantine").iterdir()] == ["codes-00001.parquet"]
-    commit_shard(folder, PLAN, repair_range(PLAN, 0, 1), rows_of([4]), repair=True)
-    finish(folder, PLAN)
+    StoreWriter(folder, PLAN).commit(repair_range(PLAN, 0, 1), rows_of([4]), repair=True)
+    StoreWriter(folder, PLAN).finish()
     assert CodeStore.open(folder).ids().tolist() == [0, 1, 2, 3, 5, 4]
 
 
 def test_a_shard_of_bad_rows_alone_is_an_empty_shard(tmp_path):
     folder = str(tmp_path)
-    begin(folder, PLAN)
+    StoreWriter(folder, PLAN).begin()
     first, second = PLAN.ranges()
-    commit_shard(folder, PLAN, first, rows_of([]), bad_of([0, 1, 2, 3]))
-    commit_shard(folder, PLAN, second, rows_of([4, 5]))
-    about = finish(folder, PLAN)
+    StoreWriter(folder, PLAN).commit(first, rows_of([]), bad_of([0, 1, 2, 3]))
+    StoreWriter(folder, PLAN).commit(second, rows_of([4, 5]))
+    about = StoreWriter(folder, PLAN).finish()
     assert CodeStore.open(folder).ids().tolist() == [4, 5]
     assert about["statistics"]["bit_balance"][:2] == [0, 0]
     assert about["statistics"]["distinct_codes"] == 2
@@ -259,17 +259,19 @@ def test_shards_are_read_side_by_side_at_the_end(tmp_path, monkeypatch):
 
     before = storage.read_json(str(tmp_path / "manifest.json"))
     monkeypatch.setattr(storage, "open_input", watched)
-    assert finish(str(tmp_path), PLAN)["statistics"] == before["statistics"]
+    assert StoreWriter(str(tmp_path), PLAN).finish()["statistics"] == before["statistics"]
 
 
 @pytest.mark.parametrize("readers", [1, 3])
 def test_statistics_of_many_shards_are_those_of_all_codes(tmp_path, monkeypatch, readers):
     monkeypatch.setattr(commit, "READERS", readers)
     plan = StorePlan("codes", 16, rows_per_shard=2, parts=(PlannedPart("part-00000", "aa", 14),), n_classes=3)
-    begin(str(tmp_path), plan)
+    StoreWriter(str(tmp_path), plan).begin()
     for shard in plan.ranges():
-        commit_shard(str(tmp_path), plan, shard, rows_of([i % 5 for i in range(shard.start, shard.stop)]))
-    found = finish(str(tmp_path), plan)["statistics"]
+        StoreWriter(str(tmp_path), plan).commit(
+            shard, rows_of([i % 5 for i in range(shard.start, shard.stop)])
+        )
+    found = StoreWriter(str(tmp_path), plan).finish()["statistics"]
     values = [i % 5 for i in range(14)]
     ones = [sum(value >> (7 - bit) & 1 for value in values) / 14 for bit in range(8)]
     assert found["distinct_codes"] == 5
@@ -280,15 +282,15 @@ def test_features_go_by_the_same_protocol(tmp_path):
     from hashnet.store.code_store import FeatureStore
 
     plan = StorePlan("features", 3, rows_per_shard=2, parts=(PlannedPart("p", "aa", 3),))
-    begin(str(tmp_path), plan)
+    StoreWriter(str(tmp_path), plan).begin()
     values = np.arange(9, dtype=np.float32).reshape(3, 3)
     for shard in plan.ranges():
         ids = list(range(shard.start, shard.stop))
         column = pa.FixedSizeListArray.from_arrays(pa.array(values[ids].ravel()), 3)
-        commit_shard(
-            str(tmp_path), plan, shard, rows_of(ids).drop_columns(["code"]).append_column("feature", column)
+        StoreWriter(str(tmp_path), plan).commit(
+            shard, rows_of(ids).drop_columns(["code"]).append_column("feature", column)
         )
-    finish(str(tmp_path), plan)
+    StoreWriter(str(tmp_path), plan).finish()
     store = FeatureStore.open(str(tmp_path))
     assert store.features().tolist() == values.tolist()
     assert [block[1].shape for block in store.blocks(2)] == [(2, 3), (1, 3)]
@@ -331,7 +333,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_no_file(tmp_path, repo):
 def test_no_place_to_write_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(StorageError, match="cannot make the folder"):
-        begin(str(tmp_path / "file" / "codes"), PLAN)
+        StoreWriter(str(tmp_path / "file" / "codes"), PLAN).begin()
 
 
 @pytest.fixture
@@ -346,12 +348,12 @@ def nobody():
 
 
 def test_no_permission_is_a_clear_error(nobody):
-    begin(str(nobody), PLAN)
+    StoreWriter(str(nobody), PLAN).begin()
     nobody.chmod(0o500)
     first, _ = PLAN.ranges()
     with pytest.raises(StorageError, match=r"cannot write .*codes-00000.parquet: .*Permission denied"):
-        commit_shard(str(nobody), PLAN, first, rows_of([0, 1, 2, 3]))
-    assert commit.read_records(str(nobody)) == {}
+        StoreWriter(str(nobody), PLAN).commit(first, rows_of([0, 1, 2, 3]))
+    assert read_records(str(nobody)) == {}
     with pytest.raises(StorageError, match=r"cannot make the folder .*Permission denied"):
-        begin(str(nobody / "below"), PLAN)
+        StoreWriter(str(nobody / "below"), PLAN).begin()
     assert os.listdir(nobody) == ["_plan.json"]

@@ -22,8 +22,8 @@ from hashnet import CodeStore
 from hashnet.errors import FormatError
 from hashnet.io import storage
 from hashnet.io.arrow import binary_column
-from hashnet.store import commit
-from hashnet.store.plan import PlannedPart, StorePlan, begin, read_plan, repair_range
+from hashnet.store.commit import StoreWriter, read_quarantine, read_records
+from hashnet.store.plan import PlannedPart, StorePlan, read_plan, repair_range
 
 SHORT = StorePlan("codes", 16, rows_per_shard=4, parts=(PlannedPart("part-00000", "aa", 6),))
 LONG = replace(SHORT, parts=(*SHORT.parts, PlannedPart("part-00001", "bb", 2)))
@@ -45,17 +45,17 @@ def story(folder: str) -> None:
         found = read_plan(folder)
         if found is not None and len(found.parts) > len(plan.parts):
             continue
-        begin(folder, plan)
-        done = commit.read_records(folder)
+        StoreWriter(folder, plan).begin()
+        done = read_records(folder)
         for shard in plan.ranges():
             if shard.name not in done:
                 bad = pa.table({"row_id": [2], "uri": ["2.jpg"], "reason": ["corrupt"]})
                 ours = bad if shard.name == "codes-00000" else None
-                commit.commit_shard(folder, plan, shard, rows_of(ROWS[shard.name]), ours)
-        commit.finish(folder, plan)
-    if commit.read_quarantine(folder, commit.read_records(folder)).num_rows:
-        commit.commit_shard(folder, LONG, repair_range(LONG, 0, 1), rows_of([2]), repair=True)
-        commit.finish(folder, LONG)
+                StoreWriter(folder, plan).commit(shard, rows_of(ROWS[shard.name]), ours)
+        StoreWriter(folder, plan).finish()
+    if read_quarantine(folder, read_records(folder)).num_rows:
+        StoreWriter(folder, LONG).commit(repair_range(LONG, 0, 1), rows_of([2]), repair=True)
+        StoreWriter(folder, LONG).finish()
 
 
 def die_at(step: int) -> None:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hashnet.errors import FormatError, LineageMismatch
-from hashnet.store.plan import PlannedPart, StorePlan, begin, check_plan, read_plan
+from hashnet.store.commit import StoreWriter
+from hashnet.store.plan import PlannedPart, StorePlan, check_plan, read_plan
 
 LINEAGE = {
     "model_sha256": "m1",
@@ -47,56 +48,56 @@ def test_an_appended_part_leaves_the_earlier_ranges_as_they_were():
 def test_a_plan_survives_its_file(tmp_path):
     folder = str(tmp_path / "codes")
     assert read_plan(folder) is None
-    plan = begin(folder, make(n_classes=7))
+    plan = StoreWriter(folder, make(n_classes=7)).begin().plan
     assert read_plan(folder) == plan
 
 
 def test_more_parts_extend_and_are_frozen_in_turn(tmp_path):
     folder = str(tmp_path)
-    begin(folder, make((("a", 5),)))
-    begin(folder, make((("a", 5), ("b", 3))))
+    StoreWriter(folder, make((("a", 5),))).begin()
+    StoreWriter(folder, make((("a", 5), ("b", 3)))).begin()
     assert len(read_plan(folder).parts) == 2
     with pytest.raises(LineageMismatch, match=r"part 1 \(part-b\).*now it is missing"):
-        begin(folder, make((("a", 5),)))
+        StoreWriter(folder, make((("a", 5),))).begin()
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"width": 48}, "n_bits 64, now it would be 48"),
-        ({"output": "features"}, "output codes, now it would be features"),
-        ({"split": "query"}, "split database, now it would be query"),
-        ({"rows_per_shard": 5}, "rows_per_shard 4, now it would be 5"),
-        ({"n_classes": 3}, "n_classes None, now it would be 3"),
+        ({"width": 48}, "n_bits 64, requested is 48"),
+        ({"output": "features"}, "output codes, requested is features"),
+        ({"split": "query"}, "split database, requested is query"),
+        ({"rows_per_shard": 5}, "rows_per_shard 4, requested is 5"),
+        ({"n_classes": 3}, "n_classes None, requested is 3"),
     ],
 )
 def test_another_shape_is_refused_with_both_values(tmp_path, changes, words):
-    begin(str(tmp_path), make())
+    StoreWriter(str(tmp_path), make()).begin()
     with pytest.raises(LineageMismatch, match=words):
         check_plan(str(tmp_path), make(**changes))
 
 
 @pytest.mark.parametrize("name", sorted(LINEAGE))
 def test_another_lineage_is_refused_with_both_values(tmp_path, name):
-    begin(str(tmp_path), make())
-    with pytest.raises(LineageMismatch, match=f"{name} {LINEAGE[name]!r}, now it would be 'other'"):
+    StoreWriter(str(tmp_path), make()).begin()
+    with pytest.raises(LineageMismatch, match=f"{name} {LINEAGE[name]!r}, requested is 'other'"):
         check_plan(str(tmp_path), make(lineage=LINEAGE | {name: "other"}))
 
 
 @pytest.mark.parametrize("parts", [(("a", 5), ("x", 3)), (("a", 6), ("b", 3)), (("b", 3), ("a", 5))])
 def test_another_manifest_is_refused(tmp_path, parts):
-    begin(str(tmp_path), make())
+    StoreWriter(str(tmp_path), make()).begin()
     with pytest.raises(LineageMismatch, match="may be appended, not changed"):
         check_plan(str(tmp_path), make(parts))
 
 
 def test_other_versions_are_no_reason_to_refuse(tmp_path):
-    begin(str(tmp_path), make(lineage=LINEAGE | {"versions": {"torch": "1"}}))
+    StoreWriter(str(tmp_path), make(lineage=LINEAGE | {"versions": {"torch": "1"}})).begin()
     check_plan(str(tmp_path), make(lineage=LINEAGE | {"versions": {"torch": "2"}}))
 
 
 def test_a_newer_plan_is_refused(tmp_path):
-    begin(str(tmp_path), make())
+    StoreWriter(str(tmp_path), make()).begin()
     path = tmp_path / "_plan.json"
     path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 2'))
     with pytest.raises(FormatError, match="upgrade hashnet"):
