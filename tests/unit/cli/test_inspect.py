@@ -63,7 +63,7 @@ def test_codes(tmp_path):
 
 def test_the_quarantine_of_codes(tmp_path):
     plan = StorePlan("codes", 8, rows_per_shard=2, parts=(PlannedPart("part-00000", "aa", 2),))
-    (shard,) = StoreWriter(str(tmp_path), plan).begin().ranges()
+    (shard,) = StoreWriter(str(tmp_path), plan).begin().plan.ranges()
     rows = pa.table(
         {"row_id": [0], "uri": ["0.jpg"], "labels": [[0]], "code": binary_column(np.array([[7]], np.uint8))}
     )

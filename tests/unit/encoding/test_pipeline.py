@@ -97,7 +97,7 @@ def run_pictures(
     pictures, folder: str, rows_per_shard: int, chunk_rows: int, seed: int, twice: bool
 ) -> CodeStore:
     manifest, encoder, _ = pictures
-    plan = StoreWriter(folder, plan_of(manifest, encoder, rows_per_shard)).begin()
+    plan = StoreWriter(folder, plan_of(manifest, encoder, rows_per_shard)).begin().plan
     source = RowReader(manifest, "database")
     tables = [
         encode_rows(encoder, "codes", table)
@@ -146,7 +146,7 @@ def test_chunks_and_order_change_no_byte(pictures, tmp_path):
 
 def test_features_are_the_loop_and_bad_rows_are_named(features, tmp_path):
     manifest, encoder, values = features
-    plan = StoreWriter(str(tmp_path), plan_of(manifest, encoder, 16)).begin()
+    plan = StoreWriter(str(tmp_path), plan_of(manifest, encoder, 16)).begin().plan
     for task in feature_tasks(list(plan.ranges()), manifest):
         for shard, table in encode_features(RowReader(manifest, "database"), task, encoder, plan.output):
             commit_table(str(tmp_path), plan, shard, table)
