@@ -58,7 +58,7 @@ SUMMARY = (
     ),
     Line(
         "every metric of a query", "evaluate", "every metric against .*", "ratio",
-        "matrix product and argsort", "ours_ms_a_query", "ms a query",
+        "matrix product and argsort", "ours_ms_a_query", "ms per query",
     ),
     Line(
         "encoding pictures, AlexNet and lite0", "encoding", "pipeline", "ratio_to_tight_loop",
@@ -132,7 +132,7 @@ VIEWS = (
             "×": "ratio",
             "what, against what": "case",
             "ours, 10⁹ pairs/s": "ours_gpairs_s",
-            "ours, ms a query": "ours_ms_a_query",
+            "ours, ms per query": "ours_ms_a_query",
             "theirs": "usual_ms_a_query",
         },
     ),
