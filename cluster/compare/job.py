@@ -142,18 +142,26 @@ def _labels(manifest: Manifest, split: str) -> np.ndarray:
 
 
 def _tuned_settings(part: PartOfComparison) -> TunedSettings:
-    """The settings given, or the best candidates by validation MAP, or none."""
+    """The settings given, or the best candidates by validation MAP, or none.
+
+    Choices made before stay as they are: finished cells were made with them.
+    """
     config = part.config
     if config.settings is not None:
         return TunedSettings.load(config.settings)
     if not config.tune:
         return NOTHING_TUNED
     names = [name for name in expand_methods(config.methods) if len(candidates(name)) > 1]
-    tuned = TunedSettings.choose(mean_over_seeds(part.runner.run(part.trials(names))))
+    uri = storage.join(config.run, "tuned.json")
+    before = TunedSettings.load(uri) if storage.exists(uri) else NOTHING_TUNED
+    trials = part.trials(names)
+    part.runner.finished(trials)  # refuses trials on other data
+    left = [task for task in trials if task.cell.n_bits not in before.settings.get(task.cell.method, {})]
+    tuned = before.extended(TunedSettings.choose(mean_over_seeds(part.runner.run(left))))
     lost = [name for name in names if not tuned.settings.get(name)]
     if lost:
         raise ClusterError(
             f"every trial of {', '.join(lost)} diverged; give settings=FILE with lower learning rates"
         )
-    tuned.save(storage.join(config.run, "tuned.json"))
+    tuned.save(uri)
     return tuned

@@ -80,7 +80,7 @@ class CellRunner:
         found: dict[Cell, CellResult] = {}
         failed: list[str] = []
         progress = Progress(len(before) + len(tasks), self.unit, self.label, done=len(before))
-        log = _ProgressLog(progress, before)
+        log = _ProgressLog(progress, before, tables=self.unit == "cells")
         for cell, outcome in self._outcomes(tasks, gpu):
             if isinstance(outcome, HashnetError):
                 logger.warning("%s failed: %s", cell.name, outcome)
@@ -189,8 +189,8 @@ def _worker_lost(error: Exception) -> ClusterError | None:
 class _ProgressLog:
     """A line with rate and time left, and now and then the table as far as it is known."""
 
-    def __init__(self, progress: Progress, done: dict[Cell, CellResult]) -> None:
-        self.progress = progress
+    def __init__(self, progress: Progress, done: dict[Cell, CellResult], tables: bool) -> None:
+        self.progress, self.tables = progress, tables  # a sweep has a table of its own
         self.done: dict[Cell, Outcome] = dict(done)
         self.last_table = time.monotonic()
 
@@ -200,11 +200,15 @@ class _ProgressLog:
         more = self.progress.done < (self.progress.total or 0)
         if more and time.monotonic() - self.last_table > TABLE_EVERY_S:
             self.last_table = time.monotonic()
-            logger.info("%s", table_so_far(self.done))
+            self._log_table()
 
     def close(self) -> None:
         self.progress.close()
-        logger.info("%s", table_so_far(self.done))
+        self._log_table()
+
+    def _log_table(self) -> None:
+        if self.tables:
+            logger.info("%s", table_so_far(self.done))
 
 
 def table_so_far(done: dict[Cell, Outcome]) -> str:

@@ -12,6 +12,7 @@ from hashnet.comparison.cell import CellResult
 from hashnet.io import storage
 
 KIND, FORMAT_VERSION = "tuned", 1
+Choices = Mapping[str, Mapping[int, Any]]  # by method and code length
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ def _mean(values: list[float | None]) -> float | None:
 class TunedSettings:
     """The settings chosen for each method and code length: ``settings[method][n_bits]``."""
 
-    settings: Mapping[str, Mapping[int, dict[str, Any]]]
-    validation_map: Mapping[str, Mapping[int, float]]
+    settings: Choices
+    validation_map: Choices
 
     @classmethod
     def choose(cls, scores: Iterable[SettingsScore]) -> TunedSettings:
@@ -109,6 +110,12 @@ class TunedSettings:
         """The settings for JSON: method → code length as text → settings."""
         return _with_text_keys(self.settings)
 
+    def extended(self, other: TunedSettings) -> TunedSettings:
+        """Both choices together; where both chose, this one's stays."""
+        return TunedSettings(
+            _extended(self.settings, other.settings), _extended(self.validation_map, other.validation_map)
+        )
+
     def nearest(self, method: str, n_bits: int) -> dict[str, Any]:
         """The settings chosen at the code length nearest to ``n_bits``, of two equally near the shorter one.
 
@@ -121,7 +128,11 @@ class TunedSettings:
         return {} if length is None else known[length]
 
 
-def _with_text_keys(table: Mapping[str, Mapping[int, Any]]) -> dict[str, dict[str, Any]]:
+def _extended(one: Choices, other: Choices) -> Choices:
+    return {name: {**other.get(name, {}), **one.get(name, {})} for name in (*one, *other)}
+
+
+def _with_text_keys(table: Choices) -> dict[str, dict[str, Any]]:
     return {name: {str(n_bits): value for n_bits, value in row.items()} for name, row in table.items()}
 
 

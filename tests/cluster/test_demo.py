@@ -21,7 +21,7 @@ from tests.support.small_run import make_run
 
 
 def pictures(folder, n, classes=True):
-    """``n`` of the embedded digits as files, in a folder a class or all in one."""
+    """``n`` of the embedded digits as files, in one folder per class or all in one."""
     rows = digits.load(digits.Options())
     table = rows.payload(0, n)
     for i, (png, labels) in enumerate(zip(table["image"].to_pylist(), rows.labels.to_pylist(), strict=False)):

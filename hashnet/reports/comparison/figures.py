@@ -113,7 +113,7 @@ def _side_by_side(
     for ax, entry in zip(axes, entries, strict=True):
         draw_one(entry, ax)
         ax.set_title(TITLES[entry.method], pad=16)
-    return ComparisonFigure(name, caption, to_png(figure, dpi=110), wide=True)
+    return ComparisonFigure(name, caption, to_png(figure, dpi=110), wide=len(entries) > 1)
 
 
 def _losses(entry: Entry, ax: Axes) -> None:

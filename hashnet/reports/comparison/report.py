@@ -133,8 +133,9 @@ def comparison_notes(found: list[Table], info: ComparisonInfo) -> list[str]:
         f"MAP@{k}: the denominator is the relevant items among the top {k}, a query without a hit counts 0, "
         "ties in Hamming distance are broken by a seeded hash of the item's position among the database "
         "rows, the same for every method.",
-        f"Seeds {', '.join(map(str, seeds))}"
-        + ("; ± is the standard deviation over them." if len(seeds) > 1 else ": one repetition."),
+        f"Seeds {', '.join(map(str, seeds))}; ± is the standard deviation over them."
+        if len(seeds) > 1
+        else f"One repetition, seed {', '.join(map(str, seeds))}.",
         "Bold: the highest mean, and every method whose difference to it has a 95 % interval (paired "
         "bootstrap over queries) that contains 0.",
         "Differences: method minus reference, in brackets the 95 % interval of a paired bootstrap over "

@@ -51,7 +51,7 @@ class Entry:
 
     @property
     def encoded_per_s(self) -> float:
-        return self.cells[0].encoded_rows / max(self.seconds("encode_s"), 1e-9)
+        return self.cells[0].encoded_rows / max(self.seconds("encode_s"), 1e-3)  # cells keep milliseconds
 
     def ap(self) -> np.ndarray:
         """Average precision of each query, mean over seeds, float64 (q,)."""

@@ -138,6 +138,18 @@ def test_settings_are_chosen_on_training_rows_and_used(ray_local, manifest, tmp_
     assert result["cells"] == 2
 
 
+def test_settings_chosen_before_stay_when_a_comparison_is_resumed(ray_local, manifest, tmp_path):
+    """Cells were made with them, though an older version may have ranked the trials otherwise."""
+    chosen = {"itq-cca": {"16": {"ridge": 123.0}}}
+    tuned = {"kind": "tuned", "format_version": 1, "settings": chosen, "validation_map": {}}
+    (tmp_path / "tuned.json").write_text(json.dumps(tuned))
+    compare(settings(tmp_path, manifest, methods=["itq-cca"], bits=[16, 24], tune=True, zero_shot=0))
+    assert {path.name[:10] for path in (tmp_path / "cells" / "tune").iterdir()} == {"itq-cca-24"}
+    cell = json.loads((tmp_path / "cells" / "main" / "itq-cca-16-0" / "cell.json").read_text())
+    assert cell["made_from"]["settings"] == {"ridge": 123.0}
+    assert set(json.loads((tmp_path / "tuned.json").read_text())["settings"]["itq-cca"]) == {"16", "24"}
+
+
 def test_a_trial_that_diverges_is_not_chosen(ray_local, manifest, tmp_path, monkeypatch):
     monkeypatch.setattr("cluster.compare.job.candidates", lambda name: [{"lr": 1e30}, {"lr": 0.01}])
     compare(settings(tmp_path, manifest, methods=["hashnet"], tune=True, zero_shot=0))

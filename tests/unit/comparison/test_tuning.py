@@ -42,6 +42,14 @@ def test_settings_of_other_lengths_are_the_nearest_ones(tmp_path):
     assert TunedSettings.load(str(tmp_path / "tuned.json")) == tuned
 
 
+def test_choices_made_before_stay():
+    before = TunedSettings({"itq": {16: {"a": 1}}}, {"itq": {16: 0.5}})
+    after = TunedSettings({"itq": {16: {"a": 2}, 32: {"a": 3}}, "sh": {16: {}}}, {"itq": {16: 0.6, 32: 0.7}})
+    both = before.extended(after)
+    assert both.settings == {"itq": {16: {"a": 1}, 32: {"a": 3}}, "sh": {16: {}}}
+    assert both.validation_map == {"itq": {16: 0.5, 32: 0.7}}
+
+
 def test_a_file_of_an_older_version_is_read(tmp_path):
     """A sweep wrote no validation_map."""
     old = {"kind": "tuned", "format_version": 1, "settings": {"dhn": {"48": {"lr": 0.01}}}}

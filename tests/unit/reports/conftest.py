@@ -27,7 +27,7 @@ def picture(c: int, seed: int) -> bytes:
 
 
 def near_codes(classes: np.ndarray, n_bits: int, rng: np.random.Generator) -> np.ndarray:
-    """Codes around one centre a class."""
+    """Codes around one centre per class."""
     centres = rng.normal(size=(len(CLASSES), n_bits))
     return pack_signs(centres[classes] + rng.normal(0, 1.1, (len(classes), n_bits)))
 
