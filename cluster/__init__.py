@@ -1,1 +1,1 @@
-"""Ray glue: plain function in, path out. One file a stage; only cluster/ and jobs/ import ray."""
+"""Ray glue: plain function in, path out; one module or package per stage. Only cluster/ and jobs/ use Ray."""

@@ -134,7 +134,8 @@ def encode_database(config: EncodeConfig) -> dict[str, Any]:
     elif job.todo:
         job.encode()
     seconds = time.monotonic() - started
-    return summary.finish(job.uri, job.plan, config.max_bad_fraction, job.rows_now, seconds, job.workers)
+    done = summary.finish(job.uri, job.plan, config.max_bad_fraction, job.rows_now, seconds, job.workers)
+    return done.to_dict()
 
 
 def _manifest(config: EncodeConfig, info: BundleInfo) -> Manifest:

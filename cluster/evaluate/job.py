@@ -122,13 +122,15 @@ def _queries(config: EvaluateConfig, store: CodeStore, info: BundleInfo) -> Code
         )
     if store.n_classes is None:
         raise DataError(f"{store.uri} has no labels, and relevance needs them; add labels to the manifest")
+    device, compile = _device_of(store)
     encode_database(
         EncodeConfig(
             run=config.run,
             model=config.artefacts.model.uri,
             out=config.artefacts.query_codes.uri,
             split="query",
-            **_device_of(store),
+            device=device,
+            compile=compile,
             max_bad_fraction=config.max_bad_fraction,
             base_uri=config.base_uri,
         )
@@ -144,10 +146,13 @@ def _queries(config: EvaluateConfig, store: CodeStore, info: BundleInfo) -> Code
     return queries
 
 
-def _device_of(store: CodeStore) -> dict[str, Any]:
-    """Settings that encode queries as the database was, so that codes agree to the bit; empty for CUDA."""
+def _device_of(store: CodeStore) -> tuple[str, bool | None]:
+    """(device, compile) that encode queries as the database was, so that codes agree to the bit.
+
+    Open where the database was encoded on a GPU, which the queries' machine may not have.
+    """
     compile = {"cpu-eager": False, "cpu-compiled": True}.get(store.lineage.get("engine", ""))
-    return {} if compile is None else {"device": "cpu", "compile": compile}
+    return ("auto", None) if compile is None else ("cpu", compile)
 
 
 def _query_labels(queries: CodeStore) -> LabelSets:

@@ -8,13 +8,13 @@ import signal
 import threading
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cluster.runtime import ray_internals
 from hashnet.errors import ClusterError
 
 if TYPE_CHECKING:
-    from cluster.runtime.node_monitor import NodeMonitor
+    from cluster.runtime.node_monitor import NodeChanges, NodeMonitor
 
 CHECKOUT = str(Path(__file__).resolve().parents[2])
 
@@ -96,7 +96,7 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
     logging.getLogger("ray.tune").setLevel(logging.WARNING)
 
 
-def node_changes() -> dict[str, Any] | None:
+def node_changes() -> NodeChanges | None:
     """Nodes that left and joined since ``connect`` joined a cluster; None for a Ray that was started here."""
     return _monitor.stop() if _monitor is not None else None
 

@@ -23,7 +23,7 @@ from hashnet.errors import ConfigError, HashnetError
 from hashnet.io import config, storage
 
 C = TypeVar("C")
-OUT_OF_MEMORY = "node running low on memory"  # as Ray says it
+OUT_OF_MEMORY = "node running low on memory"  # part of Ray's own message
 OUTPUTS = ("run", "out", "query_codes")  # keys of any job that name an output
 RECORDED = ("pairs", "weights")  # inputs whose path a run records, and compares when it is resumed
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's job supervisor sets a variable of this name
@@ -34,13 +34,13 @@ def run_job(cls: type[C], function: Callable[[C], dict[str, Any]], argv: list[st
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_AboveProgressBar()])
     for noisy in ("ray", "httpx", "numba", "matplotlib", "botocore", "faiss"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    signal.signal(signal.SIGTERM, _terminated)  # `ray job stop`, a shutdown, a spot node taken back
+    signal.signal(signal.SIGTERM, _terminated)  # `ray job stop`, a shutdown, a spot node that is reclaimed
     try:
         settings = read_settings(cls, sys.argv[1:] if argv is None else argv)
         result = function(settings)
-        nodes = connection.node_changes()
-        if nodes is not None:
-            result = {**result, "cluster": nodes}
+        changes = connection.node_changes()
+        if changes is not None:
+            result = {**result, "cluster": changes.to_dict()}
     except KeyboardInterrupt:
         _stop("stopped; run the same command again to continue", 130)
     except Exception as error:
@@ -106,9 +106,9 @@ def _refuse_relative(settings: Any) -> None:
 
 def _help(cls: type) -> str:
     main = sys.modules["__main__"]
-    about = (getattr(main, "__doc__", None) or "").strip()
+    purpose = (getattr(main, "__doc__", None) or "").strip()
     keys = config.describe(cls)
-    return f"{about}\n\nKeys (key=value on the command line, key: value in --config FILE):\n{keys}"
+    return f"{purpose}\n\nKeys (key=value on the command line, key: value in --config FILE):\n{keys}"
 
 
 def _explain(error: BaseException) -> tuple[str, int]:

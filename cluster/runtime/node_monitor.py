@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from cluster.runtime import capacity
@@ -17,6 +18,19 @@ from hashnet.io import duration
 
 logger = logging.getLogger(__name__)
 EVERY_S = 2.0
+
+
+@dataclass(frozen=True)
+class NodeChanges:
+    """The most nodes at once while a job ran, and who left (``lost``) or joined, in order."""
+
+    nodes: int
+    events: list[dict[str, str]]  # event: lost | joined, node, after
+
+    def to_dict(self) -> dict[str, Any]:
+        lost = sum(event["event"] == "lost" for event in self.events)
+        counts = {"nodes": self.nodes, "lost": lost, "joined": len(self.events) - lost}
+        return counts | ({"events": self.events[:20]} if self.events else {})
 
 
 class NodeMonitor(threading.Thread):
@@ -58,12 +72,10 @@ class NodeMonitor(threading.Thread):
             logger.info("node %s joined after %s", found[new], after)
         self._now, self._most = found, max(self._most, len(found))
 
-    def stop(self) -> dict[str, Any]:
-        """The most nodes at once, how many left (``lost``) and joined, and when; stops the monitor."""
+    def stop(self) -> NodeChanges:
+        """What changed since the start; the monitor ends."""
         self._stopping.set()
         if self.is_alive():
             self.join()
         self._try_update()
-        lost = sum(event["event"] == "lost" for event in self.events)
-        summary: dict[str, Any] = {"nodes": self._most, "lost": lost, "joined": len(self.events) - lost}
-        return summary | ({"events": self.events[:20]} if self.events else {})
+        return NodeChanges(self._most, self.events)

@@ -1,14 +1,14 @@
-"""Our counters, gauges and histograms, by name, through Ray to Prometheus.
+"""Counters, gauges and histograms that Ray exports to Prometheus.
 
-    metrics.count("images", 32, status="ok", run="demo", stage="encode")
-    metrics.observe("forward_seconds", 0.12, run="demo", stage="encode")
-    metrics.gauge("images_per_second", 410.0, run="demo", stage="encode")
-    with metrics.timed("decode_seconds", run="demo", stage="encode"): ...
+    telemetry.count("images", 32, status="ok", run="demo", stage="encode")
+    telemetry.observe("forward_seconds", 0.12, run="demo", stage="encode")
+    telemetry.gauge("images_per_second", 410.0, run="demo", stage="encode")
+    with telemetry.timed("decode_seconds", run="demo", stage="encode"): ...
 
-Works in drivers, tasks and actors; does nothing where Ray is not connected, and costs a few
-microseconds where it is: call it once a batch or a step, not once a row. Ray exports each under
-``ray_`` + its full name (``ray_hashnet_images_total``). Every metric is in METRICS; docs and
-dashboard are checked against it. ``run`` is the run folder's name (``run_name(uri)``).
+Works in drivers, tasks and actors, and does nothing in a process without Ray. A call costs a few
+microseconds: make one per batch or step, not one per row. Ray exports each metric as ``ray_`` + its full
+name (``ray_hashnet_images_total``). METRICS lists them all; tests compare the guide and the dashboard with
+it. ``run`` is the name of the run folder (``run_name(uri)``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FAST_SECONDS = (0.0003, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
 
 @dataclass(frozen=True)
 class Metric:
-    """What one metric is: its kind, its meaning, its tags beside ``run``, and its bucket bounds."""
+    """The kind of a metric, its meaning, its tags besides ``run``, and the bounds of its buckets."""
 
     kind: str  # counter | gauge | histogram
     meaning: str
@@ -95,14 +95,14 @@ def observe(name: str, value: float, **tags: Any) -> None:
 
 @contextmanager
 def timed(name: str, **tags: Any) -> Iterator[None]:
-    """Observes how long the block took, in seconds; nothing when it raises."""
+    """Observes how many seconds the block took; nothing if it raises."""
     started = time.perf_counter()
     yield
     observe(name, time.perf_counter() - started, **tags)
 
 
 def run_name(uri: str) -> str:
-    """What metrics and logs call a run: the name of its folder."""
+    """The name of a run in metrics and logs: that of its folder."""
     return storage.name_of(uri)
 
 
@@ -115,17 +115,17 @@ def _connected() -> bool:
 def _instrument(name: str, kind: str) -> Any:
     from ray.util import metrics
 
-    about = METRICS[name]
-    if about.kind != kind:
-        raise TypeError(f"{name} is a {about.kind}, not a {kind}")
-    full, tags = about.full_name(name), ("run", *about.tags)
+    metric = METRICS[name]
+    if metric.kind != kind:
+        raise TypeError(f"{name} is a {metric.kind}, not a {kind}")
+    full, tags = metric.full_name(name), ("run", *metric.tags)
     if kind == "histogram":
-        return metrics.Histogram(full, about.meaning, boundaries=list(about.bounds), tag_keys=tags)
-    return {"counter": metrics.Counter, "gauge": metrics.Gauge}[kind](full, about.meaning, tag_keys=tags)
+        return metrics.Histogram(full, metric.meaning, boundaries=list(metric.bounds), tag_keys=tags)
+    return {"counter": metrics.Counter, "gauge": metrics.Gauge}[kind](full, metric.meaning, tag_keys=tags)
 
 
 def _tags(name: str, given: dict[str, Any]) -> dict[str, str]:
-    """All tags of a metric as text; one that was not given is empty, an unknown one is a mistake."""
+    """All tags of a metric as text; a missing one is empty, an unknown one is a TypeError."""
     known = ("run", *METRICS[name].tags)
     unknown = set(given) - set(known)
     if unknown:

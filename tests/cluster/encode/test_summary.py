@@ -49,7 +49,7 @@ def folder(tmp_path):
 
 def test_the_end_in_words_and_as_json(folder, caplog):
     with caplog.at_level(logging.INFO):
-        result = summary.finish(folder, PLAN, 0.5, 6, 2.0, {"node-a/1", "node-a/2", "node-b/7"})
+        result = summary.finish(folder, PLAN, 0.5, 6, 2.0, {"node-a/1", "node-a/2", "node-b/7"}).to_dict()
     assert json.loads(json.dumps(result)) == result
     assert (result["rows"], result["bad_rows"]) == (4, 2)
     assert result["bad_reasons"] == {"corrupt": 1, "missing": 1}
@@ -72,14 +72,14 @@ def test_too_many_bad_rows_until_they_are_repaired(folder):
         CodeStore.open(folder)
     StoreWriter(folder, PLAN).commit(repair_range(PLAN, 0, 1), rows_of([5]), repair=True)
     result = summary.finish(folder, PLAN, 0.3, 1, 1.0, set())
-    assert (result["rows"], result["bad_rows"], result["bad_reasons"]) == (5, 1, {"missing": 1})
+    assert (result.rows, result.bad_rows, result.bad_reasons) == (5, 1, {"missing": 1})
 
 
 def test_one_bad_row_among_few_does_not_fail_the_job(folder):
     StoreWriter(folder, PLAN).commit(repair_range(PLAN, 0, 1), rows_of([5]), repair=True)
     with pytest.raises(TooManyBad, match=r"1 of 6 rows \(16.67%\) are bad"):
         summary.finish(folder, PLAN, 0.0, 6, 1.0, set())
-    assert summary.finish(folder, PLAN, 0.01, 6, 1.0, set())["bad_rows"] == 1
+    assert summary.finish(folder, PLAN, 0.01, 6, 1.0, set()).bad_rows == 1
 
 
 def test_a_sound_store_stays_usable_when_a_stricter_or_larger_run_fails(folder):

@@ -13,5 +13,5 @@ def test_a_node_that_goes_is_not_called_lost_and_counted_all_the_same(monkeypatc
     monitor.update()
     (said,) = caplog.messages  # an autoscaler that removed an idle node says the same to Ray
     assert said == "node cpu-2 left after 0s; Ray repeats elsewhere what ran there, if anything did"
-    summary = monitor.stop()
+    summary = monitor.stop().to_dict()
     assert (summary["nodes"], summary["lost"], summary["joined"]) == (2, 1, 0)
