@@ -6,11 +6,11 @@ from hashnet.io import lazy_names
 
 if TYPE_CHECKING:
     from hashnet.models.backbones import backbone_names, check_backbone, make_backbone, try_crop
+    from hashnet.models.backbones.spec import BackboneSpec
     from hashnet.models.bundle import BundleInfo, ModelArtefact, bundle_info, load_bundle, save_bundle
     from hashnet.models.hash_model import HashModel, build_model, usable_std
     from hashnet.models.heads import HEADS, relax, to_signs
     from hashnet.models.inference import BatchedInference, OutputModule, as_tensor
-    from hashnet.models.spec import BackboneSpec
 
 __all__, __getattr__ = lazy_names(
     __name__,
@@ -20,6 +20,6 @@ __all__, __getattr__ = lazy_names(
         "hash_model": ["HashModel", "build_model", "usable_std"],
         "heads": ["HEADS", "relax", "to_signs"],
         "inference": ["BatchedInference", "OutputModule", "as_tensor"],
-        "spec": ["BackboneSpec"],
+        "backbones.spec": ["BackboneSpec"],
     },
 )

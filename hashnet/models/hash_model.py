@@ -18,8 +18,8 @@ from torch.nn import functional
 from hashnet.codes import check_n_bits
 from hashnet.errors import ModelError
 from hashnet.models.backbones import make_backbone
+from hashnet.models.backbones.spec import BackboneSpec
 from hashnet.models.heads import make_head
-from hashnet.models.spec import BackboneSpec
 
 ROUNDING = 1e-7  # of single precision, as a share of a value
 
@@ -27,8 +27,8 @@ ROUNDING = 1e-7  # of single precision, as a share of a value
 class RowDropout(nn.Module):
     """Dropout whose mask is a slice of the whole batch's mask, after ``begin``.
 
-    Workers then drop what one worker with the whole batch would, and a resumed step what the
-    first try did. Without ``begin`` it is ordinary dropout.
+    Workers then drop what one worker with the whole batch would, and a resumed step drops what the
+    interrupted one did. Without ``begin`` it is ordinary dropout.
     """
 
     def __init__(self, p: float) -> None:
@@ -47,7 +47,7 @@ class RowDropout(nn.Module):
             return functional.dropout(x, self.p)
         seed, first, total = self._step
         width = x[0].numel()
-        # Sixteen random bits a value: four times as fast as a float each
+        # Sixteen random bits per value: four times as fast as one float each
         drawn = np.frombuffer(np.random.default_rng(seed).bytes(2 * total * width), dtype=np.uint16)
         mine = drawn.reshape(total, width)[first : first + len(x)] >= round(self.p * 65_536)
         keep = torch.from_numpy(mine).to(x.device, x.dtype).view_as(x)
@@ -58,8 +58,8 @@ class HashModel(nn.Module):
     """Logits (n, n_bits) of uint8 pictures (n, 3, h, w) or of float rows (n, n_inputs).
 
     The pixels' mean and standard deviation and the training features' (``feature_mean``,
-    ``feature_std``) are buffers: whoever has the weights needs nothing else. ``arguments`` are
-    those of ``build_model``, without weights, from which an equal empty model is built.
+    ``feature_std``) are buffers: the weights file is complete. ``arguments`` are those of ``build_model``,
+    without weights, from which an equal untrained model is built.
     """
 
     pixel_mean: torch.Tensor
@@ -84,7 +84,7 @@ class HashModel(nn.Module):
         self.dropout = RowDropout(dropout)
         self.head = make_head(head, spec.n_features, n_bits)
         # A row of the `features` backbone is standardised before the hidden layer, a picture's features
-        # after the backbone: in both cases right where the outside world ends.
+        # after the backbone: in both cases where values of unknown scale come in.
         width = spec.n_inputs if spec.modality == "features" else spec.n_features
         self.register_buffer("feature_mean", torch.zeros(width or 0))
         self.register_buffer("feature_std", torch.ones(width or 0))
@@ -97,13 +97,13 @@ class HashModel(nn.Module):
         return self.spec.modality
 
     def raw_features(self, x: torch.Tensor) -> torch.Tensor:
-        """What is standardised: the rows themselves, or the backbone's output for pictures."""
+        """The values that are standardised: the rows themselves, or the backbone's output for pictures."""
         if self.spec.modality == "features":
             return x.to(self.feature_mean.dtype)
         return self.backbone((x.to(self.pixel_mean.dtype) - self.pixel_mean) / self.pixel_std)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """What the hash layer sees before dropout, float (n, spec.n_features)."""
+        """The hash layer's input before dropout, float (n, spec.n_features)."""
         features = (self.raw_features(x) - self.feature_mean) / self.feature_std
         return self.backbone(features) if self.spec.modality == "features" else features
 
@@ -122,9 +122,9 @@ class HashModel(nn.Module):
 
 
 def usable_std(mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
-    """``std``, but for columns that are as good as constant, beside their own mean or other columns.
+    """``std``, except for columns that are nearly constant relative to their mean or to other columns.
 
-    Such a one stays small: a unit that hardly ever fires would otherwise outweigh all others once it does.
+    Such a column stays small: a unit that hardly ever fires would otherwise outweigh all others when it does.
     """
     moving = std[std > 0]
     typical = moving.median() if len(moving) else std.new_zeros(())

@@ -2,7 +2,7 @@
 
     features (n, d)  →  logits z (n, n_bits)  →  relaxed tanh(beta z)  →  signs (z >= 0 is +1)
 
-The hash layer ``fch`` is linear in HashNet, DHN and CNNH. DNNH cuts the features into one slice a bit.
+The hash layer ``fch`` is linear in HashNet, DHN and CNNH. DNNH cuts the features into one slice per bit.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class LinearHead(nn.Module):
 
 
 class SliceHead(nn.Module):
-    """Divide and encode (DNNH): a layer of ``width`` units a bit, each slice → one unit.
+    """Divide and encode (DNNH): a layer of ``width`` units per bit, each slice → one unit.
 
     Its logits go through a sigmoid in DNNH's loss; a bit is 1 where the sigmoid is >= 0.5, which is
     where the logit is >= 0, as everywhere else. There is nothing between the two layers, so they are
-    multiplied first: a batch then meets ``width`` times fewer weights, with the same gradient.
+    multiplied first: a batch then passes ``width`` times fewer weights, with the same gradient.
     """
 
     def __init__(self, n_features: int, n_bits: int, width: int = 50) -> None:

@@ -32,7 +32,7 @@ def read_weights(uri: str) -> dict[str, torch.Tensor]:
                 state = torch.load(path, map_location="cpu", weights_only=True)
         except HashnetError:
             raise
-        except Exception as error:  # unpickling fails in many ways; all mean the same to the user
+        except Exception as error:  # unpickling fails in many ways, which all mean the same to the user
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ModelError(f"{uri} does not hold plain tensors ({reason}); save a state_dict") from error
     for wrapper in ("state_dict", "model", "model_state_dict"):
@@ -51,14 +51,14 @@ def fit_weights(
     Keys that start with one of ``optional`` (the classifier that was cut off, auxiliary heads) may be
     there or not.
     """
-    wanted = module.state_dict()
-    # counters of BatchNorm are absent from old files and matter to nobody with fixed momentum
-    missing = [k for k in wanted if k not in state and not k.endswith("num_batches_tracked")]
-    extra = [k for k in state if k not in wanted and not k.startswith(optional)]
+    expected = module.state_dict()
+    # BatchNorm's counters are absent from old files and unused with a fixed momentum
+    missing = [k for k in expected if k not in state and not k.endswith("num_batches_tracked")]
+    extra = [k for k in state if k not in expected and not k.startswith(optional)]
     shapes = [
-        f"{k} is {tuple(state[k].shape)}, the model has {tuple(wanted[k].shape)}"
-        for k in wanted
-        if k in state and state[k].shape != wanted[k].shape
+        f"{k} is {tuple(state[k].shape)}, the model has {tuple(expected[k].shape)}"
+        for k in expected
+        if k in state and state[k].shape != expected[k].shape
     ]
     if missing or extra or shapes:
         parts = [
@@ -67,7 +67,7 @@ def fit_weights(
             if keys
         ]
         raise ModelError(f"the weights of {source} do not fit: {'; '.join(parts)}")
-    module.load_state_dict({k: v for k, v in state.items() if k in wanted}, strict=False)
+    module.load_state_dict({k: v for k, v in state.items() if k in expected}, strict=False)
 
 
 def _some(keys: list[str]) -> str:

@@ -14,8 +14,8 @@ from torchvision import models as torchvision_models
 
 from hashnet.errors import ModelError
 from hashnet.models.backbones import backbone_names, make_backbone, try_crop
+from hashnet.models.backbones.torchvision_models import torchvision_names
 from hashnet.models.hash_model import build_model
-from hashnet.models.torchvision_models import torchvision_names
 
 needs_lite = pytest.mark.skipif(
     importlib.util.find_spec("efficientnet_lite_pytorch") is None,

@@ -25,9 +25,9 @@ from hashnet.io import storage
 from hashnet.labels import to_lists
 from hashnet.losses.pairwise import PairwiseLoss
 from hashnet.losses.similarity import TableSimilarity
+from hashnet.models.backbones.small_cnn import SmallCNN
 from hashnet.models.bundle import load_bundle
 from hashnet.models.hash_model import build_model
-from hashnet.models.small import SmallCNN
 from hashnet.training.config import TrainConfig
 from hashnet.training.frozen_backbone import train_head_first
 from hashnet.training.history import read_history
