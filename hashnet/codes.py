@@ -1,9 +1,9 @@
 """THE bit convention: real values → signs → packed codes, and the distance between codes.
 
 Bit 1 stands for a value >= 0 (zero is +1, always), most significant bit first, which is numpy's
-``packbits`` order. Codes are made from values here alone.
+``packbits`` order. Values become codes nowhere else.
 
-    logits z (float)  →  signs (int8, ±1)  →  codes (uint8, n_bits // 8 bytes a row)
+    logits z (float)  →  signs (int8, ±1)  →  codes (uint8, n_bits // 8 bytes per row)
 
 >>> import numpy as np
 >>> codes = pack_signs(np.array([[0.3, -2.0, 0.0, -1.0, -1.0, -1.0, -1.0, 1.0]]))
@@ -25,7 +25,7 @@ from hashnet.errors import CodeError
 from hashnet.io import check_whole
 
 MIN_BITS, MAX_BITS = 8, 1024
-DEAD = 0.001  # a bit that is equal on all but this share of the rows says nothing
+DEAD = 0.001  # a bit that is the same in all but this fraction of the rows carries no information
 
 
 def check_n_bits(n_bits: int) -> int:
@@ -37,7 +37,7 @@ def check_n_bits(n_bits: int) -> int:
             f"n_bits must be a multiple of 8, got {n_bits}; the nearest are {below} and {below + 8}"
         )
     if not MIN_BITS <= n_bits <= MAX_BITS:
-        raise CodeError(f"n_bits must lie between {MIN_BITS} and {MAX_BITS}, got {n_bits}")
+        raise CodeError(f"n_bits must be between {MIN_BITS} and {MAX_BITS}, got {n_bits}")
     return n_bits
 
 
@@ -109,13 +109,13 @@ def hamming_distances(a: Any, b: Any) -> np.ndarray:
 
 
 def distinct(codes: Any) -> int:
-    """How many different codes there are."""
+    """The number of different codes."""
     codes = check_codes(codes)
     return len(np.unique(codes.view(f"V{codes.shape[1]}").ravel())) if len(codes) else 0
 
 
 def bit_balance(codes: Any) -> np.ndarray:
-    """The share of ones per bit, float64 (n_bits,): 0.5 is balanced, 0 and 1 are dead bits."""
+    """The fraction of ones per bit, float64 (n_bits,): 0.5 is balanced, 0 and 1 are dead bits."""
     codes = check_codes(codes)
     ones = np.zeros(codes.shape[1] * 8, dtype=np.int64)
     for start in range(0, len(codes), 65_536):  # unpacked bits of one block at a time

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_CLASSES = 1_000_000  # a larger class id is a mistake, and its multi-hot row a gigabyte
-PAIR_WEIGHTS = ("global", "batch", "none")  # which pairs a pairwise loss takes its weights from
+PAIR_WEIGHTS = ("global", "batch", "none")  # the pairs that the weights of a pairwise loss come from
 PATTERN_BLOCK = 2048  # rows of the pattern x pattern product held at once,
 PATTERN_CELLS = 2**26  # fewer where there are more than 32,768 patterns: a quarter of a gigabyte of floats
 
@@ -177,7 +177,7 @@ def check_pairs(counts: PairCounts) -> PairCounts:
     if counts.n_similar == 0 or counts.n_dissimilar == 0:
         kind = "similar" if counts.n_similar == 0 else "dissimilar"
         raise DataError(
-            f"the training set has {counts.n_pairs:,} pairs and none is {kind}: there is nothing to tell "
-            "apart; check the labels or the pairs table"
+            f"the training set has {counts.n_pairs:,} pairs and none is {kind}: there is nothing to "
+            "learn; check the labels or the pairs table"
         )
     return counts

@@ -1,7 +1,7 @@
-"""Bytes of a picture → uint8 pixels: THE decoding and preprocessing, of training and encoding alike.
+"""Bytes of a picture → uint8 pixels: THE decoding and preprocessing, for training and encoding alike.
 
-Decoder, scaling and resampling change pixels, and code bits near zero flip with them: so there is
-one way through, and it has a version that is part of a model's and a code store's lineage. Pillow
+Decoding, scaling and resampling change pixels, and code bits near zero flip with them: so there is
+one implementation, with a version that is part of the lineage of models and code stores. Pillow
 does all of it: its JPEG decoder (libjpeg-turbo) gives the same pixels at the same speed as
 torchvision's, and its resampling uses fixed-point numbers, equal on every processor.
 
@@ -46,7 +46,7 @@ def decode(data: bytes, at_least: int | None = None, max_pixels: int = MAX_PIXEL
     """uint8 (height, width, 3) RGB of an encoded picture, upright; BadImage when there is none.
 
     JPEG, PNG, WebP, BMP, GIF (first frame), TIFF and PPM; gray, palette, CMYK and 16-bit pictures
-    become RGB, transparent ones lie on white; floating-point ones are refused. With ``at_least`` a
+    become RGB, transparent ones get a white background; floating-point ones are refused. With ``at_least`` a
     large JPEG comes out smaller, its shorter side not below that many pixels.
     """
     return np.asarray(_open_rgb(data, at_least, max_pixels))
@@ -81,7 +81,7 @@ def _open_rgb(data: bytes | Image, at_least: int | None, max_pixels: int) -> Ima
 
 @lru_cache(maxsize=1)
 def _quiet() -> None:
-    """Pillow warns of large pictures (the bound refuses them) and of broken EXIF (it is left alone)."""
+    """Silences Pillow's warnings of large pictures (MAX_PIXELS refuses them) and of broken EXIF (ignored)."""
     warnings.filterwarnings("ignore", module="PIL")
 
 
@@ -92,7 +92,7 @@ def _upright(picture: Image) -> Image:
         return picture
     try:
         turned = picture.getexif().get(ORIENTATION, 1) != 1
-    except Exception:  # EXIF is written by many hands; a picture with a broken one is still a picture
+    except Exception:  # EXIF has many writers; a picture with a broken one is still a picture
         return picture
     return ImageOps.exif_transpose(picture) if turned else picture
 
@@ -116,7 +116,7 @@ def _to_rgb(picture: Image) -> Image:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What a backbone wants: resize, crop, and the mean and std that the device subtracts and divides by.
+    """The preprocessing of a backbone: resize, crop, and the mean and std of its normalisation.
 
     The shorter side becomes ``resize`` (with ``keep_aspect=False`` both sides do), then a square of
     ``crop`` is cut out. Pixels stay uint8; ``mean`` and ``std`` are for values scaled to 0..1 and are
@@ -152,7 +152,7 @@ class Preprocess:
         return self._cut(picture, (width - self.crop) // 2, (height - self.crop) // 2)
 
     def train(self, data: bytes, seed: int, epoch: int, row_id: int) -> np.ndarray:
-        """uint8 (3, crop, crop): a random place, flipped or not; it depends on these three numbers alone."""
+        """uint8 (3, crop, crop) at a random place, flipped or not; it depends on the three numbers alone."""
         picture = _open_rgb(data, self.resize, MAX_PIXELS)
         width, height = self._resized(picture)
         across, down, mirror = _draws(seed, epoch, row_id, 3)
@@ -232,7 +232,7 @@ class Preprocess:
 
 
 def _draws(seed: int, epoch: int, row_id: int, n: int) -> list[int]:
-    """n random numbers below 2^64 from three numbers: splitmix64, far cheaper than a Generator a picture."""
+    """n random numbers below 2^64 from three numbers by splitmix64, far cheaper than a Generator each."""
     state = 0
     for number in (seed, epoch, row_id):
         state = _mix(state ^ (number & 0xFFFF_FFFF_FFFF_FFFF))

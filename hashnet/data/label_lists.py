@@ -85,7 +85,7 @@ def renumber(labels: pa.Array, old: Sequence[str], new: Sequence[str]) -> pa.Arr
 
 
 def check_labels(labels: pa.Array | None, n_classes: int | None) -> None:
-    """DataError naming the first row whose class ids do not lie in 0..n_classes-1."""
+    """DataError that names the first row with a class id outside 0..n_classes-1."""
     if labels is None or len(labels) == 0:
         return
     if n_classes is None:

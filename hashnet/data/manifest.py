@@ -91,7 +91,7 @@ class Manifest:
 
     @property
     def sha256(self) -> str:
-        """Fingerprint of the content: what the parts are, not where they lie."""
+        """Fingerprint of the content: it depends on the parts, not on the folder."""
         return _content_sha256(self.modality, self.n_classes, self.class_names, self.parts)
 
     @property
@@ -283,6 +283,6 @@ class ManifestArtefact(Artefact):
 def _content_sha256(
     modality: str, n_classes: int | None, class_names: Sequence[str] | None, parts: Sequence[ManifestPart]
 ) -> str:
-    """Fingerprint of a manifest's content: what the parts are, not where they lie."""
+    """Fingerprint of a manifest's content: it depends on the parts, not on the folder."""
     content = [modality, n_classes, class_names, [part.sha256 for part in parts]]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -9,8 +9,8 @@
         def __post_init__(self):            # rules across keys raise ConfigError
             ...
 
-Every mistake is reported at once, an unknown key is answered with the nearest known one, and
-``describe`` prints each key with type, default and meaning.
+All mistakes are reported together, an unknown key with the nearest known one, and ``describe`` lists
+each key with type, default and meaning.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def key(
 ) -> Any:
     """A dataclass field with its meaning and its bounds; ``default=REQUIRED`` must be given.
 
-    ``path``: it names a file or folder (or is one of these words), see ``with_absolute_paths``.
+    ``path``: the value is a file or folder (or one of these words), see ``with_absolute_paths``.
     """
     metadata = {
         "meaning": meaning,
@@ -68,12 +68,12 @@ def key(
 
 
 def paths(settings: Any) -> dict[str, Any]:
-    """The files and folders that settings name, by key; a key that holds a word instead is left out."""
+    """The files and folders among the settings, by key; a key whose value is a word is left out."""
     found = {}
     for field in dataclasses.fields(settings):
         value, words = getattr(settings, field.name), field.metadata.get("path")
-        spoken = (field.default, "none", *(words if isinstance(words, tuple) else ()))
-        if words and value and value not in spoken:
+        plain = (field.default, "none", *(words if isinstance(words, tuple) else ()))
+        if words and value and value not in plain:
             found[field.name] = value
     return found
 
@@ -89,7 +89,7 @@ def with_absolute_paths(settings: C) -> C:
 
 @dataclasses.dataclass(frozen=True)
 class Renamed:
-    """Where an old key went: entries of a configuration's ``RENAMED``, by old name.
+    """The new name of a key: the values of a configuration's ``RENAMED``, by old name.
 
     ``values`` maps old values to new ones; what it does not list keeps its value. A user who gives the
     old key is told the new one, while a file that an older version saved is read.
@@ -144,7 +144,7 @@ def save(config: Any, uri: str) -> None:
 
 
 def describe(cls: type) -> str:
-    """One line a key: name, type, default, meaning."""
+    """One line per key: name, type, default, meaning."""
     hints = typing.get_type_hints(cls)
     rows = []
     for field in dataclasses.fields(cls):
@@ -222,7 +222,7 @@ def _translated(cls: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _now_called(name: str, value: Any, moved: Renamed) -> str:
-    """A sentence for somebody who gave an old key: what to write instead."""
+    """A sentence that says what to write in place of an old key."""
     words = {_as_text(old): new for old, new in moved.values.items()}
     given = str(value) if isinstance(value, str) else _as_text(value)
     instead = _as_text(words[given]) if given in words else given

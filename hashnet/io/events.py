@@ -2,7 +2,7 @@
 
     events.event("shard committed", run="demo", stage="encode", shard="codes-00017", rows=8192, seconds=0.4)
 
-A process writes its own to ``hashnet-PID.jsonl`` beside Ray's own logs of its node, where
+A process writes to its own ``hashnet-PID.jsonl`` in the folder of Ray's logs on its node, where
 ``ray logs cluster hashnet-*`` and the dashboard find them; they do not flood the driver's terminal.
 Without Ray they go to the logger ``hashnet.events`` at level DEBUG. Give names, counts and seconds;
 never contents, URIs with options, or anything from the environment.
@@ -21,7 +21,7 @@ logger = logging.getLogger("hashnet.events")
 
 
 def log_folder() -> str | None:
-    """The folder for event files; None means the logger alone. ``cluster.runtime`` puts Ray's here."""
+    """The folder for event files; None means the logger alone. ``cluster.runtime`` replaces this function."""
     return None
 
 
@@ -51,6 +51,6 @@ def _sink(path: str) -> IO[str]:
 
 
 def _path() -> str | None:
-    """Where this process's events go: None as long as nobody named a folder."""
+    """The event file of this process; None while there is no folder."""
     folder = log_folder()
     return os.path.join(folder, f"hashnet-{os.getpid()}.jsonl") if folder else None

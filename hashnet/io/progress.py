@@ -1,4 +1,4 @@
-"""Progress with rate and time left: a tqdm bar on a terminal, a plain line now and then elsewhere.
+"""Progress with rate and time left: a tqdm bar on a terminal, otherwise a plain line from time to time.
 
 >>> import io
 >>> with Progress(3, "rows", "encode", file=io.StringIO()) as progress:
@@ -11,12 +11,12 @@ import sys
 import time
 from typing import IO, Any
 
-LINE_EVERY_S = 15.0  # without a terminal: at most four lines a minute …
+LINE_EVERY_S = 15.0  # without a terminal: at most four lines per minute …
 FIRST_LINE_S = 5.0  # … the first one sooner
 
 
 class Progress:
-    """Counts up to ``total`` (None: unknown) and says how far, how fast and how long still."""
+    """Counts up to ``total`` (None: unknown) and shows progress, rate and time left."""
 
     def __init__(
         self, total: int | None, unit: str, label: str, *, done: int = 0, file: IO[str] | None = None
@@ -38,7 +38,7 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Units a second since the start, those done before not counted."""
+        """Units per second since the start, without those done before."""
         return (self.done - self._start_done) / max(time.monotonic() - self._started, 1e-9)
 
     def update(self, n: int = 1, **info: Any) -> None:
@@ -78,7 +78,7 @@ class Progress:
 
 
 def counted(n: int, noun: str) -> str:
-    """So many of them.
+    """A number with its noun.
 
     >>> counted(1, "shard"), counted(1200, "shard")
     ('1 shard', '1,200 shards')
@@ -87,7 +87,7 @@ def counted(n: int, noun: str) -> str:
 
 
 def speed(rate: float) -> str:
-    """Units a second as a person says them; slow ones by the minute.
+    """A rate for people: units per second, slow ones per minute.
 
     >>> speed(1234.56), speed(0.25)
     ('1,234.6/s', '15.0/min')
@@ -96,7 +96,7 @@ def speed(rate: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them.
+    """A duration for people.
 
     >>> duration(7), duration(200), duration(7300)
     ('7s', '3m 20s', '2h 01m')

@@ -1,7 +1,7 @@
 """Files by path or URI: anything pyarrow's filesystems open (a local path, s3://, gs://, hdfs://).
 
-Everything the project keeps is read and written through here, so that a run on an object store is
-a run like any other. A local write goes to a temporary name, is flushed, and is renamed; on an
+Every file of the project is read and written through this module, so a run on an object store works
+like any other. A local write goes to a temporary name, is flushed, and is renamed; on an
 object store it is one put under the final name. A reader sees the old file or the new one.
 
 A URI may carry options after a question mark, as pyarrow takes them:
@@ -54,7 +54,7 @@ def resolve(uri: str | os.PathLike) -> tuple[fs.FileSystem, str]:
 
 
 def _refuse_credentials(scheme: str, bucket: str, options: str) -> None:
-    """StorageError where a URI carries secrets: logs, results and config.yaml show where a run lies."""
+    """StorageError where a URI carries secrets: logs, results and config.yaml show the URI of a run."""
     user, at, host = bucket.rpartition("@")
     found = f"{scheme}://…@{host}" if at and (":" in user or scheme not in ("abfs", "abfss")) else ""
     for name, _ in parse_qsl(options, keep_blank_values=True):
@@ -81,12 +81,12 @@ def _remote(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 def is_local(uri: str | os.PathLike) -> bool:
-    """Whether the files lie on a local (or mounted) file system."""
+    """Whether the files are on a local (or mounted) file system."""
     return isinstance(resolve(uri)[0], fs.LocalFileSystem)
 
 
 def absolute(uri: str) -> str:
-    """``uri`` so that it means the same from anywhere: URIs as they are, paths made absolute."""
+    """``uri`` in a form that is valid from any folder: URIs as they are, paths made absolute."""
     return uri if is_uri(uri) else resolve(uri)[1]
 
 
@@ -109,7 +109,7 @@ def parent_of(uri: str | os.PathLike) -> str:
 
 
 def check_plain_name(name: Any, listed_in: str) -> str:
-    """A file beside the list that names it and nothing else, whatever the list says."""
+    """``name``, if it is a plain file name in the folder of the list; FormatError otherwise."""
     if not isinstance(name, str) or not name or "/" in name or "\\" in name or name.startswith("."):
         raise FormatError(f"{listed_in} names the file {name!r}, which is not one of its own")
     return name
@@ -135,7 +135,7 @@ def _info(uri: str | os.PathLike) -> fs.FileInfo:
     try:
         return filesystem.get_file_info(path)
     except OSError as error:
-        raise StorageError(f"cannot look at {uri}: {error}") from error
+        raise StorageError(f"cannot access {uri}: {error}") from error
 
 
 def list_names(uri: str | os.PathLike) -> list[str]:
@@ -226,7 +226,7 @@ def _flush(path: str) -> None:
 
 
 def write_bytes(uri: str | os.PathLike, data: bytes) -> None:
-    """Writes a file whole or not at all."""
+    """Writes a file completely or not at all."""
     with open_output(uri) as sink:
         sink.write(data)
 
@@ -272,7 +272,9 @@ def read_json(uri: str | os.PathLike) -> Any:
     try:
         return json.loads(read_bytes(uri))
     except ValueError as error:
-        raise FormatError(f"{uri} is not JSON ({error}); it is damaged or not ours") from error
+        raise FormatError(
+            f"{uri} is not JSON ({error}); it is damaged or was not written by hashnet"
+        ) from error
 
 
 def write_json(uri: str | os.PathLike, value: Any) -> None:
@@ -281,7 +283,7 @@ def write_json(uri: str | os.PathLike, value: Any) -> None:
 
 
 def check_format(about: Any, uri: str, kind: str, version: int) -> dict:
-    """``about`` when it says it is our ``kind`` in a ``format_version`` we know, else FormatError."""
+    """``about`` when it is of this ``kind`` and at most this ``version``, else FormatError."""
     if not isinstance(about, dict) or about.get("kind") != kind:
         found = about.get("kind") if isinstance(about, dict) else type(about).__name__
         raise FormatError(f"{uri} is not a hashnet {kind} (its kind is {found!r})")

@@ -10,7 +10,7 @@
 
 Other tools read the shards themselves: ``pandas.read_parquet(store.paths())``, and the same list for
 polars and DuckDB, where ``code`` is bytes. Spark reads it as binary from version 3.4 on; older ones refuse
-Parquet's fixed-length bytes. How the folder is written is told in ``hashnet.store.commit``.
+Parquet's fixed-length bytes. ``hashnet.store.commit`` describes how the folder is written.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class ShardStore:
         try:
             return cls(uri, about)
         except (KeyError, TypeError) as error:
-            raise FormatError(f"{artefact.header_uri} lacks {error}; it is damaged or not ours") from error
+            raise FormatError(
+                f"{artefact.header_uri} lacks {error}; it is damaged or was not written by hashnet"
+            ) from error
 
     def __len__(self) -> int:
         return self.n_rows
@@ -74,7 +76,7 @@ class ShardStore:
     @contextmanager
     def open_shard(self, shard: ShardRecord) -> Iterator[pq.ParquetFile]:
         """One shard's Parquet file; FormatError where opening it, or reading it inside the block, fails."""
-        remote = not storage.is_local(self.uri)  # there, columns are asked for together
+        remote = not storage.is_local(self.uri)  # there, columns are requested together
         with storage.open_input(storage.join(self.uri, shard.file)) as source:
             try:
                 yield pq.ParquetFile(source, pre_buffer=remote)
@@ -84,11 +86,11 @@ class ShardStore:
     def tables(
         self, columns: list[str] | None = None, shards: Sequence[int] | None = None
     ) -> Iterator[pa.Table]:
-        """One Arrow table a shard, in order; ``shards`` picks some by their place in the list."""
+        """One Arrow table per shard, in order; ``shards`` selects some by their position in the list."""
         for shard in self.shards if shards is None else [self.shards[i] for i in shards]:
             with self.open_shard(shard) as file:
                 # plain single-threaded reads: twice as fast for files of this size, and callers
-                # that want more read several shards at once
+                # that need more read several shards at once
                 table = file.read(columns=columns, use_threads=False)
             if table.num_rows != shard.rows:
                 raise FormatError(
@@ -102,7 +104,7 @@ class ShardStore:
         return np.concatenate(ids) if ids else np.zeros(0, dtype=np.int64)
 
     def uris(self) -> list[str | None]:
-        """Where each row's picture came from; None where it has no address."""
+        """The uri of each row's picture; None where it has none."""
         return [uri for table in self.tables(["uri"]) for uri in table["uri"].to_pylist()]
 
     def labels(self) -> np.ndarray | None:
@@ -117,7 +119,7 @@ class ShardStore:
         return labels
 
     def quarantine(self) -> pa.Table:
-        """Rows that are not in the shards: row_id, uri, reason."""
+        """Rows that could not be encoded: row_id, uri, reason."""
         return read_quarantine(self.uri, {shard.name: shard for shard in self.shards})
 
     def verify(self) -> None:
@@ -201,7 +203,7 @@ def write_store(
     lineage: dict[str, Any] | None = None,
     overwrite: bool = False,
 ) -> CodeStore:
-    """A complete store of codes that are already there, uint8 (n, n_bits // 8); ids default to 0..n-1.
+    """A complete store of the given codes, uint8 (n, n_bits // 8); ids default to 0..n-1.
 
     Rows are stored in the order of their ids, which must differ. A folder that holds a store is
     refused unless ``overwrite``.

@@ -1,7 +1,7 @@
 """How many different codes there are, counted block by block in bounded memory.
 
 Each code is hashed to 64 bits and the ``K`` smallest different hashes are kept. Up to ``K`` codes the
-count is exact; beyond, the K-th smallest hash says how dense they lie: an estimate within 0.3 %.
+count is exact; beyond, the K-th smallest hash gives their density: an estimate within 0.3 %.
 
 >>> import numpy as np
 >>> counter = DistinctCounter()
@@ -20,7 +20,7 @@ K = 1 << 20  # 8 MB of hashes; the relative error of the estimate is about 1 / s
 
 
 class DistinctCounter:
-    """Feed it codes with ``add``; ``count`` and ``exact`` may be asked for at any time."""
+    """Add codes with ``add``; read ``count`` and ``exact`` at any time."""
 
     def __init__(self, k: int = K) -> None:
         self.k = k

@@ -1,8 +1,8 @@
-"""ItemLookup: what is known of an item besides its place in the index: uri, labels, code, picture.
+"""ItemLookup: uri, labels, code and picture of an indexed item, by its id.
 
-Rows are found by id in the code shards and in the run's copy of the manifest; what was read stays in
-two bounded caches, so memory does not grow with the database. Pictures come from the manifest alone:
-no path that a client sent is ever opened.
+Rows are found by id in the code shards and in the run's copy of the manifest. Two bounded caches hold
+what was read, so memory does not grow with the database. Pictures come from the manifest alone: no path
+that a client sent is ever opened.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StoredItem:
 class ItemLookup:
     """Looks items of a run up by id. Safe to use from several threads.
 
-    Relative paths of pictures are taken from ``base_uri``.
+    Relative paths of pictures start from ``base_uri``.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ItemLookup:
         self.store, self.manifest = store, manifest
         self._in_order = [shard for shard in store.shards if shard.rows and not shard.repair]
         self._repairs = [shard for shard in store.shards if shard.rows and shard.repair]
-        # By a shard's sha256: a store written anew uses the names again.
+        # Keyed by a shard's sha256, because a store that is written again reuses the names.
         self._tables = _Cache(CACHE_BYTES)
         self._last: dict[str, int] = {}  # its last row id
         self._thumbnails = _Cache(CACHE_BYTES)
@@ -64,7 +64,7 @@ class ItemLookup:
         return len(self.store)
 
     def refresh(self) -> bool:
-        """Opens the store and the manifest again where there is more in them now; True where there was."""
+        """Whether the store has changed; store and manifest are opened again then."""
         store = CodeStore.open(self.store.uri)
         if store.sha256 == self.store.sha256:
             return False
@@ -73,7 +73,7 @@ class ItemLookup:
         return True
 
     def items(self, ids: Iterable[int]) -> list[StoredItem | None]:
-        """The items, in the order asked; None where the code store has no such id."""
+        """The items in the order of ``ids``; None where the code store has no such id."""
         return [self.item(int(id_)) for id_ in ids]
 
     def item(self, id_: int) -> StoredItem | None:
@@ -89,7 +89,7 @@ class ItemLookup:
         return None
 
     def sample(self, n: int, seed: int = 0) -> list[int]:
-        """At most ``n`` ids, drawn from a few shards: a beginning for somebody who only looks around."""
+        """At most ``n`` ids, drawn from a few shards: examples to start browsing from."""
         draw = np.random.default_rng(seed)
         shards = [self._in_order[i] for i in draw.permutation(len(self._in_order))[:4]]
         found: list[int] = []
@@ -104,7 +104,7 @@ class ItemLookup:
 
         Raises BadImage when the picture cannot be read.
         """
-        manifest, thumbnails = self.manifest, self._thumbnails  # once: another thread may open them again
+        manifest, thumbnails = self.manifest, self._thumbnails  # read once: another thread may reopen them
         if manifest is None or manifest.modality != "image":
             return None
         if (kept := thumbnails.get((id_, size))) is not None:
@@ -122,7 +122,7 @@ class ItemLookup:
 
     def _candidates(self, id_: int) -> list[ShardRecord]:
         """The shards that may hold an id: ids ascend from shard to shard, repair shards are searched too."""
-        in_order = self._in_order  # once: another thread may open the store again
+        in_order = self._in_order  # read once: another thread may reopen the store
         place = bisect_left(in_order, id_, key=self._last_id)
         return in_order[place : place + 1] + self._repairs
 

@@ -1,7 +1,7 @@
-"""``cifar10``: the binary version of CIFAR-10 (data_batch_1.bin …); its Python version is pickle, never read.
+"""``cifar10``: the binary version of CIFAR-10 (data_batch_1.bin …); the pickled Python version is not read.
 
 A picture is given by reference, its 3,072 bytes inside a batch file. Split as usual in hashing:
-100 queries and 500 training images a class, everything that is no query as database.
+100 queries and 500 training images per class; everything that is not a query is the database.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def load(options: Options) -> SourceRows:
         data = np.frombuffer(storage.read_bytes(uri), dtype=np.uint8)
         if len(data) % RECORD or not len(data):
             raise DataError(
-                f"{uri} has {len(data):,} bytes, no multiple of {RECORD:,}: damaged, or no CIFAR-10 batch"
+                f"{uri} has {len(data):,} bytes, not a multiple of {RECORD:,}: "
+                "damaged, or not a CIFAR-10 batch"
             )
         ids = data[::RECORD]
         if ids.max() >= len(NAMES):

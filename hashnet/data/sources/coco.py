@@ -26,7 +26,7 @@ class Options:
     images: str | None = key(
         None, "folder of the pictures (default: the one named like the JSON, as train2017)"
     )
-    classes: list[str] = key([], "take only these categories (names, or a text file with one a line)")
+    classes: list[str] = key([], "take only these categories (names, or a text file with one per line)")
 
 
 def load(options: Options) -> SourceRows:
@@ -86,7 +86,7 @@ def _read(uri: str) -> dict[str, Any]:
         if not isinstance(content, dict) or k not in content
     ]
     if missing:
-        raise DataError(f"{uri} is no instances file of COCO: it has no {missing[0]!r}")
+        raise DataError(f"{uri} is not an instances file of COCO: it has no {missing[0]!r}")
     return content
 
 

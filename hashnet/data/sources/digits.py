@@ -24,7 +24,7 @@ class Options:
 
 
 def load(options: Options) -> SourceRows:
-    """Digits as PNG bytes kept inside the manifest, or as float32 features (64,) in 0..1."""
+    """Digits as PNG bytes inside the manifest, or as float32 features (64,) in 0..1."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

@@ -30,7 +30,7 @@ class Options:
         "(default: by the folders)",
         choices=("classes", "splits", "flat"),
     )
-    classes: list[str] = key([], "take only these classes (names, or a text file with one a line)")
+    classes: list[str] = key([], "take only these classes (names, or a text file with one per line)")
 
 
 def load(options: Options) -> SourceRows:
@@ -48,11 +48,11 @@ def load(options: Options) -> SourceRows:
     folders = pc.struct_field(pc.extract_regex(below, "^(?P<folder>[^/]*)/"), "folder")
     if folders.null_count:
         stray = names[folders.is_null().index(True).as_py()].as_py()
-        raise DataError(f"{options.path}/{stray} lies in no class folder; move it, or say layout=flat")
+        raise DataError(f"{options.path}/{stray} is in no class folder; move it, or set layout=flat")
     if options.classes:
         known = sorted(pc.unique(folders).to_pylist())
-        wanted = choose_classes(read_names(options.classes), known, options.path)
-        keep = pc.is_in(folders, value_set=pa.array(wanted))
+        chosen = choose_classes(read_names(options.classes), known, options.path)
+        keep = pc.is_in(folders, value_set=pa.array(chosen))
         names, folders = names.filter(keep), folders.filter(keep)
         fixed = None if fixed is None else fixed[keep.to_numpy(zero_copy_only=False)]
     labels, classes = lists_of_names(folders)
@@ -67,7 +67,7 @@ def load(options: Options) -> SourceRows:
 
 
 def _guess(names: pa.Array) -> str:
-    """By the folders there are: a picture outside of them is not left to drop the labels of all others."""
+    """The layout by the folders alone: a picture outside of them must not drop the labels of all others."""
     if pc.max(pc.count_substring(names, "/")).as_py() == 0:
         return "flat"
     tops = set(pc.unique(pc.replace_substring_regex(names, "/.*", "")).to_pylist())
@@ -79,6 +79,6 @@ def _split_flags(path: str, names: pa.Array) -> np.ndarray:
     folders = tops.dictionary.to_pylist()
     unknown = [name for name in folders if name not in SPLIT_FOLDERS]
     if unknown:
-        raise DataError(f"{path}/{unknown[0]} is no split folder; there may be {', '.join(SPLIT_FOLDERS)}")
+        raise DataError(f"{path}/{unknown[0]} is not a split folder; allowed are {', '.join(SPLIT_FOLDERS)}")
     bits = np.array([SPLIT_FOLDERS[name] for name in folders], dtype=np.uint8)
     return bits[tops.indices.to_numpy()]

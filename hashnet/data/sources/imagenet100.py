@@ -1,6 +1,6 @@
 """``imagenet100``: the paper's ImageNet protocol on the folder layout of ILSVRC.
 
-100 classes; all their training images are the database, 100 a class are trained on, their
+100 classes; all their training images are the database, 100 per class are trained on, their
 validation images are the queries.
 """
 
@@ -25,7 +25,7 @@ LAYOUTS = ("", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
 @dataclass(frozen=True)
 class Options:
     path: str = key(REQUIRED, "folder with train/SYNSET/*.JPEG and val/ (also ILSVRC/Data/CLS-LOC below it)")
-    classes: list[str] = key([], "synsets, or a text file with one a line; default: n_classes drawn by seed")
+    classes: list[str] = key([], "synsets, or a text file with one per line (default: n_classes drawn)")
     n_classes: int = key(100, "how many classes to draw when none are named", low=2)
     val_labels: str | None = key(
         None, "where val/ is flat: a file with lines NAME SYNSET, or Kaggle's LOC_val_solution.csv"

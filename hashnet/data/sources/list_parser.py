@@ -1,7 +1,7 @@
-"""The public hashing lists, ``images/cat.jpg 0 1 0 …`` a line, read by array operations.
+"""The public hashing lists with lines ``images/cat.jpg 0 1 0 …``, parsed by array operations.
 
-A line is a path and its labels: 0 and 1 for each class, or one class id, or nothing. A path may
-hold spaces when it ends like a picture's. A million lines of 80 labels take about a second.
+A line is a path and its labels: a 0 or 1 per class, or one class id, or nothing. A path that ends like
+a picture's may contain spaces. A million lines of 80 labels take about a second.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ListFile:
 
 
 def read_list(uri: str) -> ListFile:
-    """Parses a list file; DataError names the line and what is wrong with it."""
+    """A parsed list file; DataError names the line and what is wrong with it."""
     paths: list[pa.Array] = []
     labels: list[pa.Array] = []
     numbers: list[np.ndarray] = []
@@ -72,7 +72,7 @@ def read_list(uri: str) -> ListFile:
 
 
 def split_line(line: str) -> tuple[str, list[str]]:
-    """Path and label words of a line, the slow way: to look at the first line, to explain a wrong one."""
+    """Path and label words of one line; slow, for the first line and for explaining a wrong one."""
     words = line.split()
     pictures = [i for i, word in enumerate(words) if _PICTURE.search(word)]
     at = pictures[-1] if pictures else 0
@@ -102,7 +102,7 @@ def _blocks(uri: str) -> Iterator[tuple[bytes, int]]:
 
 
 def _tidy(block: bytes, n_labels: int) -> bytes:
-    """Carriage returns, tabs, leading and trailing spaces gone, and one space before a label.
+    """The block without carriage returns, tabs, leading and trailing spaces; one space before each label.
 
     Doubled spaces inside a path belong to it, and no line is lost.
     """
@@ -111,7 +111,7 @@ def _tidy(block: bytes, n_labels: int) -> bytes:
     if b"\n " in block or block.startswith(b" "):
         block = re.sub(rb"\n +", b"\n", block.lstrip(b" "))
     if b"  " in block or b" \n" in block:
-        # from where the labels begin: tried from each of them, a line with one too few takes its time
+        # Anchored where the labels begin: tried from every label, a line with one too few is slow.
         begins, label = (rb"(?<! )(?<! [01])", rb"[01]") if n_labels > 1 else (b"", rb"[0-9]+")
         tail = rb"%b((?: +%b){%d}) *\n" % (begins, label, n_labels)
         block = re.sub(tail, lambda found: b" ".join([b"", *found[1].split()]) + b"\n", block)
@@ -133,7 +133,7 @@ def _parse(
     if n_labels == 1:
         return _parse_ids(uri, _tidy(block, 1), first_line)
     found = _parse_multi_hot(block, first_line, n_labels)
-    if found is None:  # most lists are tidy: tidying costs more than parsing, so it comes second
+    if found is None:  # most lists need no tidying, which costs more than parsing, so it comes second
         block = _tidy(block, n_labels)
         found = _parse_multi_hot(block, first_line, n_labels)
     if found is None:
@@ -142,7 +142,7 @@ def _parse(
 
 
 def _lines(block: bytes, first_line: int) -> tuple[pa.Array, np.ndarray, np.ndarray, np.ndarray]:
-    """The lines that are not empty, as binary with their newline; their starts, ends and numbers."""
+    """The non-empty lines as binary with their newline; their starts, ends and line numbers."""
     data = np.frombuffer(block, dtype=np.uint8)
     ends = np.flatnonzero(data == _NEWLINE)
     starts = np.concatenate([[0], ends[:-1] + 1])
@@ -235,13 +235,13 @@ def _explain(uri: str, line: int, words: list[str], n_labels: int) -> str:
 
 
 def _refuse_longer(uri: str, paths: pa.Array, lines: np.ndarray) -> None:
-    """A path that goes on after a picture's ending holds a label, as in ``cat.jpg,0``."""
+    """DataError for a path that continues after a picture's ending: it holds a label, as in ``cat.jpg,0``."""
     longer = pc.match_substring_regex(paths, _ENDING + "[ ,;]")
     wrong = pc.and_not(longer, pc.match_substring_regex(paths, _ENDING + "$"))
     if pc.any(wrong).as_py():
         at = wrong.index(True).as_py()
         raise DataError(
-            f"{uri} line {lines[at]}: the path {paths[at].as_py()!r} goes on after the picture's name; a "
+            f"{uri} line {lines[at]}: the path {paths[at].as_py()!r} continues after the picture's name; a "
             "line is a path and its labels, a space before each and as many as in the first line: "
             "images/cat.jpg 0 1 0"
         )

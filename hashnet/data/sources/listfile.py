@@ -1,4 +1,4 @@
-"""``listfile``: the public hashing lists, ``images/cat.jpg 0 1 0 …``, one list or one for each split."""
+"""``listfile``: the public hashing lists, ``images/cat.jpg 0 1 0 …``, one list or one per split."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Options:
     path: str | None = key(
         None, "a list, or a folder with train.txt, query.txt (or test.txt) and database.txt: a fixed split"
     )
-    root: str | None = key(None, "folder the paths in the lists start from (default: the list's)")
-    strip: str = key("", "beginning to take off the paths in the lists, such as the authors' own folder")
+    root: str | None = key(None, "folder that the paths in the lists start from (default: that of the list)")
+    strip: str = key("", "prefix to remove from the paths in the lists, such as the authors' own folder")
     train: str | None = key(None, "list of the training images, instead of PATH")
     query: str | None = key(None, "list of the queries")
     database: str | None = key(None, "list of the database")
@@ -36,7 +36,7 @@ class Options:
         "queries that are also in the database list: error, or drop them there",
         choices=("error", "drop"),
     )
-    class_names: list[str] = key([], "names of the label columns, or a text file with one a line")
+    class_names: list[str] = key([], "names of the label columns, or a text file with one per line")
 
 
 def load(options: Options) -> SourceRows:
@@ -53,14 +53,14 @@ def load(options: Options) -> SourceRows:
 
 
 def _files(options: Options) -> dict[str, str]:
-    """Split name → list; one list under the name "all" when it is to be split here."""
+    """Split name → list; a single list that is yet to be split has the name "all"."""
     given = {name: getattr(options, name) for name in BITS if getattr(options, name)}
     if given and options.path:
         raise DataError("give one list as PATH, or lists as train, query and database, not both")
     if given:
         return given
     if options.path is None:
-        raise DataError("which list? Give PATH, or train, query and database")
+        raise DataError("no list was given; give PATH, or train, query and database")
     if not storage.is_folder(options.path):
         return {"all": options.path}
     found = {}
@@ -78,7 +78,7 @@ def _files(options: Options) -> dict[str, str]:
 
 
 def _stripped(found: ListFile, beginning: str) -> ListFile:
-    """The list with ``beginning`` taken off its paths: before they are compared with one another."""
+    """The list with ``beginning`` removed from its paths, before paths are compared with one another."""
     if not beginning:
         return found
     rest = pc.utf8_slice_codeunits(found.paths, len(beginning))
@@ -86,7 +86,7 @@ def _stripped(found: ListFile, beginning: str) -> ListFile:
 
 
 def _refuse_duplicates(found: ListFile) -> None:
-    """A path twice in one list is a mistake: an image would be found twice."""
+    """DataError for a path that occurs twice in one list: the image would be found twice."""
     if twice := find_duplicate(found.paths):
         raise DataError(
             f"{found.uri} line {found.lines[twice.second]} repeats {twice.id!r} of line "
@@ -95,7 +95,7 @@ def _refuse_duplicates(found: ListFile) -> None:
 
 
 def _join(options: Options, root: str, lists: dict[str, ListFile]) -> SourceRows:
-    """One row a path; its splits are the lists that name it."""
+    """One row per path; its splits are the lists that contain it."""
     _refuse_other_widths(lists)
     n_classes = max((found.n_classes or 0 for found in lists.values()), default=0) or None
     paths: pa.Array = pa.concat_arrays([found.paths for found in lists.values()])

@@ -30,10 +30,10 @@ BITS = {"database": DATABASE, "train": TRAIN, "query": QUERY}  # the order of th
 class Options:
     path: str = key(REQUIRED, "features.npy of shape (n, d), or an .npz")
     labels: str | None = key(None, "labels.npy: class ids (n,), or 0 and 1 (n, n_classes)")
-    ids: str | None = key(None, "ids.npy (n,): checked for duplicates, and what split files name rows by")
-    scale: float = key(1.0, "multiplies the features, as for uint8 ones")
+    ids: str | None = key(None, "ids.npy (n,): checked for duplicates, and used as row names in split files")
+    scale: float = key(1.0, "multiplies the features, useful for uint8 ones")
     n_classes: int | None = key(None, "number of classes, where ids of the last ones may be missing", low=1)
-    class_names: list[str] = key([], "names of the classes, or a text file with one a line")
+    class_names: list[str] = key([], "names of the classes, or a text file with one per line")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def load(options: Options) -> SourceRows:
             raise DataError(f"{block.where} must be numbers of shape (n, d), got {found}")
     d = blocks[next(iter(blocks))].features.shape[1]
     if scale.size not in (1, d):
-        raise DataError(f"scale of {options.path} has {scale.size} numbers; give one, or {d}: one a feature")
+        raise DataError(f"scale of {options.path} has {scale.size} numbers; give 1 or {d} (one per feature)")
     for block in blocks.values():
         _check(block, d)
     if list(blocks) == ["all"]:
@@ -73,12 +73,12 @@ def load(options: Options) -> SourceRows:
     parts = list(blocks.values())
 
     def payload(start: int, stop: int) -> pa.Table:
-        wanted = rows[start:stop]
-        matrix = np.empty((len(wanted), d), dtype=np.float32)
-        owner = np.searchsorted(starts, wanted, side="right") - 1
+        positions = rows[start:stop]
+        matrix = np.empty((len(positions), d), dtype=np.float32)
+        owner = np.searchsorted(starts, positions, side="right") - 1
         for i, block in enumerate(parts):
             mine = owner == i
-            matrix[mine] = block.features[wanted[mine] - starts[i]]
+            matrix[mine] = block.features[positions[mine] - starts[i]]
         matrix *= scale
         vectors.check_finite(matrix, storage.name_of(options.path), start)
         uris = names[start:stop] if names is not None else _numbered(options.path, start, stop)
@@ -133,7 +133,7 @@ def _is_npz(uri: str) -> bool:
 
 
 def _load(uri: str) -> Any:
-    """An array (mapped, where it lies on a local disk), or the arrays of an .npz; never a pickle."""
+    """An array (memory-mapped on a local disk), or the arrays of an .npz; never a pickle."""
     try:
         if not storage.exists(uri):
             raise DataError(f"{uri} does not exist; check the path")
@@ -185,7 +185,7 @@ def _join(blocks: dict[str, _Block]) -> tuple[np.ndarray, np.ndarray]:
     if len(both):
         raise DataError(
             f"{len(both):,} ids are query and database (or training) at once; a query in the database "
-            "finds itself: take them out of one"
+            "finds itself: remove them from one"
         )
     return first, flags
 
@@ -209,7 +209,7 @@ def _labels(
             top = int(ids.max())
             if top >= label_sets.MAX_CLASSES:
                 most = f"{label_sets.MAX_CLASSES:,}"
-                raise DataError(f"they hold class {top}; number classes from 0, at most {most} of them")
+                raise DataError(f"they contain class {top}; number classes from 0, at most {most} of them")
             return lists_of_ids(pa.array(ids)), options.n_classes or top + 1
         stacked = np.concatenate([label_sets.as_multi_hot(labels) for labels in given])
         return label_sets.to_lists(stacked[rows]), stacked.shape[1]

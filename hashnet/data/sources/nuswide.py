@@ -1,8 +1,8 @@
-"""``nuswide``: NUS-WIDE as published: a list of images and one file of 0 and 1 a concept.
+"""``nuswide``: NUS-WIDE as published: a list of images, and one file of 0 and 1 per concept.
 
 81 concepts, or the 21 most frequent; images with no label at all are pruned. Split as in the paper:
-5,000 queries, the rest as database, 10,000 of it to train on. With 21 concepts it is, as usual
-there, 100 queries and 500 training images a concept.
+5,000 queries, the rest as database, 10,000 of it to train on. With 21 concepts it
+is, as is usual, 100 queries and 500 training images per concept.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Options:
     path: str = key(REQUIRED, "folder with ConceptsList/, ImageList/ and Groundtruth/AllLabels/")
     images: str | None = key(None, "folder of the pictures (default: PATH/Flickr, PATH/images or PATH)")
     n_concepts: int | None = key(
-        None, "only so many most frequent concepts, such as 21 (default: all 81)", low=1
+        None, "take only this many of the most frequent concepts, such as 21 (default: all 81)", low=1
     )
 
 
-def DEFAULTS(options: Options) -> dict[str, Any]:  # noqa: N802 - a table that depends on an option
+def DEFAULTS(options: Options) -> dict[str, Any]:  # noqa: N802 - a constant of the module that depends on an option
     if options.n_concepts == 21:
         return {"query_per_class": 100, "train_per_class": 500}
     return {"n_query": 5_000, "n_train": 10_000}
@@ -47,10 +47,10 @@ def load(options: Options) -> SourceRows:
     paths = pc.replace_substring(pa.array(_lines(options.path, IMAGES), pa.string()), "\\", "/")
     columns = [_column(options.path, concept, len(paths)) for concept in concepts]
     counts = np.array([int(column.sum()) for column in columns])
-    wanted = options.n_concepts or len(concepts)
-    if wanted > len(concepts):
-        raise DataError(f"n_concepts is {wanted}, but {options.path} has {len(concepts)} concepts")
-    chosen = np.sort(np.argsort(-counts, kind="stable")[:wanted])  # in the order of the list
+    n_concepts = options.n_concepts or len(concepts)
+    if n_concepts > len(concepts):
+        raise DataError(f"n_concepts is {n_concepts}, but {options.path} has {len(concepts)} concepts")
+    chosen = np.sort(np.argsort(-counts, kind="stable")[:n_concepts])  # in the order of the list
     labels = np.stack([columns[i] for i in chosen], axis=1)  # (n, n_concepts) of 0 and 1
     labelled = labels.any(axis=1)
     kept = paths.filter(pa.array(labelled))

@@ -32,10 +32,10 @@ class Options:
     label: str | None = key(
         None, "column of a class id, a class name, or a list of them (default: label or labels)"
     )
-    multi_hot: bool = key(False, "the label column holds a 0 or 1 for each class")
-    id: str | None = key(None, "column with ids: checked for duplicates, and what split files name rows by")
+    multi_hot: bool = key(False, "the label column holds a 0 or 1 per class")
+    id: str | None = key(None, "column with ids, checked for duplicates; the row names in split files")
     n_classes: int | None = key(None, "number of classes, where ids of the last ones may be missing", low=1)
-    class_names: list[str] = key([], "names of the classes, or a text file with one a line")
+    class_names: list[str] = key([], "names of the classes, or a text file with one per line")
     inline: bool = key(False, "copy the pictures into the manifest: faster to read in random order")
 
 
@@ -144,7 +144,7 @@ def _payload_column(options: Options, schema: pa.Schema, uri: str) -> tuple[str 
         return None, features[0]
     raise DataError(
         f"which column of {uri} holds the pictures or features? Pictures could be "
-        f"{', '.join(images) or 'none'}, features {', '.join(features) or 'none'}; say image= or feature="
+        f"{', '.join(images) or 'none'}, features {', '.join(features) or 'none'}; give image= or feature="
     )
 
 
@@ -220,7 +220,7 @@ def _values(file: pq.ParquetFile, group: int, name: str) -> pa.ChunkedArray:
 
 
 def _has_bytes(file: pq.ParquetFile, group: int, value: str) -> pa.Scalar | pa.ChunkedArray:
-    """Which rows hold their picture; the pictures themselves are read only where statistics leave it open."""
+    """Which rows hold their picture; reads the pictures only where the statistics do not tell."""
     meta = file.metadata.row_group(group)
     chunks = [meta.column(i) for i in range(meta.num_columns)]
     known = [c.statistics for c in chunks if c.path_in_schema == value and c.statistics is not None]

@@ -1,4 +1,4 @@
-"""``webdataset``: tars of KEY.jpg with KEY.cls or KEY.json beside it.
+"""``webdataset``: tars of KEY.jpg with KEY.cls or KEY.json.
 
 Pictures stay in the tars and are given by offset and size, so that reading one is one ranged read.
 """
@@ -29,9 +29,9 @@ _CLASS_ID = re.compile("-?[0-9]+")
 @dataclass(frozen=True)
 class Options:
     path: str = key(REQUIRED, "a tar, a folder of tars, or a pattern such as shard-{00000..00012}.tar")
-    label: str = key("label,labels,cls,class", "fields of KEY.json to look for labels in")
+    label: str = key("label,labels,cls,class", "fields of KEY.json that may hold the labels")
     n_classes: int | None = key(None, "number of classes, where ids of the last ones may be missing", low=1)
-    class_names: list[str] = key([], "names of the classes, or a text file with one a line")
+    class_names: list[str] = key([], "names of the classes, or a text file with one per line")
 
 
 @dataclass

@@ -41,9 +41,9 @@ def test_imagefolder_with_split_folders_and_flat(tmp_path):
     assert flat.n_classes is None
     assert flat.splits == {"database": 2}
     folders(tmp_path / "b", "cat/1.jpg")
-    with pytest.raises(DataError, match=r"1.jpg lies in no class folder; move it, or say layout=flat"):
+    with pytest.raises(DataError, match=r"1.jpg is in no class folder; move it, or set layout=flat"):
         make_manifest("imagefolder", str(tmp_path / "o"), path=str(tmp_path / "b"), layout="classes")
-    with pytest.raises(DataError, match="is no split folder"):
+    with pytest.raises(DataError, match="is not a split folder"):
         make_manifest("imagefolder", str(tmp_path / "o"), path=str(tmp_path / "b"), layout="splits")
     with pytest.raises(DataError, match="is not a folder"):
         make_manifest("imagefolder", str(tmp_path / "o"), path=str(tmp_path / "none"))
@@ -62,5 +62,5 @@ def test_imagefolder_with_split_folders_and_flat(tmp_path):
 )
 def test_imagefolder_a_stray_picture_does_not_take_the_labels_of_all(tmp_path, names, stray):
     path = folders(tmp_path / "a", *names)
-    with pytest.raises(DataError, match=f"/{stray} lies in no class folder"):
+    with pytest.raises(DataError, match=f"/{stray} is in no class folder"):
         make_manifest("imagefolder", str(tmp_path / "m"), path=path)

@@ -106,7 +106,7 @@ def test_listfile_other_mistakes(tmp_path):
         make_manifest("listfile", str(tmp_path / "m"), path=path, class_names=["a", "b", "c"])
     with pytest.raises(DataError, match="not both"):
         make_manifest("listfile", str(tmp_path / "m"), path=path, train=f"{path}/train.txt")
-    with pytest.raises(DataError, match="which list"):
+    with pytest.raises(DataError, match="no list was given"):
         make_manifest("listfile", str(tmp_path / "m"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"must hold query.txt \(or test.txt\) and train.txt or database.txt"):

@@ -66,7 +66,7 @@ def test_npz_with_splits_joined_by_id(tmp_path):
         ({"features": np.zeros((3, 2)), "labels": [0, 1, 10**6]}, "class 1000000; number classes from 0"),
         (
             {"features": np.zeros((3, 2)), "scale": [1.0, 2.0, 3.0]},
-            "scale of .* has 3 numbers; give one, or 2",
+            "scale of .* has 3 numbers; give 1 or 2",
         ),
         (
             {

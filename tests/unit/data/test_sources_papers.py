@@ -211,7 +211,7 @@ def test_coco_mistakes(tmp_path):
     ):
         make_manifest("coco", str(tmp_path / "m"), path=path, classes=["cars"])
     (tmp_path / "x.json").write_text('{"images": []}')
-    with pytest.raises(DataError, match="is no instances file of COCO: it has no 'annotations'"):
+    with pytest.raises(DataError, match="is not an instances file of COCO: it has no 'annotations'"):
         make_manifest("coco", str(tmp_path / "m"), path=str(tmp_path / "x.json"))
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(DataError, match=r"cannot read .*x.json"):
@@ -255,7 +255,7 @@ def test_cifar_mistakes(tmp_path):
     with pytest.raises(DataError, match=r"has no data_batch_1.bin; unpack cifar-10-binary.tar.gz"):
         make_manifest("cifar10", str(tmp_path / "m"), path=str(tmp_path))
     (tmp_path / "data_batch_1.bin").write_bytes(b"\x01" * 3000)
-    with pytest.raises(DataError, match="has 3,000 bytes, no multiple of 3,073"):
+    with pytest.raises(DataError, match="has 3,000 bytes, not a multiple of 3,073"):
         make_manifest("cifar10", str(tmp_path / "m"), path=str(tmp_path))
     (tmp_path / "data_batch_1.bin").write_bytes(b"\x01" * 3073 + b"\x63" * 3073)
     with pytest.raises(DataError, match="record 1 has class 99, CIFAR-10 has 10"):

@@ -157,7 +157,7 @@ def test_parquet_label_columns(tmp_path, column, options, expected, n_classes):
         (
             {"a": [b"x"], "b": [b"y"]},
             {},
-            "which column of .* Pictures could be a, b, features none; say image=",
+            "which column of .* Pictures could be a, b, features none; give image=",
         ),
         ({"image": [b"x"]}, {"label": "klass"}, "has no column 'klass'; it has image"),
         ({"image": [b"x"]}, {"feature": "vec"}, "has no column 'vec'; it has image"),

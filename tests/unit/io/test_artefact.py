@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from hashnet.errors import FormatError, StoreError
+from hashnet.errors import DataError, FormatError
 from hashnet.io import Artefact, storage
 
 
 class Note(Artefact):
     kind, header_file = "note", "note.json"
     made_by = "write one"
-    error = StoreError
+    error = DataError
 
     def open(self):
         return storage.read_bytes(storage.join(self.uri, "text")).decode()
@@ -79,5 +79,5 @@ def test_foreign_newer_and_missing_ones_are_refused(note, tmp_path):
         with pytest.raises(FormatError, match=message):
             note.read()
     path.unlink()
-    with pytest.raises(StoreError, match=r"holds no note \(it has no note\.json\); write one"):
+    with pytest.raises(DataError, match=r"holds no note \(it has no note\.json\); write one"):
         note.read()
