@@ -240,7 +240,7 @@ def test_an_existing_manifest_is_kept_unless_told(tmp_path):
     assert len(write_manifest(old.uri, rows, flags_of(60), overwrite=True)) == 60
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("mine")
-    with pytest.raises(DataError, match="exists and holds no manifest"):
+    with pytest.raises(DataError, match="exists and is not a manifest"):
         write_manifest(str(tmp_path / "other"), rows, flags_of(60), overwrite=True)
     assert (tmp_path / "other" / "file").exists()
 
