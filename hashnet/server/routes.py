@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from fastapi import FastAPI, Path, Query, Request, Response
+from pydantic_core import to_json
 
 import hashnet
 from hashnet.client import Queries, wire
@@ -96,7 +97,7 @@ class Routes:
             return Response(wire.write_hits(response.hits, response.version), media_type=wire.ARROW)
         results = await self._results(response, parsed.with_items)
         took_ms = round((time.perf_counter() - started) * 1000, 2)
-        return _json(s.SearchOut.model_construct(version=response.version, took_ms=took_ms, results=results))
+        return _json({"version": response.version, "took_ms": took_ms, "results": results})
 
     async def encode(self, request: Request) -> Response:
         """The packed codes of pictures or features."""
@@ -146,13 +147,16 @@ class Routes:
         text = self.telemetry.text(await self.backend.index_info())
         return Response(text, media_type="text/plain; version=0.0.4")
 
-    async def _results(self, response: SearchResponse, with_items: bool) -> list[s.HitsOut]:
+    async def _results(self, response: SearchResponse, with_items: bool) -> list[dict[str, Any]]:
+        """One HitsOut per query, as plain dicts: 200,000 hits in models take 1.5 times as long to write."""
         rows = response.hits if isinstance(response.hits, list) else response.hits.per_query()
         assert response.query_codes is not None  # every JSON request asks for them
         results = [
-            s.HitsOut.model_construct(
-                code=code.tobytes().hex(), ids=hits.ids.tolist(), distances=hits.distances.tolist()
-            )
+            {
+                "code": code.tobytes().hex(),
+                "ids": hits.ids.tolist(),
+                "distances": hits.distances.tolist(),
+            }
             for code, hits in zip(response.query_codes, rows, strict=True)
         ]
         if with_items:
@@ -160,13 +164,12 @@ class Routes:
             codes = np.zeros((0, 0), np.uint8) if response.hit_codes is None else response.hit_codes
             items = iter(await self.backend.describe(ids, codes))
             for result, hits in zip(results, rows, strict=True):
-                result.items = list(islice(items, len(hits)))
+                result["items"] = list(islice(items, len(hits)))
         return results
 
 
-def _json(value: s.BaseModel) -> Response:
-    """Fields that were not set are left out."""
-    return Response(value.model_dump_json(exclude_unset=True), media_type=parsing.JSON)
+def _json(value: Any) -> Response:
+    return Response(to_json(value), media_type=parsing.JSON)
 
 
 def _record(request: Request, queries: Queries) -> None:
