@@ -18,16 +18,7 @@ import numpy as np
 
 from cluster.runtime import Need, capacity, connection, telemetry
 from hashnet.errors import LineageMismatch
-from hashnet.index import (
-    KINDS,
-    OPTIONS,
-    BinaryIndex,
-    Part,
-    build_state,
-    lineage_of,
-    parse_options,
-    read_parts,
-)
+from hashnet.index import KINDS, BinaryIndex, CodeBlock, IndexSpec, parse_options, read_code_blocks
 from hashnet.io import REQUIRED, Progress, events, key
 from hashnet.run import Run
 from hashnet.store import CodeStore
@@ -39,27 +30,30 @@ SHARDS_PER_WORKER = 512  # below this many, starting tasks costs more than readi
 log = logging.getLogger(__name__)
 
 
+def with_option_keys(config: type) -> type:
+    """``config`` with one key per option of any index kind; none leaves the choice to the kind."""
+    for name, kind in KINDS.items():
+        for field in dataclasses.fields(kind.options):
+            meaning = key(None, f"{name}: {field.metadata['help']}", low=field.metadata["low"])
+            config.__annotations__[field.name] = "int | None"
+            setattr(config, field.name, meaning)
+    return config
+
+
 @dataclass(frozen=True)
+@with_option_keys
 class IndexConfig:
     run: str = key(REQUIRED, "run folder, a path or a URI; its codes/ are indexed", path=True)
     kind: str = key(
         "flat",
         "flat is exact; ivf and hnsw are approximate and faster; multihash finds a small radius",
-        choices=KINDS,
+        choices=tuple(KINDS),
     )
     codes: str | None = key(None, "code store (none: RUN/codes)", path=True)
     out: str | None = key(None, "output folder (none: RUN/index)", path=True)
     labels: bool = key(True, "store labels with the index, for filters")
     recall: float | None = key(None, "ivf: tune nprobe to this recall@k on sample queries", low=0, high=1)
     k: int = key(10, "results per query that recall is measured on", low=1)
-    nlist: int | None = key(None, "ivf: number of lists (none: about sqrt(n))", low=1)
-    nprobe: int | None = key(None, "ivf: lists scanned per query (none: nlist / 64)", low=1)
-    nhash: int | None = key(None, "multihash: tables (none: n_bits / 16, at least 3)", low=1)
-    bits: int | None = key(None, "multihash: bits per table (none: n_bits / nhash, at most 16)", low=1)
-    nflip: int | None = key(None, "multihash: bits flipped in a lookup (none: 0)", low=0)
-    neighbours: int | None = key(None, "hnsw: links per node (none: 32)", low=2)
-    ef_construction: int | None = key(None, "hnsw: breadth when building (none: 80)", low=1)
-    ef_search: int | None = key(None, "hnsw: breadth when searching (none: 128)", low=1)
     num_workers: int | None = key(
         None, "tasks that read shards at once; 0: this process reads them (none: by size)", low=0
     )
@@ -73,8 +67,8 @@ class IndexConfig:
     @property
     def options(self) -> dict[str, int]:
         """The options that were given, also those of other kinds, which are refused by name."""
-        names = {field.name for made in OPTIONS.values() for field in dataclasses.fields(made)}
-        given = {name: getattr(self, name, None) for name in sorted(names)}
+        names = {field.name for kind in KINDS.values() for field in dataclasses.fields(kind.options)}
+        given = {name: getattr(self, name) for name in sorted(names)}
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -89,11 +83,8 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
     if index is None:
         workers = _workers(config, store)
         parts = _read_by_tasks(config, store, workers) if workers else _read_here(config, store)
-        n_classes = store.n_classes if config.labels else None
-        state = build_state(
-            parts, len(store), store.n_bits, n_classes, config.kind, config.options, lineage_of(store)
-        )
-        index = BinaryIndex(state)
+        spec = IndexSpec.of_store(store, config.kind, config.options, labels=config.labels)
+        index = BinaryIndex.from_blocks(parts, len(store), spec)
     if config.recall is not None and not _is_tuned(config, index):
         tuned = index.tune(recall=config.recall, k=config.k)
         log.info("nprobe %d reaches recall %.4f", tuned["nprobe"], tuned["recall"])
@@ -162,14 +153,14 @@ def _workers(config: IndexConfig, store: CodeStore) -> int:
     return 0 if useful < 2 else min(useful, max(1, capacity.workers_that_fit({"CPU": 1})))
 
 
-def _read_here(config: IndexConfig, store: CodeStore) -> Iterator[Part]:
+def _read_here(config: IndexConfig, store: CodeStore) -> Iterator[CodeBlock]:
     with Progress(len(store), "codes", "index") as progress:
-        for part in read_parts(store, config.labels):
+        for part in read_code_blocks(store, config.labels):
             progress.update(len(part.ids))
             yield part
 
 
-def _read_by_tasks(config: IndexConfig, store: CodeStore, workers: int) -> Iterator[Part]:
+def _read_by_tasks(config: IndexConfig, store: CodeStore, workers: int) -> Iterator[CodeBlock]:
     """The same parts in the same order, read by tasks that stay a few parts ahead."""
     connection.connect()
     import ray
@@ -191,19 +182,19 @@ def _read_by_tasks(config: IndexConfig, store: CodeStore, workers: int) -> Itera
             yield part
 
 
-def read_group(uri: str, sha256: str, shards: Sequence[int], labels: bool) -> Part:
+def read_group(uri: str, sha256: str, shards: Sequence[int], labels: bool) -> CodeBlock:
     """Task: some shards of a store as one part."""
     store = CodeStore.open(uri)
     if store.sha256 != sha256:
         raise LineageMismatch(f"{uri} changed while it was being indexed; run the same command again")
-    parts = list(read_parts(store, labels, shards))
+    parts = list(read_code_blocks(store, labels, shards))
     starts = np.cumsum([0, *(len(part.ids) for part in parts)])
     pairs = [
         (part.labels, part.label_rows + start)
         for part, start in zip(parts, starts[:-1], strict=True)
         if part.labels is not None and part.label_rows is not None
     ]
-    return Part(
+    return CodeBlock(
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.codes for part in parts]),
         np.concatenate([found for found, _ in pairs]) if pairs else None,

@@ -21,13 +21,12 @@ from cluster.runtime import Need, capacity, connection, reraise_hashnet_error
 from hashnet.errors import ClusterError, DataError, IndexMismatch, LineageMismatch, UnknownId
 from hashnet.index import (
     BinaryIndex,
-    build_state,
+    IndexSpec,
     check_ids,
-    check_k,
+    check_search_size,
     check_width,
-    lineage_of,
     parse_options,
-    read_parts,
+    read_code_blocks,
 )
 from hashnet.io import check_whole
 from hashnet.kernels import merge_hits, merge_top_k
@@ -54,16 +53,12 @@ class IndexSlice:
         for name, number in zip(shards, numbers, strict=True):
             if number < 0 or store.shards[number].sha256 != shards[name]:
                 raise LineageMismatch(f"{uri} no longer has shard {name} as it was opened; make a new one")
-        state = build_state(
-            read_parts(store, labels, numbers),
+        self.index = BinaryIndex.from_blocks(
+            read_code_blocks(store, labels, numbers),
             sum(store.shards[number].rows for number in numbers),
-            store.n_bits,
-            store.n_classes if labels else None,
-            kind,
-            options,
-            lineage_of(store),
+            IndexSpec.of_store(store, kind, options, labels=labels),
+            engine=engine,
         )
-        self.index = BinaryIndex(state, engine=engine)
 
     def describe(self) -> dict[str, Any]:
         return self.index.describe() | {"pid": os.getpid()}
@@ -176,7 +171,7 @@ class ShardedIndex:
         """
         queries = check_width(codes, self.n_bits)
         own = self._own(exclude_self, queries)
-        arguments = (queries, check_k(k, len(queries)), where, own)
+        arguments = (queries, check_search_size(k, len(queries)), where, own)
         found = self._call(lambda slice_: slice_.search, arguments, on_missing, timeout_s)
         self._refuse_unknown(own, [held for *_, held in found])
         ids, distances = merge_top_k([ids for ids, _, _ in found], [far for _, far, _ in found], k)

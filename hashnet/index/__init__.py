@@ -1,22 +1,26 @@
-"""The search index: BinaryIndex over FAISS files, with an exact engine of its own."""
+"""The search index: BinaryIndex over FAISS files, with an exact engine of its own.
 
-from hashnet.index.artefact import IndexArtefact
-from hashnet.index.binary import BinaryIndex
-from hashnet.index.build import Part, build_state, lineage_of, read_parts
-from hashnet.index.kinds import KINDS, OPTIONS, parse_options
-from hashnet.index.validation import check_ids, check_k, check_width
+Names load on first use: IndexArtefact, which reads an index's header, needs no FAISS.
+"""
 
-__all__ = [
-    "KINDS",
-    "OPTIONS",
-    "BinaryIndex",
-    "IndexArtefact",
-    "Part",
-    "build_state",
-    "check_ids",
-    "check_k",
-    "check_width",
-    "lineage_of",
-    "parse_options",
-    "read_parts",
-]
+from typing import TYPE_CHECKING
+
+from hashnet.io import lazy_names
+
+if TYPE_CHECKING:
+    from hashnet.index.artefact import IndexArtefact
+    from hashnet.index.binary import BinaryIndex
+    from hashnet.index.build import CodeBlock, IndexSpec, read_code_blocks
+    from hashnet.index.kinds import KINDS, parse_options
+    from hashnet.index.validation import check_ids, check_search_size, check_width
+
+__all__, __getattr__ = lazy_names(
+    __name__,
+    {
+        "artefact": ["IndexArtefact"],
+        "binary": ["BinaryIndex"],
+        "build": ["CodeBlock", "IndexSpec", "read_code_blocks"],
+        "kinds": ["KINDS", "parse_options"],
+        "validation": ["check_ids", "check_search_size", "check_width"],
+    },
+)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,15 +28,16 @@ from hashnet.codes import check_codes
 from hashnet.errors import IndexMismatch, StaleIndex, Unsupported
 from hashnet.index import files, gpu, loading, tuning
 from hashnet.index.artefact import IndexArtefact
-from hashnet.index.build import Part, build_state, lineage_of, read_parts
+from hashnet.index.build import CodeBlock, IndexSpec, build_snapshot, read_code_blocks
 from hashnet.index.filters import parse_where
-from hashnet.index.state import State
+from hashnet.index.kinds import KINDS
+from hashnet.index.snapshot import Snapshot
 from hashnet.index.validation import (
     check_excluded,
     check_ids,
-    check_k,
     check_labels,
     check_queries,
+    check_search_size,
     check_width,
     refuse_empty,
 )
@@ -56,7 +58,7 @@ class BinaryIndex:
     """An index over codes of ``n_bits`` bits with int64 ids >= 0. Build, load, search, update."""
 
     def __init__(
-        self, state: State, *, engine: str = "auto", device: str = "cpu", path: str | None = None
+        self, state: Snapshot, *, engine: str = "auto", device: str = "cpu", path: str | None = None
     ) -> None:
         """Use ``build``, ``from_arrays`` or ``load``."""
         if engine not in ENGINES:
@@ -73,7 +75,7 @@ class BinaryIndex:
             self._move_to_gpu()
         if self.engine == "kernel":
             warm_up(state.n_bits)
-            if state.kind == "ivf" and state.n_live:  # its lists have a kernel of their own
+            if KINDS[state.kind].has_kernel and state.n_live:
                 self.search(np.zeros((1, state.n_bits // 8), dtype=np.uint8), 1)
 
     # -- making one
@@ -96,15 +98,8 @@ class BinaryIndex:
         from hashnet.store import CodeStore
 
         source = store if isinstance(store, CodeStore) else CodeStore.open(str(store))
-        state = build_state(
-            read_parts(source, labels),
-            len(source),
-            source.n_bits,
-            source.n_classes if labels else None,
-            kind,
-            options,
-            lineage_of(source),
-        )
+        spec = IndexSpec.of_store(source, kind, options, labels=labels)
+        state = build_snapshot(read_code_blocks(source, labels), len(source), spec)
         return cls(state, engine=engine, device=device)
 
     @classmethod
@@ -127,16 +122,16 @@ class BinaryIndex:
         classes, rows, n_classes = (
             (None, None, None) if labels is None else check_labels(labels, len(codes), n_classes)
         )
-        state = build_state(
-            [Part(given, codes, classes, rows)],
-            len(codes),
-            codes.shape[1] * 8,
-            n_classes,
-            kind,
-            options,
-            dict(lineage or {}),
-        )
+        spec = IndexSpec(codes.shape[1] * 8, kind, options, n_classes, dict(lineage or {}))
+        state = build_snapshot([CodeBlock(given, codes, classes, rows)], len(codes), spec)
         return cls(state, engine=engine, device=device)
+
+    @classmethod
+    def from_blocks(
+        cls, blocks: Iterable[CodeBlock], n: int, spec: IndexSpec, *, engine: str = "auto"
+    ) -> BinaryIndex:
+        """An index of the ``n`` rows that the blocks hold together, as ``spec`` says."""
+        return cls(build_snapshot(blocks, n, spec), engine=engine)
 
     @classmethod
     def load(
@@ -154,7 +149,7 @@ class BinaryIndex:
         it loading is faster, and FAISS may end the process over a file that is damaged.
         """
         folder = _folder(path)
-        state = loading.read_state(folder, mmap=mmap, verify=verify)
+        state = loading.read_snapshot(folder, mmap=mmap, verify=verify)
         return cls(state, engine=engine, device=device, path=folder)
 
     def save(self, path: str | Path) -> int:
@@ -171,7 +166,7 @@ class BinaryIndex:
             else:
                 state = state.unsaved()
             state = state.at_version(max(found + 1, state.version))
-            self._state = files.write_state(folder, state)
+            self._state = files.write_snapshot(folder, state)
             self._path = folder
             return self._state.version
 
@@ -187,7 +182,7 @@ class BinaryIndex:
         """
         state = self._state
         queries = check_queries(codes, state)
-        k = check_k(k, len(queries))
+        k = check_search_size(k, len(queries))
         checked = parse_where(where, state.n_classes)
         exclude = check_excluded(exclude_self, queries, state)
         on_gpu = self._gpu if checked is None else None
@@ -261,8 +256,8 @@ class BinaryIndex:
             if queries is not None:
                 queries = check_queries(queries, state)
             refuse_empty(state)
-            k = check_k(k, tuning.SAMPLE if queries is None else len(queries))
-            tuned = tuning.tuned_state(state, queries, recall, k)
+            k = check_search_size(k, tuning.SAMPLE if queries is None else len(queries))
+            tuned = tuning.tuned_snapshot(state, queries, recall, k)
             self._commit(tuned)
             return dict(tuned.tuned or {})
 
@@ -271,7 +266,7 @@ class BinaryIndex:
         with self._writing:
             if self._path is None or IndexArtefact(self._path).sha256() == self._state.seal:
                 return False
-            self._take(loading.read_state(self._path, known=self._state.segments))
+            self._take(loading.read_snapshot(self._path, known=self._state.segments))
             return True
 
     def newest(self) -> BinaryIndex:
@@ -283,7 +278,7 @@ class BinaryIndex:
         with self._writing:
             if self._path is None or IndexArtefact(self._path).sha256() == self._state.seal:
                 return self
-            state = loading.read_state(self._path, known=self._state.segments)
+            state = loading.read_snapshot(self._path, known=self._state.segments)
             newest = BinaryIndex(state, engine=self.engine, path=self._path)
             newest.device, newest._gpu = self.device, self._gpu
             newest._take(state)
@@ -314,7 +309,7 @@ class BinaryIndex:
 
     @property
     def version(self) -> int:
-        """Grows by one with every update; every answer carries it."""
+        """Grows by one with every update; every result carries it."""
         return self._state.version
 
     @property
@@ -357,14 +352,14 @@ class BinaryIndex:
 
     # -- inside
 
-    def _commit(self, state: State) -> None:
+    def _commit(self, state: Snapshot) -> None:
         if self._path is not None:
             with files.writer_lock(self._path):
                 self._refuse_stale(self._path)
-                state = files.write_state(self._path, state)
+                state = files.write_snapshot(self._path, state)
         self._take(state)
 
-    def _take(self, state: State) -> None:
+    def _take(self, state: Snapshot) -> None:
         """Searches from here on see this state; a GPU is sent the main rows where it lacks them."""
         self._state = state
         if self._gpu is not None and state.segments and state.segments[0].rows is not self._gpu.rows:

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from hashnet.errors import DataError, IndexMismatch
-from hashnet.index.kinds import FlatOptions, Options, build_rows, parse_options
+from hashnet.index.kinds import KINDS, parse_options
 from hashnet.index.postings import Postings
-from hashnet.index.rows import Rows, flat_rows, new_flat
 from hashnet.index.segment import Segment
-from hashnet.index.state import State, is_plain_range
+from hashnet.index.snapshot import Snapshot, is_plain_range
+from hashnet.index.stored_rows import new_flat, with_flat_ids
 from hashnet.io import binary_matrix, storage
 from hashnet.kernels import default_threads
 
 if TYPE_CHECKING:
     from hashnet.store import CodeStore
 
-REMOTE_READERS = 16  # shards asked for at once from an object store
+REMOTE_READERS = 16  # shards read at once from an object store
 
 
 @dataclass(frozen=True)
-class Part:
-    """Rows as a shard holds them: ids int64 (n,), codes uint8 (n, n_bytes), (label, row) pairs or None."""
+class CodeBlock:
+    """Rows of a shard: ids int64 (n,), codes uint8 (n, n_bits // 8), and (label, row) pairs or None."""
 
     ids: np.ndarray
     codes: np.ndarray
@@ -36,8 +36,10 @@ class Part:
     label_rows: np.ndarray | None
 
 
-def read_parts(store: CodeStore, labels: bool = True, shards: Sequence[int] | None = None) -> Iterator[Part]:
-    """One Part a shard of a store, in order; ``shards`` picks some by number.
+def read_code_blocks(
+    store: CodeStore, labels: bool = True, shards: Sequence[int] | None = None
+) -> Iterator[CodeBlock]:
+    """One CodeBlock per shard of a store, in order; ``shards`` picks some by number.
 
     A few shards are read ahead by threads, which hides an object store's latency.
     """
@@ -46,10 +48,10 @@ def read_parts(store: CodeStore, labels: bool = True, shards: Sequence[int] | No
     numbers = range(len(store.shards)) if shards is None else shards
     threads = default_threads() if storage.is_local(store.uri) else REMOTE_READERS
 
-    def read(number: int) -> Part:
+    def read(number: int) -> CodeBlock:
         (table,) = store.tables(columns, [number])
         pairs = _label_pairs(table["labels"]) if with_labels else (None, None)
-        return Part(table["row_id"].to_numpy(), binary_matrix(table["code"], store.n_bits // 8), *pairs)
+        return CodeBlock(table["row_id"].to_numpy(), binary_matrix(table["code"], store.n_bits // 8), *pairs)
 
     with ThreadPoolExecutor(threads) as pool:
         waiting = deque(pool.submit(read, number) for number in numbers[: 2 * threads])
@@ -66,58 +68,67 @@ def _label_pairs(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
     return lists.flatten().to_numpy(), np.repeat(np.arange(len(lengths)), lengths)
 
 
-def assemble(
-    parts: Iterable[Part], n: int, n_bits: int, n_classes: int | None, kind: str, given: dict[str, Any]
-) -> tuple[Rows, Options]:
-    """Rows of an index kind from parts that hold ``n`` rows together, and the options they have."""
+@dataclass(frozen=True)
+class IndexSpec:
+    """What an index is to be: its kind and the options given, what its codes are, where they come from."""
+
+    n_bits: int
+    kind: str = "flat"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    n_classes: int | None = None  # None: without labels
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_store(
+        cls, store: CodeStore, kind: str, options: Mapping[str, Any], *, labels: bool = True
+    ) -> IndexSpec:
+        """An index of a store's codes, with their labels or without."""
+        n_classes = store.n_classes if labels else None
+        return cls(
+            store.n_bits, kind, options, n_classes, dict(store.lineage) | {"codes_sha256": store.sha256}
+        )
+
+
+def build_snapshot(blocks: Iterable[CodeBlock], n: int, spec: IndexSpec) -> Snapshot:
+    """The first version of an index of the ``n`` rows that the blocks hold together."""
     if n == 0:
         raise DataError("there are no codes to index: the input has 0 rows; encode some first")
-    flat, codes = new_flat(n_bits, n)
-    ids = np.empty(n, dtype=np.int64)
-    labels, label_rows, start = [], [], 0
-    for part in parts:
-        stop = start + len(part.ids)
-        if stop > n:
-            break
-        ids[start:stop] = part.ids
-        codes[start:stop] = part.codes
-        if part.labels is not None and part.label_rows is not None:
-            labels.append(part.labels)
-            label_rows.append(part.label_rows + start)
-        start = stop
-    if start != n:
-        raise IndexMismatch(f"{n} rows were announced, but the shards do not hold exactly that many")
+    flat, codes = new_flat(spec.n_bits, n)
+    ids, pairs = _collect(blocks, n, codes)
     order = _order(ids)
     if order is not None:
         ids, codes[:] = ids[order], codes[order]
     _refuse_bad_ids(ids)
-    postings = None
-    if n_classes is not None:
-        postings = _postings(labels, label_rows, n_classes, order)
-    options = parse_options(kind, given, n_bits, n)
+    postings = _postings(pairs, spec.n_classes, order) if spec.n_classes is not None else None
+    options = parse_options(spec.kind, spec.options, spec.n_bits, n)
     stored = None if is_plain_range(ids) else ids
-    if isinstance(options, FlatOptions):
-        return flat_rows(flat, stored, postings), options
-    return build_rows(kind, options, codes, stored, postings), options
+    kind = KINDS[spec.kind]
+    if spec.kind == "flat":  # the codes lie in it already
+        index = with_flat_ids(flat, stored)
+    else:
+        index = kind.build(options, codes, stored)
+    segment = Segment(kind.rows(index, postings), options)
+    return Snapshot(spec.kind, spec.n_bits, options, spec.n_classes, dict(spec.lineage), (segment,))
 
 
-def build_state(
-    parts: Iterable[Part],
-    n: int,
-    n_bits: int,
-    n_classes: int | None,
-    kind: str,
-    options: dict[str, Any],
-    lineage: dict[str, Any],
-) -> State:
-    """The first version of an index of these rows."""
-    rows, made = assemble(parts, n, n_bits, n_classes, kind, options)
-    return State(kind, n_bits, made, n_classes, lineage, (Segment(rows, made),))
-
-
-def lineage_of(store: CodeStore) -> dict[str, Any]:
-    """What the codes of a store say of themselves, and which store it was."""
-    return dict(store.lineage) | {"codes_sha256": store.sha256}
+def _collect(
+    blocks: Iterable[CodeBlock], n: int, codes: np.ndarray
+) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+    """The ids int64 (n,) and the (label, row) pairs of all blocks; fills ``codes`` (n, n_bits // 8)."""
+    ids = np.empty(n, dtype=np.int64)
+    pairs, start = [], 0
+    for block in blocks:
+        stop = start + len(block.ids)
+        if stop > n:
+            break
+        ids[start:stop] = block.ids
+        codes[start:stop] = block.codes
+        if block.labels is not None and block.label_rows is not None:
+            pairs.append((block.labels, block.label_rows + start))
+        start = stop
+    if start != n:
+        raise IndexMismatch(f"{n} rows were announced, but the shards do not hold exactly that many")
+    return ids, pairs
 
 
 def _order(ids: np.ndarray) -> np.ndarray | None:
@@ -137,12 +148,11 @@ def _refuse_bad_ids(ids: np.ndarray) -> None:
 
 
 def _postings(
-    labels: list[np.ndarray], rows: list[np.ndarray], n_classes: int, order: np.ndarray | None
+    pairs: list[tuple[np.ndarray, np.ndarray]], n_classes: int, order: np.ndarray | None
 ) -> Postings:
-    label = np.concatenate([np.empty(0, dtype=np.int32), *labels])
-    row = np.concatenate([np.empty(0, dtype=np.int64), *rows])
-    labels.clear()  # sorting needs their memory
-    rows.clear()
+    label = np.concatenate([np.empty(0, dtype=np.int32), *(labels for labels, _ in pairs)])
+    row = np.concatenate([np.empty(0, dtype=np.int64), *(rows for _, rows in pairs)])
+    pairs.clear()  # sorting needs their memory
     if len(label) and not 0 <= label.min() <= label.max() < n_classes:
         raise IndexMismatch(f"labels hold classes {label.min()}..{label.max()}, but there are {n_classes}")
     if order is not None:

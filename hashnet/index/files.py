@@ -29,13 +29,13 @@ import numpy as np
 from hashnet.errors import StorageError
 from hashnet.index.artefact import IndexArtefact, file_entries
 from hashnet.index.segment import Segment
-from hashnet.index.state import State
+from hashnet.index.snapshot import Snapshot
 from hashnet.io import storage
 
 log = logging.getLogger(__name__)
 
 
-def write_state(uri: str, state: State) -> State:
+def write_snapshot(uri: str, state: Snapshot) -> Snapshot:
     """Commits a state: new files first, then index.json. Returns it with the segments' records."""
     artefact = IndexArtefact(uri)
     before = artefact.read()["segments"] if artefact.exists() else []
@@ -83,7 +83,7 @@ def _write_rows(uri: str, segment: Segment, version: int, number: int) -> dict[s
     name = f"{version:06d}" + (f"-{number}" if number else "")
     rows = segment.rows
     record: dict[str, Any] = {"kind": rows.kind, "rows": len(rows), "labels": None, "removed": None}
-    record |= _write_faiss(uri, f"index-{name}.faiss", rows.in_memory())
+    record |= _write_faiss(uri, f"index-{name}.faiss", rows.writable())
     if rows.postings is not None:
         file = f"labels-{name}.parquet"
         rows.postings.write(storage.join(uri, file))

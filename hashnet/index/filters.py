@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hashnet.errors import IndexMismatch, Unsupported
-from hashnet.index.rows import Rows
+from hashnet.index.stored_rows import StoredRows
 from hashnet.io import as_array
 
 
@@ -27,7 +27,7 @@ class Where:
     ids: np.ndarray | None
     labels: list[int] | None
 
-    def positions(self, rows: Rows) -> np.ndarray:
+    def positions(self, rows: StoredRows) -> np.ndarray:
         """Positions of the rows it lets through, ascending int64."""
         found = None
         if self.ids is not None:

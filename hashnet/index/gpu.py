@@ -13,17 +13,17 @@ from typing import Any
 import faiss
 import numpy as np
 
-from hashnet.index import approximate
-from hashnet.index.rows import Rows
+from hashnet.index.candidates import ordered
 from hashnet.index.segment import Segment
-from hashnet.index.state import State
+from hashnet.index.snapshot import Snapshot
+from hashnet.index.stored_rows import StoredRows
 from hashnet.kernels import pad_columns
 
 MAX_K = 2048
 log = logging.getLogger(__name__)
 
 
-def why_not(state: State) -> str | None:
+def why_not(state: Snapshot) -> str | None:
     """Why this index cannot be searched on a GPU by this process; None when it can."""
     if state.kind != "flat":
         return f"a {state.kind} index has no GPU form; kind='flat' has"
@@ -39,7 +39,7 @@ def why_not(state: State) -> str | None:
 class GpuFlat:
     """The codes of a flat index's main segment on GPU 0."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: StoredRows) -> None:
         self.rows = rows
         self._said = False
         self._lock = threading.Lock()  # a GPU index answers one caller at a time
@@ -65,7 +65,7 @@ class GpuFlat:
             found, near = self._index.search(queries, fetch)
         cut_at = found[:, -1].copy()
         ids = segment.rows.ids_at(near.astype(np.int64))
-        ids, distances, count = approximate.tidy(segment, ids, found, exclude)
+        ids, distances, count = ordered(segment, ids, found, exclude)
         ids, distances = pad_columns(ids, k), pad_columns(distances, k)
         unsure = (count >= k) & (cut_at <= distances[:, -1]) | (count < k)
         if fetch < n and unsure.any():

@@ -13,26 +13,27 @@ import numpy as np
 from hashnet.codes import check_n_bits
 from hashnet.errors import FormatError, HashnetError, StorageError
 from hashnet.index.artefact import BUILD_AGAIN, IndexArtefact
-from hashnet.index.kinds import IvfOptions, Options, parse_options
+from hashnet.index.kinds import KINDS, KindOptions, parse_options
 from hashnet.index.postings import Postings
-from hashnet.index.rows import Rows
 from hashnet.index.segment import Segment
-from hashnet.index.state import State
+from hashnet.index.snapshot import Snapshot
+from hashnet.index.stored_rows import StoredRows
 from hashnet.io import storage
 
 HEADER = IndexArtefact.header_file
 ANY_SIZE = 1 << 62  # stored options are final, however few rows are left
-MAP_FLAGS = {"flat": faiss.IO_FLAG_MMAP_IFC, "ivf": faiss.IO_FLAG_MMAP}  # the kinds FAISS can map
 
 
-def read_state(uri: str, *, mmap: bool = True, verify: bool = True, known: tuple[Segment, ...] = ()) -> State:
-    """The state at ``uri``. ``known`` segments that it still has are taken over, not read again."""
+def read_snapshot(
+    uri: str, *, mmap: bool = True, verify: bool = True, known: tuple[Segment, ...] = ()
+) -> Snapshot:
+    """The snapshot at ``uri``. ``known`` segments that it still has are taken over, not read again."""
     by_content = {_content(segment.record): segment for segment in known if segment.record}
     artefact = IndexArtefact(uri)
     for attempt in range(3):
         about = artefact.read()
         try:
-            return _open_state(uri, about, mmap, verify, by_content)
+            return _open_snapshot(uri, about, mmap, verify, by_content)
         except (StorageError, FormatError):
             # a writer may have moved on and removed files while we were opening them
             if attempt == 2 or artefact.sha256() == about["sha256"]:
@@ -42,9 +43,9 @@ def read_state(uri: str, *, mmap: bool = True, verify: bool = True, known: tuple
     raise AssertionError("unreachable")
 
 
-def _open_state(
+def _open_snapshot(
     uri: str, about: dict[str, Any], mmap: bool, verify: bool, by_content: dict[Any, Segment]
-) -> State:
+) -> Snapshot:
     """The state that ``about`` names. Rows it opens join ``by_content``: another attempt has them."""
     n_bits = check_n_bits(IndexArtefact(uri).whole_number(about, "n_bits"))
     kind, n_classes = about["index_kind"], about["n_classes"]
@@ -70,7 +71,7 @@ def _open_state(
         else:
             dead = _read_dead(uri, record, len(held.rows), verify)
             segments.append(Segment(held.rows, segment_options, dead, record))
-    state = State(
+    state = Snapshot(
         kind=kind,
         n_bits=n_bits,
         options=options,
@@ -97,10 +98,10 @@ def _open_rows(
     record: dict[str, Any],
     n_bits: int,
     n_classes: int | None,
-    options: Options,
+    options: KindOptions,
     mmap: bool,
     verify: bool,
-) -> Rows:
+) -> StoredRows:
     where = storage.join(uri, storage.check_plain_name(record["file"], f"{uri}/{HEADER}"))
     found = storage.size_of(where) if storage.exists(where) else None
     if found is None:
@@ -110,7 +111,8 @@ def _open_rows(
             f"{where} has {found} bytes, {HEADER} says {record['bytes']}: it is truncated or changed; "
             + BUILD_AGAIN
         )
-    flags = MAP_FLAGS.get(record["kind"], 0) if mmap else 0
+    kind = KINDS[record["kind"]]
+    flags = kind.map_flags if mmap else 0
     with storage.local_copy(where) as path:  # a map keeps the bytes alive when a copy is deleted
         if verify:
             _check_sha256(str(path), where, record["sha256"])
@@ -118,17 +120,14 @@ def _open_rows(
             index = faiss.read_index_binary(str(path), flags)
         except RuntimeError as error:
             raise FormatError(f"{where} is not an index FAISS can read: {error}") from error
-    rows = Rows(index, record["kind"], _read_postings(uri, record, n_classes, verify), mapped=bool(flags))
+    rows = kind.rows(index, _read_postings(uri, record, n_classes, verify), mapped=bool(flags))
     if rows.n_bits != n_bits or len(rows) != record["rows"]:
         raise FormatError(
             f"{where} holds {len(rows)} codes of {rows.n_bits} bits, {HEADER} says "
             f"{record['rows']} of {n_bits}"
         )
     rows.check()
-    if rows.kind == "multihash":
-        rows.rehash()
-    if isinstance(options, IvfOptions) and int(rows.inner.nlist) != options.nlist:
-        raise FormatError(f"{where} has {rows.inner.nlist} lists, {HEADER} says {options.nlist}")
+    kind.check_opened(rows, options, where)
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Segment: frozen rows, some of them removed, and how one kind of index searches them.
+"""Segment: frozen rows, some of them removed, searched as their kind says or by comparing every code.
 
 Every path ends ordered by (distance, id), and ties at the cut go to the smallest ids: exactly where
 search is exact, among the candidates scanned otherwise.
@@ -14,10 +14,10 @@ import faiss
 import numpy as np
 
 from hashnet.errors import Unsupported
-from hashnet.index import approximate, faiss_flat
+from hashnet.index import faiss_flat
 from hashnet.index.filters import Where
-from hashnet.index.kinds import MultihashOptions, Options
-from hashnet.index.rows import Rows
+from hashnet.index.kinds import KINDS, KindOptions
+from hashnet.index.stored_rows import StoredRows
 from hashnet.kernels import top_k, within_radius
 
 GATHER_BELOW = 1 / 16  # share of the rows let through below which copying them out is cheaper
@@ -27,8 +27,8 @@ GATHER_BELOW = 1 / 16  # share of the rows let through below which copying them 
 class Segment:
     """``dead`` are the ascending positions of removed rows; ``record`` says where it lies on disk."""
 
-    rows: Rows
-    options: Options
+    rows: StoredRows
+    options: KindOptions
     dead: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     record: dict[str, Any] | None = None
 
@@ -53,37 +53,21 @@ class Segment:
         return positions
 
     @cached_property
-    def probing(self) -> Any:
-        """IVF: the same lists as a FAISS index of this segment's own nprobe.
-
-        A radius search has no other way to be told, and segments of several versions share their rows.
-        """
-        lists = self.rows.inner
-        view = faiss.IndexBinaryIVF(lists.quantizer, lists.d, lists.nlist)  # owns neither, rows do
-        view.replace_invlists(lists.invlists, False)
-        view.ntotal, view.nprobe = lists.ntotal, self.options.nprobe  # type: ignore[union-attr]
-        return view
-
-    @cached_property
     def live_positions(self) -> np.ndarray:
         return np.arange(len(self.rows)) if self.alive is None else np.flatnonzero(self.alive)
 
     def search(
         self, queries: np.ndarray, k: int, where: Where | None, exclude: np.ndarray | None, engine: str
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, distances) (q, k); ``exclude`` holds one id a query that it must not find, or -1."""
-        kind = self.rows.kind
-        if where is None and kind == "ivf":
-            return approximate.ivf_top_k(self, queries, k, exclude, engine)
-        if where is None and kind == "hnsw":
-            return approximate.hnsw_top_k(self, queries, k, exclude, engine)
-        positions, distances = self.exact_top_k(queries, k, where, exclude, engine)
-        return self.rows.ids_at(positions), distances
+        """(ids, distances) (q, k); ``exclude`` holds one id per query that it must not find, or -1."""
+        if where is None:
+            return KINDS[self.rows.kind].search(self, queries, k, exclude, engine)
+        return self.exact_search(queries, k, where, exclude, engine)
 
-    def exact_top_k(
+    def exact_search(
         self, queries: np.ndarray, k: int, where: Where | None, exclude: np.ndarray | None, engine: str
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(positions, distances) (q, k) over the stored codes, whatever the kind."""
+        """(ids, distances) (q, k) by comparing every stored code, whatever the kind."""
         gathered, allowed = self._let_through(where)
         skip = self._skip(exclude, gathered)
         if engine == "faiss":
@@ -94,15 +78,20 @@ class Segment:
             positions, distances = top_k(codes, queries, k, allowed=allowed, skip=skip)
         if gathered is not None and len(gathered):
             positions = np.where(positions >= 0, gathered[positions], -1)
-        return positions, distances
+        return self.rows.ids_at(positions), distances
 
     def search_radius(
         self, queries: np.ndarray, radius: int, where: Where | None, exclude: np.ndarray | None, engine: str
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each query (ids, distances) of all hits with distance <= radius."""
-        by_hash = isinstance(self.options, MultihashOptions) and radius <= self.options.max_radius
-        if where is None and (by_hash or self.rows.kind == "ivf"):
-            return approximate.range_hits(self, queries, radius, exclude)
+        if where is None:
+            return KINDS[self.rows.kind].search_radius(self, queries, radius, exclude, engine)
+        return self.exact_search_radius(queries, radius, where, exclude, engine)
+
+    def exact_search_radius(
+        self, queries: np.ndarray, radius: int, where: Where | None, exclude: np.ndarray | None, engine: str
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The same by comparing every stored code, whatever the kind."""
         gathered, allowed = self._let_through(where)
         skip = self._skip(exclude, gathered)
         if engine == "faiss":
@@ -118,11 +107,9 @@ class Segment:
         """(positions to copy out, mask of rows that may be found): at most one of them."""
         if where is None:
             return None, self.alive
-        if self.rows.kind == "ivf":
-            raise Unsupported(
-                "an ivf index cannot filter: it scans whole lists; build kind='flat' (exact), "
-                "'multihash' or 'hnsw' for where="
-            )
+        refusal = KINDS[self.rows.kind].why_no_filter
+        if refusal is not None:
+            raise Unsupported(refusal)
         positions = where.positions(self.rows)
         if self.alive is not None:
             positions = positions[self.alive[positions] == 1]

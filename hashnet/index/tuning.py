@@ -1,4 +1,4 @@
-"""tune: the smallest nprobe of an IVF index that reaches a wished recall.
+"""tune: the smallest nprobe of an IVF index that reaches a requested recall.
 
 Recall here is distance recall: the share of the k results of a query that lie no farther than its
 true k-th neighbour. Hamming ties make comparing ids meaningless; distances say what was missed.
@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from hashnet.errors import IndexMismatch, Unsupported
-from hashnet.index import approximate
-from hashnet.index.kinds import IvfOptions
+from hashnet.index.kinds import KINDS
+from hashnet.index.kinds.ivf import IvfOptions
 from hashnet.index.segment import Segment
-from hashnet.index.state import State
+from hashnet.index.snapshot import Snapshot
 
 SAMPLE = 256  # queries drawn where none are given: recall to within about 0.01
 FLIPPED = 0.05  # share of bits flipped in drawn codes, since an indexed code finds itself too easily
 
 
-def tuned_state(state: State, queries: np.ndarray | None, recall: float, k: int) -> State:
+def tuned_snapshot(state: Snapshot, queries: np.ndarray | None, recall: float, k: int) -> Snapshot:
     """The next state, with nprobe and how it was found in ``tuned``."""
     if isinstance(recall, bool) or not isinstance(recall, (int, float, np.number)) or not 0 < recall <= 1:
         raise IndexMismatch(f"recall must lie above 0 and at most at 1, got {recall!r}")
@@ -54,7 +54,7 @@ def tuned_state(state: State, queries: np.ndarray | None, recall: float, k: int)
     tuned: dict[str, Any] = {
         "nprobe": high,
         "recall": round(reached[high], 6),
-        "wished": float(recall),  # a numpy number is no JSON
+        "wished": float(recall),  # a numpy number is not JSON; the key keeps its name in old files
         "k": k,
         "queries": len(queries),
     }
@@ -75,14 +75,14 @@ def sample_queries(segment: Segment, n: int, seed: int) -> np.ndarray:
 
 def distance_recall(segment: Segment, queries: np.ndarray, k: int, truth: np.ndarray) -> float:
     """Share of the true k neighbours' places filled by results at most ``truth`` (q,) away."""
-    _, distances = approximate.ivf_top_k(segment, queries, k, None, "kernel")
+    _, distances = KINDS["ivf"].search(segment, queries, k, None, "kernel")
     found = (distances >= 0) & (distances <= truth[:, None])
     return float(found.sum() / (len(queries) * min(k, segment.n_live)))
 
 
 def _kth_distance(segment: Segment, queries: np.ndarray, k: int, nlist: int) -> np.ndarray:
     """The true distance of the k-th neighbour, by scanning every list."""
-    _, distances = approximate.ivf_top_k(_with_nprobe(segment, nlist), queries, k, None, "kernel")
+    _, distances = KINDS["ivf"].search(_with_nprobe(segment, nlist), queries, k, None, "kernel")
     return distances.max(axis=1)
 
 

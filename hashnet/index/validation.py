@@ -9,17 +9,20 @@ import numpy as np
 from hashnet import labels as label_sets
 from hashnet.codes import check_codes
 from hashnet.errors import CodeError, IndexMismatch, Unsupported
-from hashnet.index.state import State
+from hashnet.index.snapshot import Snapshot
 from hashnet.io import as_array, check_whole
 
 MAX_SLOTS = 1 << 28  # of one answer, q x k: 3 GB
 
 
-def check_k(k: Any, n_queries: int) -> int:
+def check_search_size(k: Any, n_queries: int) -> int:
     """``k`` as an int >= 1 whose answer fits into memory."""
     k = check_whole("k", k, 1, IndexMismatch)
     if max(n_queries, 1) * k > MAX_SLOTS:
-        raise Unsupported(f"{n_queries} queries x k = {k} is too large for one answer; ask for less at once")
+        raise Unsupported(
+            f"{n_queries} queries x k = {k} is too large for one response; "
+            "search with fewer queries or a smaller k"
+        )
     return k
 
 
@@ -33,7 +36,7 @@ def check_ids(ids: Any, n: int | None = None, *, lowest: int = 0, distinct: bool
             f"ids must be whole numbers of shape (n,), got {array.dtype} of shape {array.shape}"
         )
     if n is not None and len(array) != n:
-        raise IndexMismatch(f"{n} codes came with {len(array)} ids; give one id a code")
+        raise IndexMismatch(f"{n} codes came with {len(array)} ids; give one id per code")
     if len(array) and int(array.max()) > np.iinfo(np.int64).max:
         raise IndexMismatch(f"ids must fit into int64, got {array.max()}")
     array = array.astype(np.int64)
@@ -56,7 +59,7 @@ def check_labels(labels: Any, n: int, n_classes: int | None) -> tuple[np.ndarray
     if n_classes is not None:
         n_classes = check_whole("n_classes", n_classes, 1, IndexMismatch)
     if array.ndim and len(array) != n:
-        raise CodeError(f"{n} codes came with {len(array)} labels; give one label set a code")
+        raise CodeError(f"{n} codes came with {len(array)} labels; give one label set per code")
     if array.ndim == 1 and len(array):
         if array.dtype.kind not in "iu" or array.min() < 0:
             label_sets.as_multi_hot(array)  # raises: the row it names is one of all rows
@@ -77,19 +80,19 @@ def check_width(codes: Any, n_bits: int, what: str = "the query has") -> np.ndar
     return codes
 
 
-def check_queries(codes: Any, state: State) -> np.ndarray:
+def check_queries(codes: Any, state: Snapshot) -> np.ndarray:
     """Queries that this state of an index can answer."""
     queries = check_width(codes, state.n_bits)
     refuse_empty(state)
     return queries
 
 
-def refuse_empty(state: State) -> None:
+def refuse_empty(state: Snapshot) -> None:
     if not state.n_live:
         raise IndexMismatch("the index is empty: every item was removed; add codes before searching")
 
 
-def check_excluded(ids: Any, queries: np.ndarray, state: State) -> np.ndarray | None:
+def check_excluded(ids: Any, queries: np.ndarray, state: Snapshot) -> np.ndarray | None:
     """The queries' own ids, int64 (q,), all of them known or -1; None where nothing is excluded."""
     if ids is None or ids is False:
         return None

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hashnet import BinaryIndex
 from hashnet.codes import as_words
-from hashnet.index.build import read_parts
+from hashnet.index.build import read_code_blocks
 from hashnet.kernels import exact, hamming
 from hashnet.kernels.jit import compiled
 from hashnet.kernels.threads import default_threads, run_all
@@ -282,7 +282,9 @@ def build_inside(store: str) -> None:
     import psutil
 
     BinaryIndex.from_arrays(np.zeros((9, 8), np.uint8), labels=[0] * 9)
-    next(read_parts(CodeStore.open(store)))  # what Parquet, kernels and threads take is no matter of rows
+    next(
+        read_code_blocks(CodeStore.open(store))
+    )  # what Parquet, kernels and threads take is no matter of rows
     before = psutil.Process().memory_info().rss
     index = BinaryIndex.build(store)
     peak, resident = peak_bytes() - before, psutil.Process().memory_info().rss - before

@@ -149,7 +149,7 @@ def mistakes(index, codes, ids):
             errors.IndexMismatch,
             "k must be a whole .* got 2.5",
         ),
-        (lambda: index.search(codes[:0], 10**30), errors.Unsupported, "too large for one answer"),
+        (lambda: index.search(codes[:0], 10**30), errors.Unsupported, "too large for one response"),
         (
             lambda: index.search([[1], [2, 3]], 3),
             errors.CodeError,
@@ -169,7 +169,7 @@ def mistakes(index, codes, ids):
             "'x'",
         ),
         (lambda: BinaryIndex.from_arrays(codes, kind=["flat"]), errors.Unsupported, "kind must be one of"),
-        (lambda: index.search(codes, 10**9), errors.Unsupported, "too large for one answer"),
+        (lambda: index.search(codes, 10**9), errors.Unsupported, "too large for one response"),
         (
             lambda: index.search_radius(codes, -1),
             errors.IndexMismatch,

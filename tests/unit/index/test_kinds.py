@@ -7,7 +7,7 @@ import pytest
 
 from hashnet import BinaryIndex
 from hashnet.errors import IndexMismatch, Unsupported
-from hashnet.index import approximate
+from hashnet.index.kinds import ivf
 
 SORTS = ("random", "clustered", "duplicated", "equal")
 ENGINES = ("kernel", "faiss")
@@ -137,7 +137,7 @@ def test_multihash_guarantee_is_used_to_its_end(codes_of, slow, pairs, nflip):
 
 def test_collapsed_codes_are_fetched_for_few_queries_at_a_time(codes_of, monkeypatch):
     """All tie, so all are fetched: 400 x 2,000 slots would take 6.4 MB for the ids alone."""
-    monkeypatch.setattr(approximate, "MAX_FETCHED", 1 << 12)
+    monkeypatch.setattr(ivf, "MAX_FETCHED", 1 << 12)
     codes = codes_of("equal", 2000, 64)
     index = BinaryIndex.from_arrays(codes, kind="ivf", nlist=1, engine="faiss")
     tracemalloc.start()

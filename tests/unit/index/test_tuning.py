@@ -68,7 +68,7 @@ def test_mistakes(index, codes_of):
     for recall in ("0.9", None, True, float("nan")):
         with pytest.raises(errors.IndexMismatch, match="recall must lie above 0"):
             index.tune(recall=recall)
-    with pytest.raises(errors.Unsupported, match="too large for one answer"):
+    with pytest.raises(errors.Unsupported, match="too large for one response"):
         index.tune(k=10**30)
     with pytest.raises(errors.IndexMismatch, match=r"above 0 and at most at 1, got 1\.2"):
         index.tune(recall=1.2)

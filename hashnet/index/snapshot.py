@@ -1,6 +1,6 @@
-"""State: everything an index is at one version, never changed in place.
+"""Snapshot: everything an index is at one version, never changed in place.
 
-An update makes a new State that shares the untouched segments. A search takes the state once and
+An update makes a new Snapshot that shares the untouched segments. A search takes the snapshot once and
 keeps it, so it never sees half of an update, and any number of threads may search meanwhile.
 """
 
@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from hashnet.errors import IdTaken, UnknownId
-from hashnet.index.kinds import FlatOptions, MultihashOptions, Options, build_rows, parse_options
+from hashnet.index.kinds import KINDS, KindOptions, parse_options
 from hashnet.index.postings import Postings
 from hashnet.index.segment import Segment
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class Snapshot:
     """``segments[0]`` is of the index's kind; what was added since lies in flat segments behind it.
 
     A segment whose last row is removed goes: without the first, only flat ones are left until ``compacted``.
@@ -27,7 +27,7 @@ class State:
 
     kind: str
     n_bits: int
-    options: Options
+    options: KindOptions
     n_classes: int | None
     lineage: dict[str, Any]
     segments: tuple[Segment, ...]
@@ -91,7 +91,7 @@ class State:
 
     def added(
         self, codes: np.ndarray, ids: np.ndarray, pairs: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> State:
+    ) -> Snapshot:
         """With these rows, and their (label, row) pairs, in a new segment.
 
         Segments before it that are no larger are merged into it: each merge at least doubles a
@@ -107,14 +107,16 @@ class State:
         postings = None
         if pairs is not None and self.n_classes is not None:
             postings = Postings.from_pairs(pairs[0], np.argsort(order)[pairs[1]], self.n_classes)
-        rows = build_rows("flat", FlatOptions(), codes[order], ids[order], postings)
-        new = Segment(rows, FlatOptions())
+        flat = KINDS["flat"]
+        new = Segment(
+            flat.rows(flat.build(flat.options(), codes[order], ids[order]), postings), flat.options()
+        )
         kept = list(self.segments)
         while kept and kept[-1].rows.kind == "flat" and kept[-1].n_live <= new.n_live:
-            new = merged([kept.pop(), new], "flat", FlatOptions(), self.n_classes)
+            new = merged([kept.pop(), new], "flat", flat.options(), self.n_classes)
         return self._next(segments=(*kept, new), updates=self.updates + 1)
 
-    def removed(self, ids: np.ndarray) -> State:
+    def removed(self, ids: np.ndarray) -> Snapshot:
         """Without these ids; UnknownId where one is not here."""
         missing = np.ones(len(ids), dtype=bool)
         segments = []
@@ -130,29 +132,29 @@ class State:
         self._refuse_missing(ids, missing)
         return self._next(segments=tuple(segments), updates=self.updates + 1)
 
-    def compacted(self) -> State:
+    def compacted(self) -> Snapshot:
         """The same items in one segment of the index's kind; itself where there is nothing to do."""
         if not self.segments:
             return self
         base = self.segments[0].rows
         if len(self.segments) == 1 and not self.n_dead and base.kind == self.kind:
             return self
-        if base.kind == "ivf":  # the same lists: tuning stays true
-            options, centroids, tuned = self.options, base.centroids, self.tuned
-        else:  # lists that suited the old size need not suit the new one
+        options, tuned = self.options, self.tuned
+        centroids = KINDS[base.kind].kept_centroids(base)
+        if centroids is None:  # what suited the old size need not suit the new one
             options = parse_options(self.kind, dataclasses.asdict(self.options), self.n_bits, self.n_live)
-            centroids, tuned = None, None
+            tuned = None
         segment = merged(list(self.segments), self.kind, options, self.n_classes, centroids)
         return self._next(segments=(segment,), options=options, tuned=tuned)
 
     def describe(self) -> dict[str, Any]:
         """What it is, as plain JSON-able values."""
-        about = {
+        about: dict[str, Any] = {
             "kind": self.kind,
             "n_bits": self.n_bits,
             "rows": self.n_live,
             "version": self.version,
-            "exact": self.kind in ("flat", "multihash"),
+            "exact": KINDS[self.kind].exact,
             "options": dataclasses.asdict(self.options),
             "n_classes": self.n_classes,
             "segments": len(self.segments),
@@ -161,21 +163,20 @@ class State:
             "memory_mapped": bool(self.segments) and self.segments[0].rows.mapped,
             "lineage": dict(self.lineage),
         }
-        if isinstance(self.options, MultihashOptions):
-            about["max_hash_radius"] = self.options.max_radius
+        about |= KINDS[self.kind].describe(self.options)
         if self.tuned:
             about["tuned"] = dict(self.tuned)
         return about
 
-    def unsaved(self) -> State:
+    def unsaved(self) -> Snapshot:
         """The same, not written anywhere yet."""
         segments = tuple(dataclasses.replace(segment, record=None) for segment in self.segments)
         return dataclasses.replace(self, segments=segments, seal=None)
 
-    def at_version(self, version: int) -> State:
+    def at_version(self, version: int) -> Snapshot:
         return dataclasses.replace(self, version=version)
 
-    def _next(self, **changes: Any) -> State:
+    def _next(self, **changes: Any) -> Snapshot:
         return dataclasses.replace(self, version=self.version + 1, **changes)
 
     def refuse_unknown(self, ids: np.ndarray) -> None:
@@ -194,7 +195,7 @@ class State:
 def merged(
     segments: list[Segment],
     kind: str,
-    options: Options,
+    options: KindOptions,
     n_classes: int | None,
     centroids: np.ndarray | None = None,
 ) -> Segment:
@@ -216,7 +217,8 @@ def merged(
         postings = Postings.from_pairs(np.concatenate(labels), np.concatenate(rows), n_classes)
     ids = ids[order]
     given = None if is_plain_range(ids) else ids
-    return Segment(build_rows(kind, options, codes[order], given, postings, centroids=centroids), options)
+    index = KINDS[kind].build(options, codes[order], given, centroids)
+    return Segment(KINDS[kind].rows(index, postings), options)
 
 
 def is_plain_range(ids: np.ndarray) -> bool:

@@ -1,0 +1,94 @@
+"""IndexKind: what a kind of index says about itself. The defaults are those of exact search."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import faiss
+import numpy as np
+
+from hashnet.errors import FormatError
+from hashnet.index.postings import Postings
+from hashnet.index.stored_rows import StoredRows
+
+if TYPE_CHECKING:
+    from hashnet.index.segment import Segment
+
+
+@dataclass(frozen=True)
+class KindOptions:
+    """KindOptions of a kind: whole numbers >= 0. The default 0 of some means "choose by size"."""
+
+
+def option(default: int, meaning: str, low: int = 0) -> Any:
+    """A field of an options class; the build_index job has a key of this name, help and lower limit."""
+    return dataclasses.field(default=default, metadata={"help": meaning, "low": low})
+
+
+class IndexKind(ABC):
+    """One kind of index. Stateless: what it works on is passed in."""
+
+    name: ClassVar[str]
+    options: ClassVar[type[KindOptions]]
+    faiss_class: ClassVar[type]
+    exact: ClassVar[bool] = True  # whether k-NN search is
+    map_flags: ClassVar[int] = 0  # of faiss.read_index_binary, for the kinds FAISS can memory-map
+    rows_class: ClassVar[type[StoredRows]] = StoredRows
+    has_kernel: ClassVar[bool] = False  # whether it has a compiled kernel that no other kind uses
+    why_no_filter: ClassVar[str | None] = None  # why ``where=`` is refused; None where it works
+
+    def complete(self, options: Any, n_bits: int, n: int) -> Any:
+        """``options`` with those left open filled in for n codes; IndexMismatch where they do not fit."""
+        return options
+
+    @abstractmethod
+    def build(
+        self, options: Any, codes: np.ndarray, ids: np.ndarray | None, centroids: np.ndarray | None = None
+    ) -> Any:
+        """The FAISS index of ``codes`` uint8 (n, n_bits // 8) in ascending id order; ids None are 0..n-1.
+
+        ``centroids`` are what ``kept_centroids`` said of the rows it replaces.
+        """
+
+    def rows(self, index: Any, postings: Postings | None = None, *, mapped: bool = False) -> StoredRows:
+        """The rows inside a FAISS index of this kind; FormatError where it is of another."""
+        rows = self.rows_class(index, self.name, postings, mapped=mapped)
+        if not isinstance(rows.inner, self.faiss_class):
+            raise FormatError(f"this is not a {self.name} index but {type(rows.inner).__name__}")
+        return rows
+
+    def check_opened(self, rows: Any, options: Any, where: str) -> None:  # noqa: B027 - most need none
+        """Checks or repairs rows that were just read from the file ``where``."""
+
+    def kept_centroids(self, rows: Any) -> np.ndarray | None:
+        """What a compacted index takes over from these rows, so that its tuning stays true; or None."""
+        return None
+
+    def search(
+        self, segment: Segment, queries: np.ndarray, k: int, exclude: np.ndarray | None, engine: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, distances) (q, k) without a filter, ordered by (distance, id)."""
+        return segment.exact_search(queries, k, None, exclude, engine)
+
+    def search_radius(
+        self, segment: Segment, queries: np.ndarray, radius: int, exclude: np.ndarray | None, engine: str
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each query (ids, distances) within the radius without a filter, ordered by (distance, id)."""
+        return segment.exact_search_radius(queries, radius, None, exclude, engine)
+
+    def describe(self, options: Any) -> dict[str, int]:
+        """Further facts for ``BinaryIndex.describe()``."""
+        return {}
+
+
+def with_ids(index: Any, codes: np.ndarray, ids: np.ndarray | None) -> Any:
+    """``index`` filled with codes; inside an IDMap where ids are not 0..n-1."""
+    if ids is None:
+        index.add(codes)
+        return index
+    mapped = faiss.IndexBinaryIDMap(index)
+    mapped.add_with_ids(codes, ids)
+    return mapped

@@ -1,0 +1,74 @@
+"""hnsw: a walk through a graph of neighbours. Approximate k-NN; radius search and filters through flat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import faiss
+import numpy as np
+
+from hashnet.errors import IndexMismatch
+from hashnet.index.candidates import SLACK, most_hits, ordered
+from hashnet.index.kinds.base import IndexKind, KindOptions, option, with_ids
+from hashnet.kernels import pad_columns
+
+if TYPE_CHECKING:
+    from hashnet.index.segment import Segment
+
+MAX_NEIGHBOURS = 1024  # links take 8 bytes each per row: more of them only cost memory
+
+
+@dataclass(frozen=True)
+class HnswOptions(KindOptions):
+    """``neighbours`` links per node, breadth of the walk when building and when searching."""
+
+    neighbours: int = option(32, "links per node (none: 32)", low=2)
+    ef_construction: int = option(80, "breadth when building (none: 80)", low=1)
+    ef_search: int = option(128, "breadth when searching (none: 128)", low=1)
+
+
+class Hnsw(IndexKind):
+    name = "hnsw"
+    options = HnswOptions
+    faiss_class = faiss.IndexBinaryHNSW
+    exact = False
+
+    def complete(self, options: HnswOptions, n_bits: int, n: int) -> HnswOptions:
+        fits = 2 <= options.neighbours <= MAX_NEIGHBOURS
+        if not (fits and options.ef_construction and options.ef_search):
+            raise IndexMismatch(
+                f"hnsw needs neighbours >= 2 and <= {MAX_NEIGHBOURS}, ef_construction >= 1 and ef_search >= 1"
+            )
+        return options
+
+    def build(
+        self,
+        options: HnswOptions,
+        codes: np.ndarray,
+        ids: np.ndarray | None,
+        centroids: np.ndarray | None = None,
+    ) -> Any:
+        index = faiss.IndexBinaryHNSW(codes.shape[1] * 8, options.neighbours)
+        index.hnsw.efConstruction = options.ef_construction
+        index.hnsw.efSearch = options.ef_search
+        return with_ids(index, codes, ids)
+
+    def search(
+        self, segment: Segment, queries: np.ndarray, k: int, exclude: np.ndarray | None, engine: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Among the ef_search candidates of the walk; exact for the queries for which it finds too few."""
+        rows, options = segment.rows, segment.options
+        assert isinstance(options, HnswOptions)
+        if not len(queries) or not len(rows):
+            nothing = np.full((len(queries), k), -1, dtype=np.int64)
+            return nothing, nothing.astype(np.int32)
+        breadth = min(len(rows), max(options.ef_search, k + SLACK))
+        far, near = rows.inner.search(queries, breadth, params=faiss.SearchParametersHNSW(efSearch=breadth))
+        near, far, count = ordered(segment, rows.ids_at(near), far, exclude)
+        near, far = pad_columns(near, k), pad_columns(far, k)
+        short = np.flatnonzero(count < most_hits(segment, len(queries), k, exclude))
+        if len(short):
+            excluded = None if exclude is None else exclude[short]
+            near[short], far[short] = segment.exact_search(queries[short], k, None, excluded, engine)
+        return near, far

@@ -1,0 +1,302 @@
+"""ivf: codes in lists around k-means centroids, of which the nprobe nearest are scanned. Approximate.
+
+FAISS returns ties in no particular order and cuts them anywhere. Our kernel keeps them while it scans lists;
+FAISS is asked for more than k until the k-th distance is smaller than the last one returned, when every
+candidate at the k-th distance is there. Too few hits (removed rows, short lists) widen the search: a query
+gets fewer than k only if the index holds fewer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import faiss
+import numpy as np
+
+from hashnet.codes import as_words
+from hashnet.errors import FormatError
+from hashnet.index.candidates import SLACK, live_hits, most_hits, ordered
+from hashnet.index.faiss_flat import split_hits
+from hashnet.index.kinds.base import IndexKind, KindOptions, option
+from hashnet.index.stored_rows import StoredRows
+from hashnet.kernels import (
+    InvertedLists,
+    block_scratch,
+    default_threads,
+    pad_columns,
+    run_all,
+    scan_lists,
+    top_k,
+)
+
+if TYPE_CHECKING:
+    from hashnet.index.segment import Segment
+
+QUERIES_PER_THREAD = 16  # fewer are answered before another thread has woken up
+MAX_FETCHED = 1 << 22  # slots FAISS fills at once, queries x fetch: 48 MB, and a few times that to sort
+TRAIN_PER_LIST = 64  # codes k-means sees per list: enough for balanced lists, and fast
+ADDED_AT_ONCE = 1 << 20  # codes assigned to lists at once
+
+
+@dataclass(frozen=True)
+class IvfOptions(KindOptions):
+    """``nlist`` lists (0: about the square root of n), ``nprobe`` of them are scanned (0: nlist / 64)."""
+
+    nlist: int = option(0, "lists (none: about sqrt(n))", low=1)
+    nprobe: int = option(0, "lists scanned per query (none: nlist / 64)", low=1)
+    seed: int = option(0, "seed of k-means (none: 0)")
+
+
+class ListRows(StoredRows):
+    """Rows in inverted lists, each list in id order: ids and codes are gathered from them."""
+
+    has_plain_ids = False
+
+    def writable(self) -> Any:
+        """``index`` for a writer: FAISS writes mapped lists as the name of their file, so they are copied."""
+        if not self.mapped:
+            return self.index
+        mapped = self.inner
+        lists = faiss.ArrayInvertedLists(mapped.nlist, self.n_bits // 8)
+        mapped.invlists.copy_subset_to(lists, faiss.InvertedLists.SUBSET_TYPE_INVLIST, 0, mapped.nlist)
+        copy = faiss.IndexBinaryIVF(mapped.quantizer, self.n_bits, mapped.nlist)
+        copy.replace_invlists(lists, True)  # from here on the copy's
+        lists.this.disown()
+        copy.ntotal, copy.nprobe = self.n, mapped.nprobe
+        return copy
+
+    @cached_property
+    def codes(self) -> np.ndarray:
+        """uint8 (n, n_bits // 8) in id order: a copy."""
+        return self.take(np.arange(self.n))
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """int64 (n,), ascending."""
+        return self._places[0]
+
+    @cached_property
+    def inverted(self) -> InvertedLists:
+        """Where FAISS keeps or maps the lists, for the kernel."""
+        lists, n_bytes, sizes = self.inner.invlists, self.n_bits // 8, self._sizes
+        code_at, id_at = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
+        for i in np.flatnonzero(sizes):
+            code_at[i] = faiss.rev_swig_ptr(lists.get_codes(int(i)), 1).ctypes.data
+            id_at[i] = faiss.rev_swig_ptr(lists.get_ids(int(i)), 1).ctypes.data
+        used = sizes > 0
+        starts = np.concatenate([code_at[used], id_at[used]])
+        ends = np.concatenate([(code_at + sizes * n_bytes)[used], (id_at + sizes * 8)[used]])
+        low, high = (int(starts.min()), int(ends.max())) if used.any() else (0, 0)
+        memory = np.frombuffer(memoryview((ctypes.c_uint8 * (high - low)).from_address(low)), np.uint8)
+        return InvertedLists(memory, code_at - low, id_at - low, sizes, n_bytes)
+
+    @cached_property
+    def centroids(self) -> np.ndarray:
+        """The code at the centre of each list, uint8 (nlist, n_bits // 8)."""
+        quantizer = faiss.downcast_IndexBinary(self.inner.quantizer)
+        size = self.inner.nlist * self.n_bits // 8
+        return faiss.rev_swig_ptr(quantizer.xb.data(), size).reshape(self.inner.nlist, -1).copy()
+
+    @cached_property
+    def _sizes(self) -> np.ndarray:
+        lists = self.inner.invlists
+        return np.array([lists.list_size(i) for i in range(self.inner.nlist)], dtype=np.int64)
+
+    @cached_property
+    def _places(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ids ascending, and for each the list and the place in the list it lies at."""
+        lists, sizes = self.inner.invlists, self._sizes
+        ids = np.empty(int(sizes.sum()), dtype=np.int64)
+        for i, start in enumerate(np.cumsum(sizes) - sizes):
+            if sizes[i]:
+                ids[start : start + sizes[i]] = faiss.rev_swig_ptr(lists.get_ids(i), int(sizes[i]))
+        order = np.argsort(ids, kind="stable")
+        of_list = np.repeat(np.arange(len(sizes)), sizes)[order]
+        place = order - (np.cumsum(sizes) - sizes)[of_list]
+        return ids[order], of_list, place
+
+    def take(self, positions: np.ndarray) -> np.ndarray:
+        """A copy of the codes at these positions."""
+        _, of_list, place = self._places
+        taken = np.empty((len(positions), self.n_bits // 8), dtype=np.uint8)
+        lists = self.inner.invlists
+        order = np.argsort(of_list[positions], kind="stable")
+        numbers, starts = np.unique(of_list[positions][order], return_index=True)
+        for i, here in zip(numbers, np.split(order, starts)[1:], strict=True):
+            size = lists.list_size(int(i)) * self.n_bits // 8
+            codes = faiss.rev_swig_ptr(lists.get_codes(int(i)), size).reshape(-1, self.n_bits // 8)
+            taken[here] = codes[place[positions[here]]]
+        return taken
+
+    def check(self) -> None:
+        """FAISS has checked the sizes of its lists."""
+
+    def probing(self, nprobe: int) -> Any:
+        """The same lists as a FAISS index with another nprobe, which a radius search takes from the index."""
+        view = faiss.IndexBinaryIVF(self.inner.quantizer, self.n_bits, self.inner.nlist)  # owns neither
+        view.replace_invlists(self.inner.invlists, False)
+        view.ntotal, view.nprobe = self.n, nprobe
+        return view
+
+
+class Ivf(IndexKind):
+    name = "ivf"
+    options = IvfOptions
+    faiss_class = faiss.IndexBinaryIVF
+    exact = False
+    map_flags = faiss.IO_FLAG_MMAP
+    rows_class = ListRows
+    has_kernel = True
+    why_no_filter = (
+        "an ivf index cannot filter: it scans whole lists; build kind='flat' (exact), 'multihash' or 'hnsw' "
+        "for where="
+    )
+
+    def complete(self, options: IvfOptions, n_bits: int, n: int) -> IvfOptions:
+        nlist = min(options.nlist or _default_lists(n), max(1, n))
+        nprobe = min(options.nprobe or max(1, nlist // 64), nlist)
+        return dataclasses.replace(options, nlist=nlist, nprobe=nprobe)
+
+    def build(
+        self,
+        options: IvfOptions,
+        codes: np.ndarray,
+        ids: np.ndarray | None,
+        centroids: np.ndarray | None = None,
+    ) -> Any:
+        """``centroids`` reuses the lists of an earlier index instead of running k-means."""
+        n_bits = codes.shape[1] * 8
+        ids = np.arange(len(codes), dtype=np.int64) if ids is None else ids
+        if centroids is None:
+            centroids = train_centroids(codes, options.nlist, options.seed)
+        quantizer = faiss.IndexBinaryFlat(n_bits)
+        quantizer.add(centroids)
+        ivf = faiss.IndexBinaryIVF(quantizer, n_bits, len(centroids))
+        ivf.own_fields = True  # the quantizer lives as long as the index
+        quantizer.this.disown()
+        ivf.nprobe = options.nprobe
+        for start in range(0, len(codes), ADDED_AT_ONCE):  # ascending ids: each list stays in id order
+            block = np.ascontiguousarray(codes[start : start + ADDED_AT_ONCE])
+            # the lowest number of equally near lists, as in FAISS
+            lists = np.ascontiguousarray(top_k(centroids, block, 1)[0][:, 0])
+            block_ids = np.ascontiguousarray(ids[start : start + ADDED_AT_ONCE], dtype=np.int64)
+            ivf.add_core(len(block), faiss.swig_ptr(block), faiss.swig_ptr(block_ids), faiss.swig_ptr(lists))
+        return ivf
+
+    def check_opened(self, rows: ListRows, options: IvfOptions, where: str) -> None:
+        if int(rows.inner.nlist) != options.nlist:
+            raise FormatError(f"{where} has {rows.inner.nlist} lists, index.json says {options.nlist}")
+
+    def kept_centroids(self, rows: ListRows) -> np.ndarray:
+        return rows.centroids
+
+    def search(
+        self, segment: Segment, queries: np.ndarray, k: int, exclude: np.ndarray | None, engine: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Among the lists scanned: nprobe of them, more where k hits need more."""
+        options = segment.options
+        assert isinstance(options, IvfOptions)
+        ids = np.full((len(queries), k), -1, dtype=np.int64)
+        distances = np.full((len(queries), k), -1, dtype=np.int32)
+        most = most_hits(segment, len(queries), k, exclude)
+        nprobe = options.nprobe
+        scan = _scan_by_faiss if engine == "faiss" else _scan_by_kernel
+        rows = np.flatnonzero(most)
+        while len(rows):
+            excluded = None if exclude is None else exclude[rows]
+            near, far, count = scan(segment, queries[rows], k, excluded, nprobe)
+            ids[rows], distances[rows] = near, far
+            rows = rows[count < most[rows]] if nprobe < options.nlist else rows[:0]
+            nprobe = min(options.nlist, nprobe * 4)
+        return ids, distances
+
+    def search_radius(
+        self, segment: Segment, queries: np.ndarray, radius: int, exclude: np.ndarray | None, engine: str
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Among the nprobe nearest lists."""
+        if not len(queries):
+            return []
+        rows, options = segment.rows, segment.options
+        assert isinstance(rows, ListRows)
+        assert isinstance(options, IvfOptions)
+        lists = rows.probing(options.nprobe)
+        limits, distances, ids = lists.range_search(queries, min(radius, rows.n_bits) + 1)
+        return live_hits(segment, split_hits(limits, ids, distances, exclude))
+
+
+def train_centroids(codes: np.ndarray, nlist: int, seed: int) -> np.ndarray:
+    """Binary k-means: ``nlist`` codes, uint8 (nlist, n_bits // 8), of a sample of the codes."""
+    rng = np.random.default_rng(seed)
+    if len(codes) > nlist * TRAIN_PER_LIST:
+        codes = codes[np.sort(rng.choice(len(codes), nlist * TRAIN_PER_LIST, replace=False))]
+    n_bits = codes.shape[1] * 8
+    quantizer = faiss.IndexBinaryFlat(n_bits)
+    ivf = faiss.IndexBinaryIVF(quantizer, n_bits, nlist)
+    ivf.cp.seed = seed + 1
+    ivf.cp.min_points_per_centroid = 1  # small lists are the caller's choice: no warning
+    ivf.train(np.ascontiguousarray(codes))
+    return faiss.rev_swig_ptr(quantizer.xb.data(), nlist * n_bits // 8).reshape(nlist, -1).copy()
+
+
+def _default_lists(n: int) -> int:
+    """The power of two near sqrt(n), with at least 39 codes per list, as k-means needs."""
+    return max(1, min(2 ** round(math.log2(max(1.0, math.sqrt(n)))), n // 39))
+
+
+def _scan_by_kernel(
+    segment: Segment, queries: np.ndarray, k: int, exclude: np.ndarray | None, nprobe: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(ids, distances, hits per query) of the ``nprobe`` nearest lists, by our kernel."""
+    rows, n_queries = segment.rows, len(queries)
+    assert isinstance(rows, ListRows)
+    lists = rows.inverted
+    probes, _ = top_k(rows.centroids, queries, nprobe)
+    words = np.array(as_words(queries))
+    dead = rows.ids[segment.dead] if len(segment.dead) else segment.dead
+    excluded = np.full(n_queries, -1, dtype=np.int64) if exclude is None else exclude
+    width = min(k, len(rows))
+    ids = np.full((n_queries, width), -1, dtype=np.int64)
+    distances = np.full((n_queries, width), -1, dtype=np.int32)
+
+    def scan(part: slice) -> np.ndarray:
+        scratch = block_scratch(rows.n_bits)
+        return scan_lists(
+            lists, probes[part], words[part], dead, excluded[part], scratch, ids[part], distances[part]
+        )
+
+    threads = min(default_threads(), max(1, n_queries // QUERIES_PER_THREAD))
+    cuts = np.linspace(0, n_queries, threads + 1).astype(int)
+    counts = run_all([partial(scan, slice(a, b)) for a, b in pairwise(cuts)])
+    return pad_columns(ids, k), pad_columns(distances, k), np.concatenate(counts)
+
+
+def _scan_by_faiss(
+    segment: Segment, queries: np.ndarray, k: int, exclude: np.ndarray | None, nprobe: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same by FAISS, which is asked for ever more until no tie is cut."""
+    n, n_queries = len(segment.rows), len(queries)
+    ids = np.full((n_queries, k), -1, dtype=np.int64)
+    distances = np.full((n_queries, k), -1, dtype=np.int32)
+    counts = np.zeros(n_queries, dtype=np.int64)
+    parameters = faiss.SearchParametersIVF(nprobe=nprobe)
+    rows, fetch = np.arange(n_queries), min(n, k + SLACK)
+    while len(rows):
+        cut = []  # queries whose ties were
+        step = max(1, MAX_FETCHED // fetch)
+        for some in (rows[i : i + step] for i in range(0, len(rows), step)):
+            far, near = segment.rows.inner.search(queries[some], fetch, params=parameters)
+            last, whole = far[:, -1].copy(), near[:, -1] < 0  # an unused slot: all that was scanned is here
+            near, far, count = ordered(segment, near, far, None if exclude is None else exclude[some])
+            near, far = pad_columns(near, k), pad_columns(far, k)
+            resolved = whole | (fetch >= n) | ((count >= k) & (last > far[:, -1]))
+            done = some[resolved]
+            ids[done], distances[done], counts[done] = near[resolved], far[resolved], count[resolved]
+            cut.append(some[~resolved])
+        rows, fetch = np.concatenate(cut), min(n, fetch * 4)
+    return ids, distances, np.minimum(counts, k)
