@@ -14,7 +14,7 @@ import numpy as np
 
 from hashnet.errors import CodeError, DataError
 from hashnet.io import as_array
-from hashnet.kernels import compiled
+from hashnet.kernels import ClassItems, compiled
 from hashnet.labels import MAX_CLASSES, as_multi_hot
 
 if TYPE_CHECKING:
@@ -137,41 +137,28 @@ def refuse_unlabelled(queries: LabelSets) -> None:
         )
 
 
-@dataclass(frozen=True)
-class ClassItems:
-    """The items of each class, by their place: masks of frequent classes, lists of rare ones.
-
-    ``dense`` uint64 (frequent classes, words), row ``dense_of[c]`` being class c's, or -1; place p
-    is bit p % 64 of word p // 64. ``lists[list_start[c]:list_start[c + 1]]`` int32 otherwise.
-    """
-
-    dense_of: np.ndarray
-    dense: np.ndarray
-    list_start: np.ndarray
-    lists: np.ndarray
-
-
 def class_items(labels: LabelSets, places: np.ndarray, n_words: int) -> ClassItems:
     """ClassItems of rows that lie at ``places`` int64 (n,), in masks of ``n_words`` words."""
     sizes = np.bincount(labels.classes, minlength=labels.n_classes)[: labels.n_classes]
     frequent = sizes * RARE >= max(len(labels), 1)
-    dense_of = np.where(frequent, np.cumsum(frequent) - 1, -1).astype(np.int32)
+    mask_of = np.where(frequent, np.cumsum(frequent) - 1, -1).astype(np.int32)
     list_start = np.zeros(labels.n_classes + 1, dtype=np.int64)
     np.cumsum(np.where(frequent, 0, sizes), out=list_start[1:])
-    dense = np.zeros((int(frequent.sum()), n_words), dtype=np.uint64)
+    masks = np.zeros((int(frequent.sum()), n_words), dtype=np.uint64)
     lists = np.zeros(list_start[-1], dtype=np.int32)
-    _fill(labels.start, labels.classes, places, dense_of, dense, list_start[:-1].copy(), lists)
-    return ClassItems(dense_of, dense, list_start, lists)
+    _fill(labels.start, labels.classes, places, mask_of, masks, list_start[:-1].copy(), lists)
+    return ClassItems(mask_of, masks, list_start, lists)
 
 
 @compiled
-def _fill(start, classes, places, dense_of, dense, free, lists):  # type: ignore[no-untyped-def]
+def _fill(start, classes, places, mask_of, masks, free, lists):  # type: ignore[no-untyped-def]
+    """Writes each row's place into the mask or the list of each of its classes."""
     for row in range(len(start) - 1):
         place = places[row]
         for a in range(start[row], start[row + 1]):
             c = classes[a]
-            if dense_of[c] >= 0:
-                dense[dense_of[c], place >> 6] |= np.uint64(1) << np.uint64(place & 63)
+            if mask_of[c] >= 0:
+                masks[mask_of[c], place >> 6] |= np.uint64(1) << np.uint64(place & 63)
             else:
                 lists[free[c]] = place
                 free[c] += 1

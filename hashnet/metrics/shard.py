@@ -18,18 +18,16 @@ import numpy as np
 from hashnet.codes import as_words, check_codes
 from hashnet.kernels import (
     ITEMS,
-    WORDS,
-    aligned,
-    block_planes,
-    compiled,
+    ClassItems,
+    PlaneItems,
+    Queries,
+    bit_planes,
+    count_and_rank,
     default_threads,
+    new_scratch,
     plan_queries,
-    popcount,
-    scan,
-    scratch_planes,
-    sum_planes,
 )
-from hashnet.metrics.relevance import ClassItems, LabelSets, class_items
+from hashnet.metrics.relevance import LabelSets, class_items
 from hashnet.metrics.ties import tie_hash
 
 QUERIES = 64  # queries that share a block of the database while it is in the cache
@@ -61,14 +59,11 @@ class QueryCounts:
 
 @dataclass(frozen=True)
 class Shard:
-    """Database items as bit planes: those of even codes in the order of their tie hash, then of odd ones."""
+    """Database items as bit planes, each parity in the order of its tie hash, and the items of each class."""
 
-    n: int
-    n_even: int
     n_bits: int
-    planes: np.ndarray  # uint64, blocks of (planes, WORDS)
-    hashes: np.ndarray  # uint64, one a place; a block's places that hold no item have 0
-    items: ClassItems
+    items: PlaneItems
+    classes: ClassItems
 
     @classmethod
     def build(
@@ -88,52 +83,28 @@ class Shard:
         places[order] = at
         row_at = np.full(n_places, -1)
         row_at[at] = order
-        planes = bit_planes(codes, row_at)
         hash_at = np.zeros(n_places, dtype=np.uint64)
         hash_at[places] = hashes
-        items = class_items(labels, places, n_places // 64)
-        return cls(len(codes), n_even, codes.shape[1] * 8, planes, hash_at, items)
+        items = PlaneItems(bit_planes(codes, row_at), hash_at, len(codes), n_even)
+        return cls(codes.shape[1] * 8, items, class_items(labels, places, n_places // 64))
 
     def count(
         self, query_codes: np.ndarray, query_labels: LabelSets, k: int, threads: int | None = None
     ) -> QueryCounts:
         """The QueryCounts of packed query codes (q, n_bits // 8) with their labels."""
-        k = min(k, self.n)
+        k, n_places = min(k, self.items.n), len(self.items.hashes)
         bits = np.unpackbits(check_codes(query_codes, self.n_bits), axis=1)
-        plan = plan_queries(bits)
-        items = self.items
+        queries = Queries(plan_queries(bits), query_labels.start, query_labels.classes)
         counts = np.zeros((2, len(bits), self.n_bits + 16), dtype=np.int64)
         keys = np.zeros((len(bits), k), dtype=np.uint64)
-
-        together = max(1, min(QUERIES, SCRATCH // (k + 2 * ITEMS + self.n // 64)))
-        starts = range(0, len(bits), together)
+        group = max(1, min(QUERIES, SCRATCH // (k + 2 * ITEMS + self.items.n // 64)))
+        starts = range(0, len(bits), group)
 
         def work(mine: Sequence[int]) -> None:
-            planes = aligned(scratch_planes(self.n_bits) * WORDS)
-            marks = np.zeros((together, len(self.hashes) // 64), dtype=np.uint64)
-            kept = np.zeros((together, k + 2 * ITEMS), dtype=np.uint64)
+            scratch = new_scratch(self.n_bits, group, n_places, k)
             for first in mine:
-                scan(
-                    first,
-                    min(first + together, len(bits)),
-                    plan,
-                    query_labels.start,
-                    query_labels.classes,
-                    self.planes,
-                    self.n,
-                    self.n_even,
-                    items.dense_of,
-                    items.dense,
-                    items.list_start,
-                    items.lists,
-                    self.hashes,
-                    k,
-                    planes,
-                    marks,
-                    kept,
-                    counts,
-                    keys,
-                )
+                last = min(first + group, len(bits))
+                count_and_rank(queries, first, last, self.items, self.classes, scratch, counts, keys)
 
         threads = min(threads or default_threads(), len(starts))
         if threads <= 1:
@@ -142,51 +113,3 @@ class Shard:
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(work, (starts[place::threads] for place in range(threads))))
         return QueryCounts(counts[:, :, : self.n_bits + 1].copy(), keys)
-
-
-def bit_planes(codes: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """codes[order] as the blocks of planes that ``hashnet.kernels.bitslice`` tells of, uint64, flat.
-
-    ``order`` fills whole blocks, with -1 where there is no item. Plane b is bit b in the
-    order of numpy's unpackbits; bit i of word w is item 64 w + i.
-    """
-    n_bits = codes.shape[1] * 8
-    planes = aligned(len(order) // ITEMS * block_planes(n_bits) * WORDS)
-    _fill(as_words(codes), order, n_bits, sum_planes(n_bits), planes)
-    return planes
-
-
-@compiled
-def _fill(words, order, n_bits, n_sum, planes):  # type: ignore[no-untyped-def]
-    n, stride = len(order), (n_bits + 1 + n_sum) * WORDS
-    square = np.zeros(64, dtype=np.uint64)
-    ones = np.zeros(64, dtype=np.uint64)
-    for group in range(n // 64):  # 64 items fill one word of every plane
-        base = group // WORDS * stride + group % WORDS
-        ones[:] = 0
-        for part in range(words.shape[1]):
-            for i in range(64):
-                row = order[group * 64 + i]
-                square[i] = words[row, part] if row >= 0 else np.uint64(0)
-                ones[i] += popcount(square[i])
-            _transpose_square(square)
-            # the word is little-endian, and codes are packed with the most significant bit first
-            for b in range(min(64, n_bits - part * 64)):
-                planes[base + (part * 64 + (b ^ 7)) * WORDS] = square[b]
-        _transpose_square(ones)
-        for b in range(n_sum):
-            planes[base + (n_bits + 1 + b) * WORDS] = ones[b]
-
-
-@compiled
-def _transpose_square(a):  # type: ignore[no-untyped-def]
-    """Transposes a 64 x 64 bit matrix in place: bit j of word i becomes bit i of word j."""
-    step, mask = 32, np.uint64(0x00000000FFFFFFFF)
-    while step:
-        for i in range(64):
-            if not i & step:
-                t = ((a[i] >> np.uint64(step)) ^ a[i + step]) & mask
-                a[i] ^= t << np.uint64(step)
-                a[i + step] ^= t
-        step >>= 1
-        mask ^= mask << np.uint64(step) if step else np.uint64(0)

@@ -179,4 +179,4 @@ def test_wide_label_lists_cost_what_they_hold():
     sets = LabelSets.of(labels)
     assert sets.n_classes == 299_701
     shard = Shard.build(np.zeros((1000, 1), np.uint8), sets)
-    assert shard.items.dense.nbytes + shard.items.lists.nbytes < 100_000
+    assert shard.classes.masks.nbytes + shard.classes.lists.nbytes < 100_000
