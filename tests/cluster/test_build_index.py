@@ -143,7 +143,7 @@ def test_what_is_newer_or_foreign_is_refused_before_building(run, tmp_path, monk
     about = tmp_path / "index.json"
     about.write_text(json.dumps(json.loads(about.read_text()) | values))
     kept = about.read_bytes()
-    monkeypatch.setattr(indexing, "build_state", None)  # not reached
+    monkeypatch.setattr(indexing.BinaryIndex, "from_blocks", None)  # not reached
     with pytest.raises(errors.FormatError, match=sentence):
         build_index(config)
     assert about.read_bytes() == kept
@@ -229,7 +229,7 @@ def test_slices_hold_rows():
 def test_a_store_with_too_few_rows_is_told_without_ray(tmp_path, monkeypatch):
     monkeypatch.setattr(connection, "connect", None)  # not reached
     empty = write_store(str(tmp_path / "empty"), np.zeros((0, 2), np.uint8))
-    with pytest.raises(errors.IndexMismatch, match="empty has 0 rows; encode some first"):
+    with pytest.raises(errors.DataError, match="empty has 0 rows; encode some first"):
         ShardedIndex(empty, 1)
     store = write_store(str(tmp_path / "codes"), np.zeros((4, 2), np.uint8), rows_per_shard=2)
     store.shards[0] = dataclasses.replace(store.shards[0], rows=0)  # as if all its pictures were bad

@@ -206,7 +206,7 @@ def mistakes(index, codes, ids):
         (lambda: index.tune(), errors.Unsupported, "only an ivf index"),
         (lambda: BinaryIndex.from_arrays(codes, [1] * 200), errors.IndexMismatch, "id 1 is given twice"),
         (lambda: BinaryIndex.from_arrays(codes, ids[:9]), errors.IndexMismatch, "200 codes came with 9 ids"),
-        (lambda: BinaryIndex.from_arrays(codes[:0]), errors.IndexMismatch, "0 rows"),
+        (lambda: BinaryIndex.from_arrays(codes[:0]), errors.DataError, "0 rows"),
         (lambda: BinaryIndex.from_arrays(codes, engine="gpu"), errors.Unsupported, "auto, faiss, kernel"),
         (lambda: BinaryIndex.from_arrays(codes, device="tpu"), errors.Unsupported, "cpu or cuda"),
     ]
