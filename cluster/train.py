@@ -1,9 +1,8 @@
 """Train a run's model data-parallel on Ray Train.
 
 The work is in ``hashnet.training``: each worker runs ``train_run`` inside a torch process group that Ray
-sets up. What makes it survive is on storage: checkpoints in RUN/checkpoints, read by whoever starts
-next, be it a worker that replaces a lost one, a group of another size, or the same command after the
-driver was killed.
+sets up. It survives failures by its checkpoints in RUN/checkpoints, from which a worker that replaces a
+lost one, a group of another size, or the same command after the driver was killed continues.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 REPORT_EVERY_S = 30.0
-MOST_CPUS = 8  # a worker gains little from more threads
-ERROR = "error.json"  # why a worker stopped on purpose: trying again would end the same way
+MAX_CPUS = 8  # a worker gains little from more threads
+ERROR = "error.json"  # why a worker stopped, where a retry would fail in the same way
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
-    """Trains the run to its end and returns what the job prints; a finished run is left as it is."""
+    """Trains the run and returns what the job prints; a finished run is left as it is."""
     prepared = prepare(config)
     if prepared.finished is not None:
         return {**prepared.finished, "already_finished": True}
@@ -48,9 +47,9 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
 
 def worker_resources(config: TrainConfig) -> dict[str, float]:
-    """CPUs of a worker, and a GPU where there are enough of them or they are asked for.
+    """CPUs of a worker, and a GPU with device=cuda, or with device=auto where the cluster has enough.
 
-    The CPUs are those of the nodes there are; of nodes to be added, where the workers do not fit without.
+    The CPUs are those of the existing nodes; where the workers do not fit on them, of nodes to be added.
     """
     gpu = config.device == "cuda"
     if config.device == "auto":
@@ -60,8 +59,8 @@ def worker_resources(config: TrainConfig) -> dict[str, float]:
         return {"CPU": config.cpus_per_worker, **extra}
     import ray
 
-    free = int(ray.available_resources().get("CPU", 0)) // config.num_workers  # not what others are using
-    for most, include_addable in ((min(MOST_CPUS, max(1, free)), False), (MOST_CPUS, True)):
+    free = int(ray.available_resources().get("CPU", 0)) // config.num_workers  # without those in use
+    for most, include_addable in ((min(MAX_CPUS, max(1, free)), False), (MAX_CPUS, True)):
         for cpus in range(most, 0, -1):
             if capacity.workers_that_fit({"CPU": cpus, **extra}, include_addable) >= config.num_workers:
                 return {"CPU": cpus, **extra}
@@ -91,7 +90,7 @@ def _fit(config: TrainConfig, resources: dict[str, float]) -> TrainingSummary:
             storage_path=path,
             storage_filesystem=filesystem,
             failure_config=FailureConfig(max_failures=config.max_failures),
-            logging_config=LoggingConfig(log_level="ERROR"),  # progress and stages are said by us
+            logging_config=LoggingConfig(log_level="ERROR"),  # this module logs progress and stages itself
         ),
     )
     ray_internals.leave_interrupts_alone(trainer)
@@ -109,7 +108,7 @@ def _fit(config: TrainConfig, resources: dict[str, float]) -> TrainingSummary:
 
 
 def _reason(config: TrainConfig) -> HashnetError | None:
-    """The error a worker left behind, as it was raised there."""
+    """The error that a worker recorded before it stopped, as it was raised there; None without one."""
     uri = storage.join(Run(config.run).checkpoints, ERROR)
     if not storage.exists(uri):
         return None
@@ -119,14 +118,14 @@ def _reason(config: TrainConfig) -> HashnetError | None:
 
 
 def _work(settings: dict[str, Any]) -> TrainingSummary | None:
-    """One worker. A mistake that would repeat itself is written down; the group that is started again
-    finds it and ends, instead of making it ``max_failures`` times. Storage that fails is tried again."""
+    """The summary, of one worker. An error that a retry would repeat is recorded: a restarted group finds
+    it and stops, instead of failing ``max_failures`` times. Storage errors are retried."""
     import ray.train
     import torch
 
     from hashnet.training import Callbacks, train_run
 
-    _speak()
+    _log_to_terminal()
     config = configs.from_dict(TrainConfig, settings["config"])
     left = storage.join(Run(config.run).checkpoints, ERROR)
     if storage.exists(left):
@@ -148,27 +147,27 @@ def _work(settings: dict[str, Any]) -> TrainingSummary | None:
 
 
 def _device(config: TrainConfig) -> Any:
-    """The worker's GPU or the CPU; also the CPU where GPUs are booked in name only, as tests do."""
+    """The worker's GPU or the CPU; the CPU also where GPUs are only logical resources, as in tests."""
     import torch
     from ray.train.torch import get_device
 
-    only_named = config.collective == "gloo" and not torch.cuda.is_available()
-    return torch.device("cpu") if only_named else get_device()
+    logical_only = config.collective == "gloo" and not torch.cuda.is_available()
+    return torch.device("cpu") if logical_only else get_device()
 
 
-def _speak() -> None:
-    """Lets this project's messages, and no others, out of a worker."""
+def _log_to_terminal() -> None:
+    """Lets a worker print this project's log messages, and no others."""
     logging.getLogger().setLevel(logging.WARNING)  # Ray Train logs every report at INFO
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     for name in ("hashnet", "cluster"):
-        ours = logging.getLogger(name)
-        ours.handlers, ours.propagate = [handler], False
-        ours.setLevel(logging.INFO)
+        project_logger = logging.getLogger(name)
+        project_logger.handlers, project_logger.propagate = [handler], False
+        project_logger.setLevel(logging.INFO)
 
 
 class _Report:
-    """Tells Ray and the terminal how training goes."""
+    """Reports the progress of training to Ray, Prometheus and the terminal."""
 
     def __init__(self, config: TrainConfig, rank: int) -> None:
         self.config, self.rank = config, rank
@@ -210,7 +209,7 @@ class _Report:
             names = ("beta", "epochs", "J", "L", "map")
             about = {name: value for name in names if (value := getattr(record, name)) is not None}
             events.event("stage done", run=self.run, stage="train", number=record.stage, **about)
-        # A report is a barrier that takes seconds: all workers make it, or none does.
+        # A report is a barrier that takes seconds: all workers join it, or none.
         if from_first(float(time.monotonic() - self.last_report > REPORT_EVERY_S)) > 0.5:
             self.last_report = time.monotonic()
             ray.train.report({name: value for name, value in record.to_dict().items() if value is not None})

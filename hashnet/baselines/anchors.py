@@ -1,4 +1,4 @@
-"""RBF features: a row as its similarity to anchor rows. What KSH and SDH are linear in."""
+"""RBF features, in which KSH and SDH are linear: the similarity of a row to each anchor row."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import numpy as np
 from hashnet.baselines.base import warn
 
 
-def draw_rows(n_rows: int, wanted: int, rng: np.random.Generator, what: str) -> np.ndarray:
-    """Different row numbers, int64, ascending; all rows, with one warning, where there are too few."""
-    if n_rows < wanted:
-        warn(f"{what}: {wanted} wanted but only {n_rows} rows to draw from; all are used")
+def draw_rows(n_rows: int, n: int, rng: np.random.Generator, what: str) -> np.ndarray:
+    """``n`` different row numbers, int64, ascending; all rows, with a warning, where there are fewer."""
+    if n_rows < n:
+        warn(f"{what}: {n} requested but there are only {n_rows} rows; all are used")
         return np.arange(n_rows)
-    return np.sort(rng.choice(n_rows, wanted, replace=False))
+    return np.sort(rng.choice(n_rows, n, replace=False))
 
 
 def squared_distances(X: np.ndarray, anchors: np.ndarray) -> np.ndarray:

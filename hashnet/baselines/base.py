@@ -1,14 +1,14 @@
 """The contract of every baseline: ``fit(X, y=None) → self``, ``encode(X) → packed codes``, save, load.
 
-A method's file holds only its paper: ``_fit`` learns from centred rows, ``_logits`` gives the values
-whose signs are the code. Everything else (checks, centring, blocks, seeds, files) is here.
+A method's file holds only what its paper describes: ``_fit`` learns from centred rows, ``_logits`` gives the
+values whose signs are the code. Everything else (checks, centring, blocks, seeds, files) is here.
 
 - Constructor arguments are the paper's hyper-parameters, kept under their own names.
 - Learnt state ends in ``_``: arrays, numbers or lists of numbers, so that it is saved without pickle.
 - ``history_`` holds the objective per iteration (empty where a method has none).
 - Every random choice comes from ``seed``: the same data and seed give the same codes.
 
-Constant columns carry nothing to learn from: they are left out with one BaselineWarning.
+Constant columns carry no information: they are left out with one BaselineWarning.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ BLOCK_ROWS = 4096  # rows encoded at once: 4096 x 4096 float64 are 128 MB
 
 
 class BaselineWarning(UserWarning):
-    """A method did something other than asked because the data left it no choice."""
+    """A method departed from its settings because the data left it no choice."""
 
 
 def warn(message: str) -> None:
-    """One BaselineWarning that points at the line which called into this package."""
+    """Issues one BaselineWarning that points at the line which called into this package."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back and str(frame.f_globals.get("__name__")).startswith(__package__):
         level, frame = level + 1, frame.f_back
@@ -61,7 +61,7 @@ class Baseline(ABC):
         self.n_bits = check_n_bits(n_bits)
         self.seed = check_whole("seed", seed, 0)
 
-    # -- what users call -------------------------------------------------------------------------
+    # -- public methods -------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learns from rows X (n, d) and, where the method uses them, labels y (class ids or multi-hot)."""
@@ -80,7 +80,7 @@ class Baseline(ABC):
         return self
 
     def encode(self, X: Any) -> np.ndarray:
-        """Packed codes, uint8 (n, n_bits // 8), of rows X (n, d); one row may come as 1-D."""
+        """Packed codes, uint8 (n, n_bits // 8), of rows X (n, d); one row may be 1-D."""
         return pack_signs(self.logits(X))
 
     def logits(self, X: Any) -> np.ndarray:
@@ -99,9 +99,9 @@ class Baseline(ABC):
         return values
 
     def params(self) -> dict[str, Any]:
-        """The constructor's arguments as they are now: ``type(self)(**self.params())`` is a fresh twin."""
+        """The constructor's current arguments: ``type(self)(**self.params())`` is an unfitted copy."""
         names: dict[str, None] = {}
-        for cls in type(self).__mro__:  # a subclass's own first; **shared ones are named by its parents
+        for cls in type(self).__mro__:  # a subclass's own first; its **shared ones are in its parents
             if "__init__" in vars(cls) and issubclass(cls, Baseline):
                 found = inspect.signature(cls.__init__).parameters.values()
                 names |= {p.name: None for p in found if p.name != "self" and p.kind != p.VAR_KEYWORD}
@@ -143,7 +143,7 @@ class Baseline(ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.params().items())})"
 
-    # -- what a method gives ---------------------------------------------------------------------
+    # -- what a subclass implements ---------------------------------------------------------------------
 
     @abstractmethod
     def _fit(self, X: np.ndarray, y: np.ndarray | None, rng: np.random.Generator) -> None:
@@ -212,7 +212,7 @@ def as_rows(X: Any, min_rows: int = 1) -> np.ndarray:
 
 
 def features_array(X: Any) -> np.ndarray:
-    """``X`` as numpy takes it; rows of different lengths are a DataError."""
+    """``X`` as an array; DataError when its rows differ in length."""
     try:
         return as_array(X, "features")
     except CodeError as error:

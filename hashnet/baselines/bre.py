@@ -89,8 +89,8 @@ def unit_rows(X: np.ndarray) -> np.ndarray:
 def draw_pairs(n: int, share: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """(left, right), left < right: a share of all n (n - 1) / 2 pairs, each once, at least n of them."""
     total = n * (n - 1) // 2
-    wanted = min(total, max(n, round(share * total)))
-    number = np.sort(rng.choice(total, wanted, replace=False))
+    n_pairs = min(total, max(n, round(share * total)))
+    number = np.sort(rng.choice(total, n_pairs, replace=False))
     left, right = np.triu_indices(n, 1)
     return left[number], right[number]
 

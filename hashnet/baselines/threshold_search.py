@@ -1,4 +1,4 @@
-"""BRE's coordinate descent: the exact best value of one weight, by walking along its thresholds.
+"""BRE's coordinate descent: the exact best value of one weight, found by walking along its thresholds.
 
 The bit of row i as a function of one weight w is [c_i + w k_i >= 0], c_i the part of the other weights: it
 flips once, at t_i = -c_i / k_i. With all other bits fixed the objective is, up to a constant, the sum of
@@ -17,7 +17,7 @@ from hashnet.kernels import compiled
 
 
 class PairLists(NamedTuple):
-    """PairLists as neighbour lists, each from both ends: row i's are ``row[first[i]:first[i + 1]]``."""
+    """Pairs as neighbour lists, each pair from both ends: row i's are ``row[first[i]:first[i + 1]]``."""
 
     first: np.ndarray  # int64 (n + 1,)
     row: np.ndarray  # int64 (2 pairs,)
@@ -125,7 +125,7 @@ def improve_weight(
     The weight stays as it is unless another interval is truly better.
     """
     n = len(k)
-    c = value - w * k
+    c = value - w * k  # (n,): the part of the other weights
     threshold = np.full(n, np.inf)  # a row with k = 0 never flips
     trial = np.empty(n, np.uint8)  # the bits at w = -inf
     for i in range(n):
@@ -138,12 +138,14 @@ def improve_weight(
     n_flips = n
     while n_flips > 0 and threshold[order[n_flips - 1]] == np.inf:
         n_flips -= 1
+    # Walk w from -inf to +inf over the n_flips + 1 intervals between sorted thresholds; ``cost`` is that of
+    # the bits in the current interval, updated by the pairs of the one row that flips.
     cost = cut_cost(trial, first, row, gains)
     best_cost, best_w = np.inf, w
     for f in range(n_flips + 1):
         low = threshold[order[f - 1]] if f > 0 else -np.inf
         high = threshold[order[f]] if f < n_flips else np.inf
-        # equal thresholds flip together, and an interval too narrow to hold a number is none
+        # equal thresholds flip together; an interval too narrow to contain a number is skipped
         holds_a_number = f == 0 or f == n_flips or high - low > 1e-9 * (1 + abs(low))
         if holds_a_number and cost < best_cost:
             best_cost = cost

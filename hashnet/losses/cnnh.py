@@ -5,7 +5,7 @@ rows, one entry at a time by a Newton step, and takes signs. With the rest fixed
 
     f(h) = 2/K^2 h^T G h - 4/K b^T h + (|h|^2 / K - 1)^2,    G = sum H_j H_j^T,  b = sum S_ij H_j  over j != i
 
-so no n x n matrix is ever made: G (K x K) is kept up to date and b follows from packed label sets.
+so no n x n matrix is needed: G (K x K) is updated and b follows from packed label sets.
 """
 
 from __future__ import annotations
@@ -114,12 +114,12 @@ def newton_sweep(words: np.ndarray, H: np.ndarray, G: np.ndarray, order: np.ndar
         rest = G - np.outer(h, h)  # G without row i
         Gh = rest @ h
         q = h @ h / K - 1
-        for k in range(K):
+        for k in range(K):  # f'(h_k) and f''(h_k), then a Newton step clipped to [-1, 1]
             slope = 4 / K**2 * Gh[k] - 4 / K * b[k] + 4 / K * q * h[k]
             curve = 4 / K**2 * rest[k, k] + 4 / K * q + 8 / K**2 * h[k] ** 2
             step = -slope / curve if curve > 0 else -np.sign(slope) * 2
             step = min(max(h[k] + step, -1.0), 1.0) - h[k]
-            for _ in range(8):  # f is of fourth degree in one entry: a step that climbs is halved
+            for _ in range(8):  # f is of degree 4 in one entry: a step that increases it is halved
                 q_new = q + (2 * h[k] * step + step**2) / K
                 change = (
                     4 / K**2 * Gh[k] * step

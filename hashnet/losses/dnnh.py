@@ -62,8 +62,8 @@ def triplet_hinge(
 ) -> torch.Tensor:
     """Mean of max(0, margin + d_ap - d_an) over all triplets, in O(n^2) memory.
 
-    The loss is linear in the distances once it is known which triplets violate the margin: a pair counts
-    as often as it stands in one of them.
+    Given which triplets violate the margin, the loss is linear in the distances: a pair counts as often as
+    it occurs in one of them.
     """
     pull, push = (
         torch.from_numpy(counts).to(distance)
@@ -75,7 +75,7 @@ def triplet_hinge(
 
 @compiled
 def violations(distance, positive, negative, margin):  # type: ignore[no-untyped-def]
-    """How many triplets with d_an < margin + d_ap each (a, p) and each (a, n) stand in, int32 (n, n) both."""
+    """How many triplets with d_an < margin + d_ap contain each (a, p) and each (a, n): two int32 (n, n)."""
     n = len(distance)
     pull, push = np.zeros((n, n), dtype=np.int32), np.zeros((n, n), dtype=np.int32)
     far, place, met = (
@@ -84,7 +84,7 @@ def violations(distance, positive, negative, margin):  # type: ignore[no-untyped
         np.empty(n, dtype=np.int32),
     )
     for a in range(n):
-        m = 0
+        m = 0  # far[:m] (m,): the distances of a's negatives, place[:m] their columns
         for j in range(n):
             if negative[a, j]:
                 far[m], place[m], met[m] = distance[a, j], j, 0
@@ -92,7 +92,7 @@ def violations(distance, positive, negative, margin):  # type: ignore[no-untyped
         for j in range(n):
             if positive[a, j]:
                 reach, count = distance.dtype.type(margin + distance[a, j]), np.int32(0)
-                for e in range(m):  # LLVM makes this one loop over vectors
+                for e in range(m):  # a plain loop over 1-D arrays, which LLVM vectorises
                     nearer = np.int32(far[e] < reach)
                     met[e] += nearer
                     count += nearer

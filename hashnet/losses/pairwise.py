@@ -5,10 +5,10 @@
     w_ij = c_ij |S| / |S1| for similar pairs, |S| / |S0| for dissimilar ones           (Eq. 2)
 
 g is tanh(beta z) for J and sgn(z) for L. Three choices the paper leaves open or gets wrong:
-c_ij as printed is 0 for every dissimilar pair, which would delete them, so c_ij is the Jaccard
+c_ij as printed is 0 for every dissimilar pair, which would remove them, so c_ij is the Jaccard
 similarity for similar pairs and 1 for dissimilar ones; with c_ij, similar pairs weigh
 |S| / (sum of c_ij over S1), else a small c_ij undoes the balance; and the sum is divided by the sum
-of weights, so that ln 2 = 0.693 always means that nothing is learnt.
+of weights, so that ln 2 = 0.693 always means that nothing has been learnt.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class PairwiseLoss:
     def _known(
         self, rows: torch.Tensor, valid: torch.Tensor, dtype: torch.dtype
     ) -> tuple[BatchPairs, torch.Tensor]:
-        """BatchPairs and weights of a batch; J and L of the same batch share them."""
+        """Pairs and weights of a batch, computed once for its J and its L."""
         if self._last is not None and self._last[0] is rows and self._last[1] is valid:
             return self._last[2], self._last[3]
         pairs = self.similarity.pairs(rows, self.continuous)

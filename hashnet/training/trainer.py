@@ -70,7 +70,7 @@ class TrainingSummary:
     sha256: str = field(default="", compare=False)  # of the bundle
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary as a bundle's JSON holds it, with the most asked-for diagnostics at its top level."""
+        """The summary as a bundle's JSON holds it, with the main diagnostics at its top level."""
         values = dataclasses.asdict(self) | {"stages": [stage.to_dict() for stage in self.stages]}
         del values["sha256"]
         if self.validation_map is None:

@@ -60,7 +60,7 @@ def test_only_a_mistake_that_would_repeat_itself_is_final(tmp_path, monkeypatch,
 
     monkeypatch.setattr("hashnet.training.train_run", stop)
     monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 0))
-    monkeypatch.setattr(training, "_speak", lambda: None)
+    monkeypatch.setattr(training, "_log_to_terminal", lambda: None)
     monkeypatch.setattr(training, "_device", lambda _: "cpu")
     config = TrainConfig(str(tmp_path))
     with pytest.raises(type(error)):

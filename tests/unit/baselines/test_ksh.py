@@ -67,5 +67,5 @@ def test_the_history_is_the_residual_by_loops():
 
 def test_fewer_rows_than_anchors_uses_all_rows_with_a_warning():
     rng = np.random.default_rng(3)
-    with pytest.warns(UserWarning, match="anchors: 300 wanted but only 50 rows"):
+    with pytest.warns(UserWarning, match="anchors: 300 requested but there are only 50 rows"):
         KSH(n_bits=8, n_labelled=50, n_iterations=5).fit(rng.normal(size=(50, 4)), np.arange(50) % 3)

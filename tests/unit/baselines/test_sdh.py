@@ -61,7 +61,7 @@ def test_the_objective_falls_every_round(nu):
 
 def test_fewer_rows_than_anchors_uses_all_rows_with_one_warning():
     rng = np.random.default_rng(2)
-    with pytest.warns(UserWarning, match="1000 wanted but only 50 rows") as caught:
+    with pytest.warns(UserWarning, match="1000 requested but there are only 50 rows") as caught:
         method = SDH(n_bits=8).fit(rng.normal(size=(50, 4)), np.arange(50) % 3)
     assert len(caught) == 1
     assert len(method.anchors_) == 50

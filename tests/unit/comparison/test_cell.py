@@ -190,7 +190,7 @@ def test_a_trained_but_unmeasured_cell_is_measured_on_its_own_data_alone(toy, ot
 
 def test_warnings_are_kept_not_shown(toy, tmp_path, recwarn):
     result = run_cell(make_task(toy, tmp_path, "sdh"), toy[1])
-    assert list(result.warnings) == ["sdh anchors: 1000 wanted but only 200 rows to draw from; all are used"]
+    assert list(result.warnings) == ["sdh anchors: 1000 requested but there are only 200 rows; all are used"]
     assert not recwarn.list
 
 
