@@ -14,7 +14,7 @@ import sys
 import time
 import webbrowser
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -157,7 +157,7 @@ def _encode_config(config: DemoConfig) -> EncodeConfig:
 
 def _compare_config(config: DemoConfig) -> CompareConfig:
     base = _train_config(config)
-    values = {name: getattr(base, name) for name in base.__dataclass_fields__}
+    values = {field.name: getattr(base, field.name) for field in fields(base)}
     values |= {"run": storage.join(config.run, "compare"), "num_workers": 1}
     values |= {"manifest": Run(config.run).manifest.uri, "dataset": None}
     return CompareConfig(

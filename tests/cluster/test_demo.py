@@ -56,6 +56,13 @@ def test_a_run_keeps_to_its_pictures(tmp_path):
         demo._train_config(demo.DemoConfig(run=str(tmp_path / "run"), images=other))
 
 
+def test_the_comparison_learns_with_the_settings_of_the_run(tmp_path):
+    config = demo.DemoConfig(run=str(tmp_path), n_bits=16, k=50, device="cpu")
+    compared, trained = demo._compare_config(config), demo._train_config(config)
+    assert (compared.bits, compared.k, compared.num_workers, compared.device) == ([16], 50, 1, "cpu")
+    assert (compared.backbone, compared.first_epochs) == (trained.backbone, trained.first_epochs)
+
+
 def test_commands_are_printed_so_that_they_run(monkeypatch):
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     assert demo.command("python") == "python"
