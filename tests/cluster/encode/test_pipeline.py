@@ -32,7 +32,7 @@ from hashnet.errors import (
     StorageError,
     TooManyBad,
 )
-from hashnet.models.bundle import bundle_info, save_bundle
+from hashnet.models.bundle import ModelArtefact, bundle_info, save_bundle
 from hashnet.models.hash_model import build_model
 from hashnet.store.code_store import FeatureStore
 
@@ -269,7 +269,7 @@ def test_what_does_not_fit_is_refused_with_both_values(run, tmp_path, monkeypatc
         encode_database(config(run, n_bits=64))
     with pytest.raises(ConfigError, match="has no train rows"):
         encode_database(config(run, split="train"))
-    with pytest.raises(FormatError, match="run without only_failed first"):
+    with pytest.raises(ConfigError, match="run without only_failed first"):
         encode_database(config(run, only_failed=True))
     with pytest.raises(HashnetError, match="holds no model"):
         encode_database(config(run, model=str(tmp_path)))
@@ -307,7 +307,7 @@ def test_a_shard_that_cannot_be_written_is_a_clear_error_and_what_is_there_stays
 def test_what_an_actor_refuses_at_its_start_is_a_clear_error(ray_local, feature_run, monkeypatch):
     """The model changes between plan and actors: neither a stack trace nor a job that hangs."""
     info = bundle_info(str(feature_run[0] / "model"))
-    monkeypatch.setattr("cluster.encode.job.bundle_info", lambda uri: replace(info, sha256="0" * 64))
+    monkeypatch.setattr(ModelArtefact, "info", lambda self: replace(info, sha256="0" * 64))
     with pytest.raises(LineageMismatch, match=f"it was {'0' * 12}, now it is {info.sha256[:12]}; run again"):
         encode_database(config(feature_run[0]))
 

@@ -122,7 +122,7 @@ def test_it_goes_on_where_it_was(run, expected, tmp_path, monkeypatch):
     assert len(list(out.glob("parts-*/*"))) == 1
     monkeypatch.setattr(evaluation, "run_ranges", watched)
     with monkeypatch.context() as patch:  # everything is counted, but the report is not written yet
-        patch.setattr(evaluation, "summarise", lambda *args: 1 / 0)
+        patch.setattr(evaluation, "build_report", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             evaluate_run(config)
     assert len(list(out.glob("parts-*/*"))) == 3
