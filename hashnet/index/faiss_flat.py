@@ -49,7 +49,7 @@ def within(
 def split_hits(
     limits: np.ndarray, ids: np.ndarray, distances: np.ndarray, skip: np.ndarray | None
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """FAISS range results as one (ids, distances) a query, ordered by (distance, id)."""
+    """FAISS range results as one (ids, distances) per query, ordered by (distance, id)."""
     results = []
     for q in range(len(limits) - 1):
         hits = slice(int(limits[q]), int(limits[q + 1]))

@@ -64,7 +64,7 @@ def write_snapshot(uri: str, state: Snapshot) -> Snapshot:
 
 @contextmanager
 def writer_lock(uri: str) -> Iterator[None]:
-    """Held while one process commits; on an object store there is none, and one writer is a duty."""
+    """Held while one process commits. An object store has no locks: there the caller must ensure a single writer."""
     if not storage.is_local(uri):
         yield
         return

@@ -1,9 +1,9 @@
-"""Encoding against loops by hand: pictures and features a second, as ratios of the same run.
+"""Encoding against loops by hand: pictures and features per second, as ratios of the same run.
 
     python tests/bench/encoding.py pictures [--backbone alexnet] [--images 8000]
     python tests/bench/encoding.py features [--rows 1300000]
 
-Prints one JSON row a case; every case runs in a process of its own, and the peers run before and after
+Prints one JSON row per case; every case runs in a process of its own, and the peers run before and after
 the pipeline. ``pictures`` takes JPEGs of 500 x 375. Peers: ``tight loop``, one process with decoding
 threads and a forward that never waits for them, same model, same engine; ``DataLoader``, what a user
 would write (PIL, torchvision transforms, eager, two worker processes). ``features`` compares with one

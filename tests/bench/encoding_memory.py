@@ -2,7 +2,7 @@
 
     python tests/bench/encoding_memory.py [--rows 1300000] [--images 100000]
 
-Prints one JSON row a case: feature rows (64 values) and small pictures, a tenth of them and all of them,
+Prints one JSON row per case: feature rows (64 values) and small pictures, a tenth of them and all of them,
 each in a process of its own. ``peak_pss_mb`` is the peak of the summed proportional set size of that
 process and all it starts: driver, Ray and workers. It must hardly grow with the database.
 """

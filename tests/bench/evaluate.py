@@ -2,11 +2,11 @@
 
     python tests/bench/evaluate.py [--rows 1281167] [--queries 5000] [--only usual,bare,matrix,single,multi]
 
-Prints one JSON row a case. Codes are drawn in 1,000 clusters, as a trained model's are. Cases and peers take
+Prints one JSON row per case. Codes are drawn in 1,000 clusters, as a trained model's are. Cases and peers take
 turns and keep the best of their runs; ratios are of processor seconds, which a busy machine disturbs least.
 Peers:
 
-usual   similarity by a matrix product of ±1, numpy argsort a query, AP by a cumulative sum: what public
+usual   similarity by a matrix product of ±1, numpy argsort per query, AP by a cumulative sum: what public
         evaluation code does, query by query so that it fits into memory, on the same threads
 bare    xor + popcount over the same codes on the same threads, which keeps nothing but a sum
 matrix  the same public code where it builds the whole queries x database matrix: when memory ends
@@ -82,7 +82,7 @@ def draw(rows: int, n_bits: int = 64, seed: int = 0) -> tuple[np.ndarray, np.nda
 
 
 def draw_multi_hot(clusters: np.ndarray) -> np.ndarray:
-    """Multi-hot labels (n, 80), 2.9 a row, frequencies as skewed as COCO's; those of a cluster are alike."""
+    """Multi-hot labels (n, 80), 2.9 per row, frequencies as skewed as COCO's; those of a cluster are alike."""
     rng = np.random.default_rng(7)
     share = np.clip(0.45 / np.arange(1, 81) ** 0.8, 0.004, None)
     of_cluster = rng.random((CLUSTERS, 80)) < share
@@ -109,7 +109,7 @@ def best(calls: dict[str, Callable[[], Any]], rounds: int = 5) -> dict[str, floa
 
 
 def usual(rows: int, queries: int) -> None:
-    """Our time for many queries against the usual code's for a few, both a query."""
+    """Our time for many queries against the usual code's for a few, both per query."""
     codes, labels = draw(rows)
     query_codes, query_labels = draw(512, seed=1)
     signs = unpack_codes(codes).astype(np.float32)

@@ -2,7 +2,7 @@
 
     python tests/bench/index.py [--rows 1281167] [--only exact,approximate,build,sharded,large] [--one-core]
 
-Prints one JSON row a case. Codes are drawn in 1,000 clusters, as a trained model's are. Each case
+Prints one JSON row per case. Codes are drawn in 1,000 clusters, as a trained model's are. Each case
 takes turns with its peers and keeps the best of its runs, so that a busy machine troubles all alike;
 exact answers are compared to the last id before anything is timed. Peers: faiss.IndexBinaryFlat;
 usearch's exact Hamming search; and the bare loop, xor + popcount over the same codes on the same

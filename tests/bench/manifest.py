@@ -2,8 +2,8 @@
 
     python tests/bench/manifest.py [--rows 1000000] [--labels 80]
 
-Prints one JSON row a case. Peers: reading the same bytes in the same pieces, from the disk and from
-the file cache; pyarrow's CSV reader on the same file; and the usual loop, ``line.split()`` a row.
+Prints one JSON row per case. Peers: reading the same bytes in the same pieces, from the disk and from
+the file cache; pyarrow's CSV reader on the same file; and the usual loop, ``line.split()`` per row.
 Each case runs in a process of its own, so that its peak memory is its own.
 """
 

@@ -2,7 +2,7 @@
 
     python tests/bench/run.py [NAME …] [--no-readme]
 
-Each benchmark is a script beside this one that prints one JSON row a case. The rows are kept in
+Each benchmark is a script beside this one that prints one JSON row per case. The rows are kept in
 .bench/rows.jsonl (those of benchmarks that did not run this time, or failed, stay), and what stands between
 the marks of the two documents is made from them. The name `none` runs nothing and draws the tables again.
 """

@@ -109,7 +109,7 @@ def plain_rate(folder: Path, n_processes: int) -> float:
 
 
 def per_second(work: Callable[[], int], at_least_s: float = 5.0) -> float:
-    """Units a second: ``work`` does some and says how many."""
+    """Units per second: ``work`` does some and says how many."""
     work()
     done, started = 0, time.perf_counter()
     while time.perf_counter() - started < at_least_s:
@@ -207,7 +207,7 @@ print(json.dumps({"mb_per_s": round(total / seconds / 1e6), "tasks_per_s": round
 
 
 def transfer_rate() -> dict[str, float]:
-    """Chunks of 32 MB from one node's object store to another's (loopback), and bare tasks a second."""
+    """Chunks of 32 MB from one node's object store to another's (loopback), and bare tasks per second."""
     with LocalCluster(object_store_mb=1000) as cluster:
         cluster.add_node("head", cpus=0)
         for i in range(2):
@@ -227,7 +227,7 @@ def transfer_rate() -> dict[str, float]:
 
 
 def estimate(rates: dict[str, float], gpu_rate: float, n_gpus: int) -> dict[str, Any]:
-    """What ``n_gpus`` nodes could do by stage, in pictures a second; the least of them is the limit."""
+    """What ``n_gpus`` nodes could do by stage, in pictures per second; the least of them is the limit."""
     stages = {
         "forward": n_gpus * gpu_rate,
         "decode": n_gpus * CORES_A_GPU * rates["decode"],
@@ -277,7 +277,7 @@ def main() -> None:
     words.add_argument("--images", type=int, default=2880)
     words.add_argument("--rounds", type=int, default=2)
     words.add_argument("--backbone", default="alexnet")
-    words.add_argument("--gpu-rate", type=float, default=2000, help="pictures a second of one GPU, assumed")
+    words.add_argument("--gpu-rate", type=float, default=2000, help="pictures per second of one GPU, assumed")
     words.add_argument("--no-docs", action="store_true", help="leave docs/scaling.md as it is")
     given = words.parse_args()
     with tempfile.TemporaryDirectory(prefix="hn-scaling-") as place:

@@ -2,7 +2,7 @@
 
     python tests/bench/serving.py [--codes 1281167] [--seconds 60] [--connections 16] [--k 10]
 
-Prints one JSON row a case: the bare index; single-code JSON requests; Arrow batches of 1,024 (with their
+Prints one JSON row per case: the bare index; single-code JSON requests; Arrow batches of 1,024 (with their
 share of the bare index's queries/s); Arrow batches while an index replica is killed, while an HTTP replica
 is killed, and while the index is swapped. Every answer is compared with the bare index's.
 """

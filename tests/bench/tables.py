@@ -96,7 +96,7 @@ VIEWS = (
             "case": "case",
             "queries/s": "queries_per_s",
             "FAISS's": "faiss_queries_per_s",
-            "ms a batch": "latency_ms",
+            "ms per batch": "latency_ms",
         },
     ),
     View(
@@ -182,7 +182,7 @@ VIEWS = (
             "case": "case",
             "rows/s": "rows_per_s",
             "the loop's": "peer_rows_per_s",
-            "ms more a step": "overhead_ms",
+            "ms more per step": "overhead_ms",
         },
     ),
     View(

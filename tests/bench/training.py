@@ -2,7 +2,7 @@
 
     python tests/bench/training.py [alexnet] [features] [--rounds 2]
 
-One JSON row a case. Both sides train the same model on the same pictures or vectors, with the same batch,
+One JSON row per case. Both sides train the same model on the same pictures or vectors, with the same batch,
 decoding included, and with two threads in all (two workers of one, or one process of two). ``alexnet``
 compares images/s. A step of the ``features`` model is so short that what matters is the overhead: its row
 says how many milliseconds a step of Ray Train takes more than a step by hand, which keeps no history.
@@ -68,7 +68,7 @@ def config_of(case: str, manifest: str, run: str, **options) -> TrainConfig:
 
 
 def by_ray(case: str, manifest: str, folder: Path, workers: int) -> float:
-    """Rows a second: the median over steps, the first ones left out."""
+    """Rows per second: the median over steps, the first ones left out."""
     run = str(folder / f"run-{time.monotonic_ns()}")
     config = config_of(case, manifest, run, num_workers=workers, cpus_per_worker=THREADS // workers)
     with contextlib.redirect_stderr(io.StringIO()):
