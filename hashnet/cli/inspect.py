@@ -1,13 +1,30 @@
-"""``hashnet inspect PATH``."""
+"""``hashnet inspect PATH``: what a path holds, one artefact, a pairs table or a whole run.
+
+Each artefact describes and verifies itself (``hashnet.io.Artefact``), from JSON and bytes alone, so
+neither torch nor faiss is loaded.
+
+    found = inspect("runs/demo/codes")
+    found.kind, found.facts, found.lineage, found.problems      # no problem: it is sound
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from typing import Any
 
-from hashnet.cli.inspection import inspect
-from hashnet.io import Description
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hashnet.data import ManifestArtefact, PairTable, check_pictures
+from hashnet.errors import FormatError, HashnetError
+from hashnet.index import IndexArtefact
+from hashnet.io import Artefact, Description, storage
+from hashnet.metrics import ReportArtefact
+from hashnet.models import ModelArtefact
+from hashnet.run import Run
+from hashnet.store import CodesArtefact
 
 EXAMPLES = """
 examples:
@@ -73,3 +90,97 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def inspect(uri: str, pictures: int = 0) -> Description:
+    """What ``uri`` holds. ``pictures`` of a manifest are decoded on the way (-1: all of them).
+
+    FormatError when it is nothing of hashnet's.
+    """
+    uri = str(uri)
+    if not storage.exists(uri):
+        raise FormatError(f"{uri} does not exist; check the path")
+    if artefact := _artefact_at(uri):
+        return _inspected(artefact, pictures)
+    if storage.is_folder(uri):
+        if _is_run(Run(uri)):
+            return _run(Run(uri), pictures)
+    elif storage.name_of(uri).endswith((".parquet", ".csv")):
+        return _pairs(uri)
+    elif storage.name_of(uri).endswith(".json"):
+        return _other_json(uri)
+    raise FormatError(
+        f"{uri} is nothing of hashnet's: no manifest, model, codes, index, report, pairs table or run"
+    )
+
+
+def _artefact_at(uri: str) -> Artefact | None:
+    """The artefact whose folder or header file this is."""
+    for artefact in (ManifestArtefact(uri), ModelArtefact(uri), IndexArtefact(uri), ReportArtefact(uri)):
+        if artefact.exists():
+            return artefact
+        if storage.name_of(uri) == artefact.header_file:
+            return type(artefact)(storage.parent_of(uri))
+    codes = CodesArtefact(uri)
+    return codes if codes.begun() else None
+
+
+def _is_run(run: Run) -> bool:
+    return storage.exists(run.config) or sum(storage.exists(a.uri) for a in run.artefacts()) >= 2
+
+
+def _inspected(artefact: Artefact, pictures: int) -> Description:
+    """A description with whatever is wrong, a header that cannot be read included."""
+    try:
+        description, problems = artefact.describe(), artefact.verify()
+    except HashnetError as error:
+        return Description(artefact.uri, artefact.kind, problems=[str(error)])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        damage = f"{artefact.header_uri} is damaged ({type(error).__name__}: {error}); {artefact.made_by}"
+        return Description(artefact.uri, artefact.kind, problems=[damage])
+    if isinstance(artefact, ManifestArtefact) and pictures and not problems:
+        manifest = artefact.open()
+        if manifest.modality == "image":
+            found = check_pictures(manifest, None if pictures < 0 else pictures)
+            description.facts["pictures"] = found.to_dict()
+            problems += [found.sentence] if found.bad else []
+    return dataclasses.replace(description, problems=problems)
+
+
+def _run(run: Run, pictures: int) -> Description:
+    """Each artefact of a run, and whether they were made for each other."""
+    parts = [_inspected(one, pictures) for one in run.artefacts() if storage.exists(one.uri)]
+    problems = []
+    model = next((part.facts.get("sha256") for part in parts if part.kind == "model"), None)
+    for part in parts:
+        made_with = part.lineage.get("model_sha256")
+        if model and made_with and made_with != model:
+            problems.append(
+                f"{storage.name_of(part.uri)} was made with model {made_with[:12]}…, the run's model is "
+                f"{model[:12]}…; make it again"
+            )
+    stages = [storage.name_of(part.uri) for part in parts]
+    return Description(run.uri, "run", {"stages": stages}, {}, problems, parts)
+
+
+def _other_json(uri: str) -> Description:
+    """Any other JSON file of hashnet's, by its own words: every plain value in it."""
+    values = storage.read_json(uri)
+    if not isinstance(values, dict) or "kind" not in values:
+        raise FormatError(f"{uri} is nothing of hashnet's: it does not say its kind")
+    plain = (str, int, float, bool, type(None))
+    facts = {n: v for n, v in values.items() if isinstance(v, plain) and n not in ("kind", "format_version")}
+    return Description(uri, str(values["kind"]), facts, dict(values.get("lineage") or {}))
+
+
+def _pairs(uri: str) -> Description:
+    if storage.name_of(uri).endswith(".parquet"):
+        try:
+            with storage.open_input(uri) as source:
+                names = pq.ParquetFile(source).schema_arrow.names
+        except pa.ArrowInvalid as error:
+            raise FormatError(f"{uri} is not Parquet: {error}") from error
+        if not set(PairTable.COLUMNS) <= set(names):
+            raise FormatError(f"{uri} is Parquet with {', '.join(names)}, nothing of hashnet's by itself")
+    counts = PairTable.open(uri).counts()
+    return Description(uri, "pairs", {"pairs": counts.n_pairs, "similar": counts.n_similar})

@@ -7,7 +7,8 @@ from hashnet.io import lazy_names
 if TYPE_CHECKING:
     from hashnet.encoding.encoder import Encoder, code_lineage
     from hashnet.encoding.engines import Engine, choose_engine
-    from hashnet.encoding.pipeline import (
+    from hashnet.encoding.tasks import EncodeTask, RowReader, feature_tasks, picture_tasks, repair_tasks
+    from hashnet.encoding.worker import (
         ShardCollector,
         commit_table,
         encode_features,
@@ -15,14 +16,13 @@ if TYPE_CHECKING:
         picture_rows,
         reasons_of,
     )
-    from hashnet.encoding.tasks import EncodeTask, RowReader, feature_tasks, picture_tasks, repair_tasks
 
 __all__, __getattr__ = lazy_names(
     __name__,
     {
         "encoder": ["Encoder", "code_lineage"],
         "engines": ["Engine", "choose_engine"],
-        "pipeline": [
+        "worker": [
             "ShardCollector",
             "commit_table",
             "encode_features",

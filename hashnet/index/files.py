@@ -64,7 +64,7 @@ def write_snapshot(uri: str, state: Snapshot) -> Snapshot:
 
 @contextmanager
 def writer_lock(uri: str) -> Iterator[None]:
-    """Held while one process commits. An object store has no locks: there the caller must ensure a single writer."""
+    """Held while one process commits. An object store has no locks: its users must keep to one writer."""
     if not storage.is_local(uri):
         yield
         return

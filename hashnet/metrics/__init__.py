@@ -12,7 +12,7 @@ from hashnet.metrics.measures import QueryMeasures, query_block_size
 from hashnet.metrics.relevance import LabelSets, refuse_unlabelled
 from hashnet.metrics.report import DEFINITIONS, EvalReport, RadiusCurve, RankCurve, ReportArtefact
 from hashnet.metrics.shard import QueryCounts
-from hashnet.metrics.ties import tie_hash
+from hashnet.metrics.tie_breaking import tie_hash
 from hashnet.metrics.validation import validation_k, validation_map
 
 __all__ = [

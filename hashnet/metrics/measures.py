@@ -16,7 +16,7 @@ import numpy as np
 from hashnet.metrics.average_precision import average_precision, tie_aware_precision
 from hashnet.metrics.curves import curve_ranks, rank_sums, within_radius
 from hashnet.metrics.shard import QueryCounts
-from hashnet.metrics.ties import relevance_of
+from hashnet.metrics.tie_breaking import relevance_of
 
 _KEYS_AT_ONCE = 1 << 24  # candidate keys of a block: 128 MiB
 _PER_QUERY = 7  # the first fields of QueryMeasures have one value per query

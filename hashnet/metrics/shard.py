@@ -28,7 +28,7 @@ from hashnet.kernels import (
     plan_queries,
 )
 from hashnet.metrics.relevance import LabelSets, class_items
-from hashnet.metrics.ties import tie_hash
+from hashnet.metrics.tie_breaking import tie_hash
 
 QUERIES = 64  # queries that share a block of the database while it is in the cache
 SCRATCH = 1 << 24  # words a thread may hold for candidates and marks: 128 MiB
@@ -39,7 +39,7 @@ class QueryCounts:
     """What one piece of the database says about q queries.
 
     ``counts`` int64 (2, q, n_bits + 1): all and relevant items at each distance. ``keys`` uint64
-    (q, m): the m <= k best candidates, ascending (``hashnet.metrics.ties`` says what a key holds).
+    (q, m): the m <= k best candidates, ascending (``hashnet.metrics.tie_breaking`` says what a key holds).
     """
 
     counts: np.ndarray

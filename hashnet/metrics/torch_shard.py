@@ -16,7 +16,7 @@ import numpy as np
 from hashnet.codes import check_codes, unpack_codes
 from hashnet.metrics.relevance import LabelSets
 from hashnet.metrics.shard import QueryCounts
-from hashnet.metrics.ties import HASH_BITS, tie_hash
+from hashnet.metrics.tie_breaking import HASH_BITS, tie_hash
 
 if TYPE_CHECKING:
     import torch

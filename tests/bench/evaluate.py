@@ -2,8 +2,8 @@
 
     python tests/bench/evaluate.py [--rows 1281167] [--queries 5000] [--only usual,bare,matrix,single,multi]
 
-Prints one JSON row per case. Codes are drawn in 1,000 clusters, as a trained model's are. Cases and peers take
-turns and keep the best of their runs; ratios are of processor seconds, which a busy machine disturbs least.
+Prints one JSON row per case. Codes are drawn in 1,000 clusters, as a trained model's are. Cases and peers
+take turns and keep the best of their runs; ratios are of processor seconds, which a busy machine disturbs least.
 Peers:
 
 usual   similarity by a matrix product of ±1, numpy argsort per query, AP by a cumulative sum: what public
@@ -82,7 +82,7 @@ def draw(rows: int, n_bits: int = 64, seed: int = 0) -> tuple[np.ndarray, np.nda
 
 
 def draw_multi_hot(clusters: np.ndarray) -> np.ndarray:
-    """Multi-hot labels (n, 80), 2.9 per row, frequencies as skewed as COCO's; those of a cluster are alike."""
+    """Multi-hot labels (n, 80), 2.9 per row, frequencies as skewed as COCO's; alike within a cluster."""
     rng = np.random.default_rng(7)
     share = np.clip(0.45 / np.arange(1, 81) ** 0.8, 0.004, None)
     of_cluster = rng.random((CLUSTERS, 80)) < share

@@ -122,7 +122,7 @@ def stage_rates(folder: Path) -> dict[str, float]:
     import torch
 
     from hashnet.encoding.encoder import Encoder
-    from hashnet.encoding.pipeline import ShardCollector
+    from hashnet.encoding.worker import ShardCollector
     from hashnet.io.arrow import binary_column
     from hashnet.store.plan import PlannedPart, StorePlan
 

@@ -18,7 +18,7 @@ from cluster.encode import EncodeConfig, encode_database
 from cluster.evaluate import EvaluateConfig, evaluate_run
 from hashnet import Encoder, Run
 from hashnet.cli.entry import main
-from hashnet.cli.inspection import inspect
+from hashnet.cli.inspect import inspect
 from hashnet.server import ServeConfig, ServedRun
 from hashnet.training import prepare, read_config
 from tests.support.serving_app import BASE, make_app

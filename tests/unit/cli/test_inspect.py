@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from hashnet.cli.entry import main
-from hashnet.cli.inspection import inspect
+from hashnet.cli.inspect import inspect
 from hashnet.data.pairs import PairTable
 from hashnet.data.sources import make_manifest
 from hashnet.errors import FormatError

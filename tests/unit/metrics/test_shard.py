@@ -12,7 +12,7 @@ from hashnet.kernels.bitslice import ITEMS
 from hashnet.labels import share_label
 from hashnet.metrics.relevance import LabelSets, check_labels
 from hashnet.metrics.shard import QueryCounts, Shard
-from hashnet.metrics.ties import HASH_BITS, relevance_of, tie_hash
+from hashnet.metrics.tie_breaking import HASH_BITS, relevance_of, tie_hash
 from hashnet.metrics.torch_shard import TorchShard
 
 

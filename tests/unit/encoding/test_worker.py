@@ -17,7 +17,8 @@ from hashnet.data.fetch import fetch_images
 from hashnet.data.source_rows import SourceRows
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import write_manifest
-from hashnet.encoding.pipeline import (
+from hashnet.encoding.tasks import EncodeTask, RowReader, feature_tasks, picture_tasks, repair_tasks
+from hashnet.encoding.worker import (
     ShardCollector,
     _encoded,
     commit_table,
@@ -25,7 +26,6 @@ from hashnet.encoding.pipeline import (
     encode_rows,
     picture_rows,
 )
-from hashnet.encoding.tasks import EncodeTask, RowReader, feature_tasks, picture_tasks, repair_tasks
 from hashnet.models.bundle import save_bundle
 from hashnet.models.hash_model import build_model
 from hashnet.store.commit import StoreWriter
@@ -270,8 +270,8 @@ def test_few_files_are_in_memory_at_once(pictures, monkeypatch):
         fetched.append(len(table))
         return fetch_images(table, base_uri)
 
-    monkeypatch.setattr("hashnet.encoding.pipeline.fetch_images", fetch)
-    monkeypatch.setattr("hashnet.encoding.pipeline.FETCH_ROWS", 8)
+    monkeypatch.setattr("hashnet.encoding.worker.fetch_images", fetch)
+    monkeypatch.setattr("hashnet.encoding.worker.FETCH_ROWS", 8)
     plan = plan_of(manifest, encoder, 100)
     (task,) = picture_tasks(list(plan.ranges()), 100, n_cpus=1)
     (out,) = picture_rows(RowReader(manifest, "database"), task, encoder.preprocess, 100)
