@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cluster.compare.config import CompareConfig
+from cluster.compare.compare_config import CompareConfig
 from cluster.encode import EncodeConfig, encode_database
 from hashnet.comparison import Features
 from hashnet.data import Manifest, ManifestArtefact, feature_matrix

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster.compare.config import MAY_CHANGE, CompareConfig
+from cluster.compare.compare_config import MAY_CHANGE, CompareConfig
 from cluster.compare.data import comparison_manifest, shallow_features, zero_shot_manifest
 from cluster.compare.runner import CellResources, CellRunner
 from cluster.runtime import connection

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from hashnet.io import lazy_names
 
 if TYPE_CHECKING:
-    from hashnet.training.config import EXECUTION_KEYS, KINDS, FitSettings, TrainConfig
     from hashnet.training.diagnostics import logits_of
     from hashnet.training.distributed import from_first
     from hashnet.training.frozen_backbone import standardise
@@ -23,12 +22,13 @@ if TYPE_CHECKING:
         result_of,
     )
     from hashnet.training.schedule import plain, staged
+    from hashnet.training.train_config import EXECUTION_KEYS, KINDS, FitSettings, TrainConfig
     from hashnet.training.trainer import TrainingSummary, make_model, train_run
 
 __all__, __getattr__ = lazy_names(
     __name__,
     {
-        "config": ["EXECUTION_KEYS", "FitSettings", "KINDS", "TrainConfig"],
+        "train_config": ["EXECUTION_KEYS", "FitSettings", "KINDS", "TrainConfig"],
         "diagnostics": ["logits_of"],
         "distributed": ["from_first"],
         "frozen_backbone": ["standardise"],

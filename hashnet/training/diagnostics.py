@@ -14,8 +14,8 @@ from hashnet.data import Manifest
 from hashnet.io import Progress
 from hashnet.losses import METHODS, LabelSimilarity, Loss, make_loss
 from hashnet.models import BatchedInference, HashModel, relax
-from hashnet.training.config import TrainConfig
 from hashnet.training.inputs import InputSource, open_rows
+from hashnet.training.train_config import TrainConfig
 
 BINS = 100  # of |g| in [0, 1], as in the paper's histogram
 BATCH_ROWS = 256

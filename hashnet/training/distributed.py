@@ -15,7 +15,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hashnet.models import HashModel
-from hashnet.training.config import FitSettings
+from hashnet.training.train_config import FitSettings
 
 BATCHNORM = (nn.modules.batchnorm._BatchNorm,)
 

@@ -17,13 +17,13 @@ from torch import distributed
 from hashnet.io import Progress
 from hashnet.losses import Loss
 from hashnet.models import BatchedInference, HashModel, build_model
-from hashnet.training.config import KINDS, TrainConfig
 from hashnet.training.distributed import world
 from hashnet.training.history import StageRecord
 from hashnet.training.inputs import ArraySource, InputSource
 from hashnet.training.loop import fit
 from hashnet.training.sampling import Sampler
 from hashnet.training.schedule import plain
+from hashnet.training.train_config import KINDS, TrainConfig
 
 BATCH_ROWS = 64
 SAMPLE_ROWS = 2048  # pictures for mean and standard deviation: enough, and seconds even on a CPU

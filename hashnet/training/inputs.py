@@ -21,7 +21,7 @@ from hashnet import labels as label_sets
 from hashnet.data import Manifest, feature_matrix, feature_rows, fetch_images, too_many_bad
 from hashnet.errors import BadImage, DataError
 from hashnet.models import HashModel
-from hashnet.training.config import TrainConfig
+from hashnet.training.train_config import TrainConfig
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -36,7 +36,6 @@ from hashnet.errors import ConfigError, Diverged
 from hashnet.losses import Loss
 from hashnet.models import HashModel
 from hashnet.training.checkpoints import Checkpoints, TrainState
-from hashnet.training.config import FitSettings
 from hashnet.training.diagnostics import BatchDiagnostics
 from hashnet.training.distributed import distribute, from_first, gather_rows, world
 from hashnet.training.history import EpochRecord, History, StageRecord, StepRecord
@@ -44,6 +43,7 @@ from hashnet.training.inputs import ArraySource, InputSource, prefetch
 from hashnet.training.optimiser import make_optimiser, set_learning_rate, train_mode
 from hashnet.training.sampling import BatchSlice, RowSampler, Sampler, batch_slice
 from hashnet.training.schedule import ContinuationStage, anneal
+from hashnet.training.train_config import FitSettings
 
 
 @dataclass(frozen=True)

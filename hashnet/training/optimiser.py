@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from hashnet.models import HashModel
-from hashnet.training.config import FitSettings
 from hashnet.training.distributed import BATCHNORM
+from hashnet.training.train_config import FitSettings
 
 
 def make_optimiser(model: HashModel, settings: FitSettings) -> torch.optim.SGD:

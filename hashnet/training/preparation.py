@@ -17,7 +17,7 @@ from hashnet.io import config as configs
 from hashnet.io import storage
 from hashnet.labels import check_pairs, count_pairs
 from hashnet.run import Run
-from hashnet.training.config import EXECUTION_KEYS, MEASUREMENT_KEYS, TrainConfig
+from hashnet.training.train_config import EXECUTION_KEYS, MEASUREMENT_KEYS, TrainConfig
 
 FORMAT_VERSION = 1  # of checkpoints/data.json
 

@@ -23,7 +23,6 @@ from hashnet.losses import METHODS, LabelSimilarity, Similarity, TableSimilarity
 from hashnet.models import HashModel, build_model, save_bundle, try_crop
 from hashnet.run import Run
 from hashnet.training.checkpoints import Checkpoints
-from hashnet.training.config import TrainConfig
 from hashnet.training.diagnostics import (
     CodeDiagnostics,
     explain_codes,
@@ -44,6 +43,7 @@ from hashnet.training.history import EpochRecord, History, StageRecord, write_hi
 from hashnet.training.inputs import LabelledRows, held_out, open_rows
 from hashnet.training.loop import Callbacks, fit
 from hashnet.training.sampling import PairSampler, Sampler
+from hashnet.training.train_config import TrainConfig
 
 logger = logging.getLogger(__name__)
 WARN_AFTER_EPOCHS, WARN_AFTER_STEPS = 3, 60  # sooner, a network that starts from scratch is slow, not stuck

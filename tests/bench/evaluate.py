@@ -3,8 +3,8 @@
     python tests/bench/evaluate.py [--rows 1281167] [--queries 5000] [--only usual,bare,matrix,single,multi]
 
 Prints one JSON row per case. Codes are drawn in 1,000 clusters, as a trained model's are. Cases and peers
-take turns and keep the best of their runs; ratios are of processor seconds, which a busy machine disturbs least.
-Peers:
+take turns and keep the best of their runs; ratios are of processor seconds, which a busy machine disturbs
+least. Peers:
 
 usual   similarity by a matrix product of ±1, numpy argsort per query, AP by a cumulative sum: what public
         evaluation code does, query by query so that it fits into memory, on the same threads

@@ -30,10 +30,10 @@ from cluster.train import train
 from hashnet.data.manifest import Manifest
 from hashnet.data.sources import make_manifest
 from hashnet.models.hash_model import build_model
-from hashnet.training.config import TrainConfig
 from hashnet.training.frozen_backbone import standardise
 from hashnet.training.history import read_history
 from hashnet.training.inputs import open_rows, prefetch
+from hashnet.training.train_config import TrainConfig
 
 THREADS, N_BITS = 2, 48
 CASES = {

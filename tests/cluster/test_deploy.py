@@ -22,7 +22,7 @@ from cluster.runtime import capacity, connection, telemetry
 from cluster.runtime.job import read_settings
 from hashnet.io import config as configs
 from hashnet.server.settings import ServeConfig
-from hashnet.training.config import TrainConfig
+from hashnet.training.train_config import TrainConfig
 
 KUBERNETES = ("cluster.yaml", "encode.yaml", "serve.yaml", "train.yaml")
 

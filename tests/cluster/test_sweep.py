@@ -9,7 +9,7 @@ import math
 
 import pytest
 
-from cluster.compare.config import CompareConfig
+from cluster.compare.compare_config import CompareConfig
 from cluster.compare.job import PartOfComparison
 from cluster.compare.runner import CellRunner
 from cluster.sweep import PAPER_GRID, SweepConfig, sweep, trial_configs
@@ -19,7 +19,7 @@ from hashnet.data.sources import make_manifest
 from hashnet.errors import ClusterError, ConfigError, HashnetError, LineageMismatch, ModelError
 from hashnet.io import config as configs
 from hashnet.io import storage
-from hashnet.training.config import TrainConfig
+from hashnet.training.train_config import TrainConfig
 
 
 @pytest.fixture

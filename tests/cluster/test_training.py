@@ -20,9 +20,9 @@ from hashnet.errors import ClusterError, Diverged, LineageMismatch
 from hashnet.io import storage
 from hashnet.models.bundle import load_bundle
 from hashnet.training.checkpoints import Checkpoints
-from hashnet.training.config import TrainConfig
 from hashnet.training.history import read_history
 from hashnet.training.preparation import prepare
+from hashnet.training.train_config import TrainConfig
 from hashnet.training.trainer import train_run
 
 # Long enough for a kill in the middle: 4 stages of fixed length, 300 rows in batches of 100.

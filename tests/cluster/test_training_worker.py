@@ -13,8 +13,8 @@ from cluster.runtime import telemetry
 from hashnet.errors import Diverged, StorageError
 from hashnet.io import config as configs
 from hashnet.io import events, storage
-from hashnet.training.config import TrainConfig
 from hashnet.training.history import StageRecord, StepRecord
+from hashnet.training.train_config import TrainConfig
 
 STEP = StepRecord(step=10, total_steps=100, epoch=1, stage=1, beta=2.0, lr=0.5, J=0.3, L=0.4,
                   rows_per_s=900.0, quantisation=0.2, distinct=64, balance=0.6, entropy=0.9)  # fmt: skip

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cluster.compare.config import CompareConfig
+from cluster.compare.compare_config import CompareConfig
 from cluster.compare.data import shallow_features
 from hashnet.data.sources import make_manifest
 from hashnet.io import config as configs

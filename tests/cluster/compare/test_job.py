@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cluster.compare.config import CompareConfig
+from cluster.compare.compare_config import CompareConfig
 from cluster.compare.data import zero_shot_manifest
 from cluster.compare.job import NOTHING_TUNED, PartOfComparison, compare
 from cluster.compare.runner import CellRunner

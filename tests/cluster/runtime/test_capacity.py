@@ -17,7 +17,7 @@ from cluster.runtime.capacity import Need, Node
 from cluster.train import worker_resources
 from hashnet.comparison.cell import Cell
 from hashnet.errors import ClusterError, ConfigError
-from hashnet.training.config import TrainConfig
+from hashnet.training.train_config import TrainConfig
 
 HEAD = Node("head", {"CPU": 0, "memory": 1e9, "node:__internal_head__": 1.0}, is_head=True)
 CPUS = Node("cpu-1", {"CPU": 4.0})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from cluster.build_index import IndexConfig
-from cluster.compare.config import CompareConfig
+from cluster.compare.compare_config import CompareConfig
 from cluster.demo import DemoConfig
 from cluster.encode.job import EncodeConfig
 from cluster.evaluate.job import EvaluateConfig
@@ -17,7 +17,7 @@ from cluster.runtime import job
 from hashnet.errors import ClusterError, ConfigError, DataError
 from hashnet.io.config import REQUIRED, key
 from hashnet.server.settings import ServeConfig
-from hashnet.training.config import TrainConfig
+from hashnet.training.train_config import TrainConfig
 
 
 @dataclass(frozen=True)

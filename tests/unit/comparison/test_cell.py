@@ -21,8 +21,8 @@ from hashnet.data.sources import make_manifest
 from hashnet.errors import Diverged, LineageMismatch
 from hashnet.metrics.evaluation import evaluate
 from hashnet.metrics.validation import validation_map
-from hashnet.training.config import TrainConfig
 from hashnet.training.inputs import held_out
+from hashnet.training.train_config import TrainConfig
 
 
 @pytest.fixture(scope="module")

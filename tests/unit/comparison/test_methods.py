@@ -12,7 +12,7 @@ from hashnet.comparison.methods import (
 )
 from hashnet.errors import ConfigError
 from hashnet.losses.methods import METHODS
-from hashnet.training.config import TrainConfig
+from hashnet.training.train_config import TrainConfig
 
 
 def test_every_baseline_and_every_variant_has_its_place():

@@ -10,7 +10,7 @@ from hashnet.codes import check_n_bits
 from hashnet.errors import ConfigError
 from hashnet.io import config
 from hashnet.io.config import REQUIRED, key
-from hashnet.training.config import TrainConfig
+from hashnet.training.train_config import TrainConfig
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from torch import distributed
 from hashnet.losses.pairwise import PairwiseLoss
 from hashnet.losses.similarity import LabelSimilarity
 from hashnet.models.hash_model import HashModel, build_model
-from hashnet.training.config import FitSettings
 from hashnet.training.distributed import world
 from hashnet.training.frozen_backbone import standardise
 from hashnet.training.loop import fit
 from hashnet.training.schedule import plain
+from hashnet.training.train_config import FitSettings
 
 CASES = ("features", "dropout", "small_cnn")
 ROWS, BATCH = 21, 11  # nothing divides evenly: batches of 11 and 10 rows

@@ -10,8 +10,8 @@ import torch
 from hashnet.losses.dhn import DHNLoss
 from hashnet.losses.methods import METHODS, make_loss
 from hashnet.losses.similarity import LabelSimilarity
-from hashnet.training.config import TrainConfig
 from hashnet.training.diagnostics import explain_codes, explain_loss, measure
+from hashnet.training.train_config import TrainConfig
 
 
 def test_loss_near_ln_2_means_that_nothing_is_learnt():

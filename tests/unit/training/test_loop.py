@@ -17,11 +17,11 @@ from hashnet.losses.pairwise import PairwiseLoss
 from hashnet.losses.similarity import LabelSimilarity, TableSimilarity
 from hashnet.models.hash_model import build_model
 from hashnet.training.checkpoints import Checkpoints
-from hashnet.training.config import FitSettings
 from hashnet.training.frozen_backbone import standardise
 from hashnet.training.loop import Callbacks, fit
 from hashnet.training.sampling import PairSampler
 from hashnet.training.schedule import plain, smooth, staged
+from hashnet.training.train_config import FitSettings
 
 CLASSES, WIDTH, ROWS, BITS = 4, 10, 90, 16
 

@@ -28,13 +28,13 @@ from hashnet.losses.similarity import TableSimilarity
 from hashnet.models.backbones.small_cnn import SmallCNN
 from hashnet.models.bundle import load_bundle
 from hashnet.models.hash_model import build_model
-from hashnet.training.config import TrainConfig
 from hashnet.training.frozen_backbone import train_head_first
 from hashnet.training.history import read_history
 from hashnet.training.inputs import ArraySource, ImageSource, held_out
 from hashnet.training.loop import Callbacks
 from hashnet.training.preparation import prepare, read_config
 from hashnet.training.sampling import PairSampler
+from hashnet.training.train_config import TrainConfig
 from hashnet.training.trainer import train_run
 
 TRAIN, QUERY, DATABASE = 1, 2, 4

@@ -6,7 +6,7 @@ import pytest
 
 from hashnet.errors import ConfigError
 from hashnet.io import config as configs
-from hashnet.training.config import KINDS, TrainConfig
+from hashnet.training.train_config import KINDS, TrainConfig
 
 
 def _config(*words: str) -> TrainConfig:

@@ -1,8 +1,8 @@
 import pytest
 
-from cluster.compare.config import CompareConfig
+from cluster.compare.compare_config import CompareConfig
 from hashnet.io import config as configs
-from hashnet.training.config import TrainConfig
+from hashnet.training.train_config import TrainConfig
 
 
 @pytest.mark.parametrize("name", ["imagenet100", "nuswide", "coco", "cifar10", "digits"])
