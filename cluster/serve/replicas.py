@@ -1,4 +1,4 @@
-"""The Serve deployments of a server: HTTP, index, encoder and writer.
+"""The Serve deployments of a server (HTTP, index, encoder, writer), and how HTTP replicas call the others.
 
     HTTP replicas ──▶ index replicas      faiss or the kernels; small searches of several requests run as one
           │     └───▶ encoder replicas    torch; pictures of several requests run as one
@@ -14,11 +14,14 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from cluster.runtime import ray_internals, run_name, telemetry
 from hashnet.client import Queries
@@ -26,6 +29,7 @@ from hashnet.server import (
     Access,
     AddItems,
     ApiError,
+    Backend,
     IndexedItems,
     IndexInfo,
     IndexWriter,
@@ -36,7 +40,59 @@ from hashnet.server import (
     ServedRun,
     Telemetry,
     Written,
+    result_or_raise,
 )
+
+LOST = (RayActorError, DeploymentUnavailableError)  # the replica is gone; another one can respond
+
+
+class RayBackend(Backend):
+    """Calls index, encoder and writer replicas. A read that lost its replica is sent to another one."""
+
+    def __init__(self, index: Any, encoder: Any, writer: Any, served: ServedRun, timeout_s: float) -> None:
+        super().__init__(served, timeout_s)
+        self.index, self.encoder, self.writer = index, encoder, writer
+
+    async def search_index(self, request: SearchRequest) -> SearchResponse:
+        return await self._read(lambda: self.index.search.remote(request))
+
+    async def index_info(self) -> IndexInfo:
+        return await self._read(lambda: self.index.info.remote())
+
+    async def lookup(self, ids: np.ndarray, with_labels: bool = False) -> IndexedItems:
+        return await self._read(lambda: self.index.lookup.remote(ids, with_labels))
+
+    async def encode(self, queries: Queries) -> np.ndarray:
+        deadline = time.time() + self.timeout_s
+        return await self._read(lambda: self.encoder.encode.remote(queries, deadline))
+
+    async def ready(self) -> None:
+        await self.index_info()
+        if self.encoder is not None:
+            await self._read(lambda: self.encoder.ready.remote())
+
+    async def write(self, change: AddItems | RemoveItems) -> Written:
+        try:
+            return result_or_raise(await self.writer.write.remote(change))
+        except LOST as error:
+            sentence = "the writer was lost; whether the change was made is not known"
+            raise ApiError("timeout", sentence, 504) from error
+
+    async def _read(self, call: Callable[[], Any]) -> Any:
+        """The result of some replica; the request's own time limit ends the attempts."""
+        until = time.monotonic() + self.timeout_s
+        pause = 0.02
+        while True:
+            try:
+                return result_or_raise(await call())
+            except LOST as error:
+                if time.monotonic() + pause > until:
+                    raise ApiError("unavailable", "no replica responded; try again", 503) from error
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 0.5)
+            except BackPressureError as error:
+                raise ApiError("overloaded", "too many requests are waiting; try again", 503) from error
+
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +269,7 @@ class HttpReplica:
         self, index: Any, encoder: Any, writer: Any, config: ServeConfig, served: ServedRun, access: Access
     ) -> None:
         ray_internals.keep_replica_on_loopback()
-        from cluster.serve.ray_backend import RayBackend
+        from cluster.serve.replicas import RayBackend
 
         self.backend = RayBackend(index, encoder, writer, served, config.timeout_s)
         self.config, self.access = config, access

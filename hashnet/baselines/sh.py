@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hashnet.baselines.base import Baseline
-from hashnet.baselines.pca import principal_directions
+from hashnet.baselines.itq import principal_directions
 
 
 class SH(Baseline):

@@ -7,14 +7,18 @@ from hashnet.io import lazy_names
 if TYPE_CHECKING:
     from hashnet.encoding.encoder import Encoder, code_lineage
     from hashnet.encoding.engines import Engine, choose_engine
-    from hashnet.encoding.tasks import EncodeTask, RowReader, feature_tasks, picture_tasks, repair_tasks
     from hashnet.encoding.worker import (
+        EncodeTask,
+        RowReader,
         ShardCollector,
         commit_table,
         encode_features,
         encode_rows,
+        feature_tasks,
         picture_rows,
+        picture_tasks,
         reasons_of,
+        repair_tasks,
     )
 
 __all__, __getattr__ = lazy_names(
@@ -23,13 +27,17 @@ __all__, __getattr__ = lazy_names(
         "encoder": ["Encoder", "code_lineage"],
         "engines": ["Engine", "choose_engine"],
         "worker": [
+            "EncodeTask",
+            "RowReader",
             "ShardCollector",
             "commit_table",
             "encode_features",
             "encode_rows",
+            "feature_tasks",
             "picture_rows",
+            "picture_tasks",
             "reasons_of",
+            "repair_tasks",
         ],
-        "tasks": ["EncodeTask", "RowReader", "feature_tasks", "picture_tasks", "repair_tasks"],
     },
 )

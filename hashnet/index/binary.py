@@ -26,7 +26,7 @@ import numpy as np
 
 from hashnet.codes import check_codes
 from hashnet.errors import IndexMismatch, StaleIndex, Unsupported
-from hashnet.index import files, gpu, loading, tuning
+from hashnet.index import files, gpu, tuning
 from hashnet.index.artefact import IndexArtefact
 from hashnet.index.build import CodeBlock, IndexSpec, build_snapshot, read_code_blocks
 from hashnet.index.filters import parse_where
@@ -149,7 +149,7 @@ class BinaryIndex:
         it loading is faster, and FAISS may end the process over a file that is damaged.
         """
         folder = _folder(path)
-        state = loading.read_snapshot(folder, mmap=mmap, verify=verify)
+        state = files.read_snapshot(folder, mmap=mmap, verify=verify)
         return cls(state, engine=engine, device=device, path=folder)
 
     def save(self, path: str | Path) -> int:
@@ -266,7 +266,7 @@ class BinaryIndex:
         with self._writing:
             if self._path is None or IndexArtefact(self._path).sha256() == self._state.seal:
                 return False
-            self._take(loading.read_snapshot(self._path, known=self._state.segments))
+            self._take(files.read_snapshot(self._path, known=self._state.segments))
             return True
 
     def newest(self) -> BinaryIndex:
@@ -278,7 +278,7 @@ class BinaryIndex:
         with self._writing:
             if self._path is None or IndexArtefact(self._path).sha256() == self._state.seal:
                 return self
-            state = loading.read_snapshot(self._path, known=self._state.segments)
+            state = files.read_snapshot(self._path, known=self._state.segments)
             newest = BinaryIndex(state, engine=self.engine, path=self._path)
             newest.device, newest._gpu = self.device, self._gpu
             newest._take(state)

@@ -13,10 +13,9 @@ import pyarrow as pa
 
 from hashnet.errors import DataError, IndexMismatch
 from hashnet.index.kinds import KINDS, parse_options
-from hashnet.index.postings import Postings
 from hashnet.index.segment import Segment
 from hashnet.index.snapshot import Snapshot, is_plain_range
-from hashnet.index.stored_rows import new_flat, with_flat_ids
+from hashnet.index.stored_rows import Postings, new_flat, with_flat_ids
 from hashnet.io import binary_matrix, storage
 from hashnet.kernels import default_threads
 

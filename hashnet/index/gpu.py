@@ -13,7 +13,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from hashnet.index.candidates import ordered
+from hashnet.index.faiss_flat import ordered
 from hashnet.index.segment import Segment
 from hashnet.index.snapshot import Snapshot
 from hashnet.index.stored_rows import StoredRows

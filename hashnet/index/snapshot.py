@@ -14,8 +14,8 @@ import numpy as np
 
 from hashnet.errors import IdTaken, UnknownId
 from hashnet.index.kinds import KINDS, KindOptions, parse_options
-from hashnet.index.postings import Postings
 from hashnet.index.segment import Segment
+from hashnet.index.stored_rows import Postings
 
 
 @dataclass(frozen=True, eq=False)

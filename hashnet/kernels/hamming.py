@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hashnet.kernels.jit import compiled, popcount
-from hashnet.kernels.simd import LANES, lanes_below, load32, load64, lowest_bit
+from hashnet.kernels.jit import LANES, compiled, lanes_below, load32, load64, lowest_bit, popcount
 
 BLOCK = 4096  # codes of 8 bytes: 32 KB, plus 4 KB of distances
 GROUP = 32  # queries that share a block while it is in the cache

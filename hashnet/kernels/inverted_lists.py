@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hashnet.kernels.hamming import BLOCK, block_distances, fill_words, transposed_words
-from hashnet.kernels.jit import compiled
-from hashnet.kernels.simd import LANES, lanes_below, load64, lowest_bit
+from hashnet.kernels.jit import LANES, compiled, lanes_below, load64, lowest_bit
 
 ANY_ID = np.iinfo(np.int64).max
 

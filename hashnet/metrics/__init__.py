@@ -7,13 +7,19 @@ paired_difference(report_a.ap, report_b.ap)      # is a better than b on the sam
 """
 
 from hashnet.metrics.bootstrap import Difference, paired_difference
-from hashnet.metrics.evaluation import build_report, build_shard, evaluate, rank_limit
+from hashnet.metrics.evaluation import (
+    build_report,
+    build_shard,
+    evaluate,
+    rank_limit,
+    validation_k,
+    validation_map,
+)
 from hashnet.metrics.measures import QueryMeasures, query_block_size
 from hashnet.metrics.relevance import LabelSets, refuse_unlabelled
 from hashnet.metrics.report import DEFINITIONS, EvalReport, RadiusCurve, RankCurve, ReportArtefact
 from hashnet.metrics.shard import QueryCounts
 from hashnet.metrics.tie_breaking import tie_hash
-from hashnet.metrics.validation import validation_k, validation_map
 
 __all__ = [
     "DEFINITIONS",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hashnet.metrics import DEFINITIONS, EvalReport
 from hashnet.reports.examples import Example
-from hashnet.reports.page import render
+from hashnet.reports.style import render
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The look of figures, and their files: PNG, SVG, and SVG that follows the page's theme.
+"""The look of figures and pages: PNG, SVG that follows the page's theme, and the base of every HTML page.
 
 The colours can be told apart by colour-blind readers, on light and on dark backgrounds.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -130,3 +131,15 @@ def inline_svg(svg: str, name: str, title: str) -> str:
     scaled = re.sub(r'\s(width|height)="[^"]+"', "", opening)
     scaled = scaled.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
     return scaled + element[len(opening) :].replace("\n", " ")
+
+
+def render(template: str, **values: Any) -> str:
+    """The page's text: ``template`` (a file of this package) extends page.html; values are escaped."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template(template).render(**values)

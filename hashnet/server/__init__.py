@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hashnet.server.backend import Backend
     from hashnet.server.batch_encoder import BatchEncoder
     from hashnet.server.errors import ApiError, error_response, result_or_raise
-    from hashnet.server.live_index import LiveIndex
+    from hashnet.server.live_index import IndexWriter, LiveIndex
     from hashnet.server.messages import (
         AddItems,
         IndexedItems,
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
         SearchResponse,
         Written,
     )
-    from hashnet.server.middleware import SECURITY_HEADERS, is_write
+    from hashnet.server.middleware import SECURITY_HEADERS, Telemetry, is_write
     from hashnet.server.served_run import ServedRun
     from hashnet.server.settings import NO_MODEL, Limits, ServeConfig
-    from hashnet.server.telemetry import Telemetry
-    from hashnet.server.writer import IndexWriter
 
 __all__, __getattr__ = lazy_names(
     __name__,
@@ -38,7 +36,7 @@ __all__, __getattr__ = lazy_names(
         "backend": ["Backend"],
         "batch_encoder": ["BatchEncoder"],
         "errors": ["ApiError", "error_response", "result_or_raise"],
-        "live_index": ["LiveIndex"],
+        "live_index": ["IndexWriter", "LiveIndex"],
         "messages": [
             "AddItems",
             "IndexInfo",
@@ -48,10 +46,8 @@ __all__, __getattr__ = lazy_names(
             "SearchResponse",
             "Written",
         ],
-        "middleware": ["SECURITY_HEADERS", "is_write"],
+        "middleware": ["SECURITY_HEADERS", "Telemetry", "is_write"],
         "served_run": ["ServedRun"],
         "settings": ["Limits", "NO_MODEL", "ServeConfig"],
-        "telemetry": ["Telemetry"],
-        "writer": ["IndexWriter"],
     },
 )

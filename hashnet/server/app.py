@@ -1,6 +1,9 @@
-"""The HTTP application over a Backend: ``build_app`` returns an ASGI application that any server can run."""
+"""The HTTP application over a Backend: routes, errors and the search page, as one ASGI application."""
 
 from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -8,15 +11,44 @@ from starlette.exceptions import HTTPException
 
 import hashnet
 from hashnet.errors import HashnetError
-from hashnet.server import search_page
 from hashnet.server.auth import Access
 from hashnet.server.backend import Backend
 from hashnet.server.errors import ApiError, error_response, server_failure
-from hashnet.server.middleware import RequestMiddleware
+from hashnet.server.middleware import RequestMiddleware, Telemetry
 from hashnet.server.openapi import DESCRIPTION
 from hashnet.server.routes import Routes
 from hashnet.server.settings import Limits
-from hashnet.server.telemetry import Telemetry
+
+MEDIA_TYPES = {
+    "index.html": "text/html; charset=utf-8",
+    "style.css": "text/css; charset=utf-8",
+    "app.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+
+
+def mount(app: FastAPI) -> None:
+    """Adds ``/`` and ``/static/NAME``; they are not in the OpenAPI description."""
+    folder = files("hashnet.server") / "page"
+    content = {name: (folder / name).read_bytes() for name in MEDIA_TYPES}
+    tags = {name: f'"{hashlib.sha256(data).hexdigest()[:16]}"' for name, data in content.items()}
+
+    def respond(name: str, request: Request) -> Response:
+        headers = {"etag": tags[name], "cache-control": "no-cache"}
+        if tags[name] in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(content[name], media_type=MEDIA_TYPES[name], headers=headers)
+
+    def add(path: str, name: str) -> None:
+        def endpoint(request: Request) -> Response:
+            return respond(name, request)
+
+        app.add_api_route(path, endpoint, methods=["GET"], include_in_schema=False)
+
+    add("/", "index.html")
+    for name in MEDIA_TYPES:
+        if name != "index.html":
+            add(f"/static/{name}", name)
 
 
 def build_app(backend: Backend, limits: Limits, access: Access, telemetry: Telemetry) -> RequestMiddleware:
@@ -29,7 +61,7 @@ def build_app(backend: Backend, limits: Limits, access: Access, telemetry: Telem
         redoc_url=None,
     )
     Routes(backend, limits, bool(access.write), telemetry).add_to(app)
-    search_page.mount(app)
+    mount(app)
     app.add_exception_handler(HashnetError, _known_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)

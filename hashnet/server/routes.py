@@ -17,9 +17,9 @@ from hashnet.server import parsing
 from hashnet.server import schemas as s
 from hashnet.server.backend import Backend
 from hashnet.server.messages import RemoveItems, SearchResponse
+from hashnet.server.middleware import Telemetry
 from hashnet.server.openapi import ERRORS, request_body, route_options
 from hashnet.server.settings import Limits
-from hashnet.server.telemetry import Telemetry
 
 ItemId = Annotated[int, Path(ge=0, le=2**63 - 1, description="id of an indexed item")]
 WRITE_ERRORS = [*ERRORS, 403, 409, 504]

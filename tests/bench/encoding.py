@@ -45,8 +45,7 @@ def make_pictures(folder: Path, n_images: int, backbone: str, engine: str) -> No
     import torch
     from PIL import Image
 
-    from hashnet.data.source_rows import rows_of_uris
-    from hashnet.data.writer import write_manifest
+    from hashnet.data.writer import rows_of_uris, write_manifest
     from hashnet.models.bundle import save_bundle
     from hashnet.models.hash_model import build_model
 

@@ -26,9 +26,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hashnet.data.source_rows import SourceRows
 from hashnet.data.sources import make_manifest
-from hashnet.data.writer import write_manifest
+from hashnet.data.writer import SourceRows, write_manifest
 from hashnet.models.bundle import save_bundle
 from hashnet.models.hash_model import build_model
 

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from hashnet.data.manifest import Manifest
-from hashnet.data.source_rows import SourceRows
 from hashnet.data.splits import Protocol, assign_splits
-from hashnet.data.writer import append_rows, write_manifest
+from hashnet.data.writer import SourceRows, append_rows, write_manifest
 from hashnet.errors import ConfigError, DataError
 from hashnet.io import config
 

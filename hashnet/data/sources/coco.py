@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from hashnet.data.input_files import parent_folder, uris_below
 from hashnet.data.label_lists import choose_classes, read_names
-from hashnet.data.source_rows import SourceRows, rows_of_uris
+from hashnet.data.writer import SourceRows, rows_of_uris
 from hashnet.errors import DataError, FormatError, StorageError
 from hashnet.io import REQUIRED, key, storage
 

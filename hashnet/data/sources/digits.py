@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet import labels as label_sets
-from hashnet.data.source_rows import SourceRows
+from hashnet.data.writer import SourceRows
 from hashnet.io import key
 
 DEFAULTS = {"n_query": 197, "n_train": 1000}  # 1,600 are left as database

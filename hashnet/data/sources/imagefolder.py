@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from hashnet.data.input_files import PICTURES, find_below, uris_below
 from hashnet.data.label_lists import choose_classes, lists_of_names, read_names
-from hashnet.data.source_rows import SourceRows, rows_of_uris
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
+from hashnet.data.writer import SourceRows, rows_of_uris
 from hashnet.errors import DataError
 from hashnet.io import REQUIRED, key, storage
 

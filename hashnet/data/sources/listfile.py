@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 from hashnet.data.input_files import parent_folder, uris_below
 from hashnet.data.label_lists import read_names
-from hashnet.data.source_rows import SourceRows, find_duplicate
 from hashnet.data.sources.list_parser import ListFile, read_list
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
+from hashnet.data.writer import SourceRows, find_duplicate
 from hashnet.errors import DataError
 from hashnet.io import key, storage
 

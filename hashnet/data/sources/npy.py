@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from hashnet import labels as label_sets
 from hashnet.data import features as vectors
 from hashnet.data.label_lists import lists_of_ids, read_names
-from hashnet.data.source_rows import SourceRows, refuse_duplicates
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
+from hashnet.data.writer import SourceRows, refuse_duplicates
 from hashnet.errors import DataError, HashnetError, StorageError
 from hashnet.io import REQUIRED, key, storage
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from hashnet import labels as label_sets
 from hashnet.data.input_files import uris_below
-from hashnet.data.source_rows import SourceRows, rows_of_uris
+from hashnet.data.writer import SourceRows, rows_of_uris
 from hashnet.errors import DataError, StorageError
 from hashnet.io import REQUIRED, key, storage
 

@@ -17,7 +17,7 @@ from hashnet.data import features as vectors
 from hashnet.data.fetch import parquet_value_uris
 from hashnet.data.input_files import expand_pattern, parent_folder, uris_below
 from hashnet.data.label_lists import is_list, read_labels, read_names
-from hashnet.data.source_rows import SourceRows, refuse_duplicates
+from hashnet.data.writer import SourceRows, refuse_duplicates
 from hashnet.errors import DataError
 from hashnet.io import REQUIRED, TableBuffer, key, storage
 

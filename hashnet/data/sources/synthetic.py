@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from hashnet.data.fetch import byte_range_uris, parquet_value_uris
 from hashnet.data.input_files import with_suffix
 from hashnet.data.label_lists import lists_of_pairs
-from hashnet.data.source_rows import SourceRows
+from hashnet.data.writer import SourceRows
 from hashnet.errors import DataError
 from hashnet.io import key, storage
 

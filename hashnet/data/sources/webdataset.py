@@ -17,7 +17,7 @@ import pyarrow as pa
 from hashnet.data.fetch import byte_range_uris
 from hashnet.data.input_files import PICTURES, check_utf8, expand_pattern
 from hashnet.data.label_lists import read_names
-from hashnet.data.source_rows import SourceRows, refuse_duplicates, rows_of_uris
+from hashnet.data.writer import SourceRows, refuse_duplicates, rows_of_uris
 from hashnet.errors import DataError
 from hashnet.io import REQUIRED, key, storage
 from hashnet.labels import MAX_CLASSES

@@ -11,8 +11,7 @@ import faiss
 import numpy as np
 
 from hashnet.errors import FormatError
-from hashnet.index.postings import Postings
-from hashnet.index.stored_rows import StoredRows
+from hashnet.index.stored_rows import Postings, StoredRows
 
 if TYPE_CHECKING:
     from hashnet.index.segment import Segment

@@ -9,7 +9,7 @@ import faiss
 import numpy as np
 
 from hashnet.errors import IndexMismatch
-from hashnet.index.candidates import SLACK, most_hits, ordered
+from hashnet.index.faiss_flat import SLACK, most_hits, ordered
 from hashnet.index.kinds.base import IndexKind, KindOptions, option, with_ids
 from hashnet.kernels import pad_columns
 

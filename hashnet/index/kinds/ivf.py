@@ -21,8 +21,7 @@ import numpy as np
 
 from hashnet.codes import as_words
 from hashnet.errors import FormatError
-from hashnet.index.candidates import SLACK, live_hits, most_hits, ordered
-from hashnet.index.faiss_flat import split_hits
+from hashnet.index.faiss_flat import SLACK, live_hits, most_hits, ordered, split_hits
 from hashnet.index.kinds.base import IndexKind, KindOptions, option
 from hashnet.index.stored_rows import StoredRows
 from hashnet.kernels import (

@@ -10,8 +10,7 @@ import faiss
 import numpy as np
 
 from hashnet.errors import IndexMismatch
-from hashnet.index.candidates import live_hits
-from hashnet.index.faiss_flat import split_hits
+from hashnet.index.faiss_flat import live_hits, split_hits
 from hashnet.index.kinds.base import IndexKind, KindOptions, option, with_ids
 from hashnet.index.stored_rows import StoredRows
 

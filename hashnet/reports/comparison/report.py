@@ -16,7 +16,7 @@ from hashnet.io import storage
 from hashnet.reports.comparison import tables
 from hashnet.reports.comparison.figures import draw
 from hashnet.reports.comparison.results import Table, gaps, gather
-from hashnet.reports.page import render
+from hashnet.reports.style import render
 
 KIND, FORMAT_VERSION = "comparison", 1
 PACKAGES = ("numpy", "scipy", "scikit-learn", "torch", "ray", "numba", "faiss-cpu")

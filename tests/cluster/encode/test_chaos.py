@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from hashnet import CodeStore
-from hashnet.data.source_rows import SourceRows
 from hashnet.data.sources import make_manifest
-from hashnet.data.writer import write_manifest
+from hashnet.data.writer import SourceRows, write_manifest
 from hashnet.models.bundle import save_bundle
 from hashnet.models.hash_model import build_model
 

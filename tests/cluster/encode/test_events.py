@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from cluster.encode import pipeline
-from hashnet.encoding.tasks import EncodeTask
+from hashnet.encoding.worker import EncodeTask
 from hashnet.io import events
 from hashnet.store.commit import ShardRecord
 from hashnet.store.plan import PlannedPart, ShardRange

@@ -21,8 +21,7 @@ from cluster.encode import planner
 from cluster.encode.job import EncodeConfig, encode_database
 from cluster.runtime.errors import reraise_hashnet_error
 from hashnet import CodeStore, Encoder, Manifest
-from hashnet.data.source_rows import SourceRows
-from hashnet.data.writer import append_rows, write_manifest
+from hashnet.data.writer import SourceRows, append_rows, write_manifest
 from hashnet.errors import (
     ConfigError,
     DataError,

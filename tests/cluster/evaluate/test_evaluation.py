@@ -18,8 +18,7 @@ from cluster.evaluate import tasks as counting
 from cluster.evaluate.job import EvaluateConfig, evaluate_run
 from hashnet import Encoder, EvalReport, Manifest
 from hashnet.data.features import feature_matrix
-from hashnet.data.source_rows import SourceRows
-from hashnet.data.writer import write_manifest
+from hashnet.data.writer import SourceRows, write_manifest
 from hashnet.errors import DataError, FormatError, LineageMismatch
 from hashnet.models.bundle import save_bundle
 from hashnet.models.hash_model import build_model

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
-from hashnet.baselines.pca import principal_directions
+from hashnet.baselines.itq import principal_directions
 
 
 @pytest.mark.parametrize("shape", [(50, 12), (12, 50)])

@@ -19,8 +19,7 @@ from hashnet.comparison.cell import (
 from hashnet.comparison.methods import DEEP
 from hashnet.data.sources import make_manifest
 from hashnet.errors import Diverged, LineageMismatch
-from hashnet.metrics.evaluation import evaluate
-from hashnet.metrics.validation import validation_map
+from hashnet.metrics.evaluation import evaluate, validation_map
 from hashnet.training.inputs import held_out
 from hashnet.training.train_config import TrainConfig
 

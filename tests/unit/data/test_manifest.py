@@ -14,9 +14,8 @@ import pytest
 from hashnet.data import parts
 from hashnet.data.features import feature_matrix
 from hashnet.data.manifest import Manifest
-from hashnet.data.source_rows import SourceRows, rows_of_uris
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
-from hashnet.data.writer import append_rows, write_manifest
+from hashnet.data.writer import SourceRows, append_rows, rows_of_uris, write_manifest
 from hashnet.errors import ConfigError, DataError, FormatError
 from hashnet.io import storage
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hashnet.data.pairs import PairTable
-from hashnet.data.source_rows import rows_of_uris
 from hashnet.data.splits import DATABASE, TRAIN
-from hashnet.data.writer import write_manifest
+from hashnet.data.writer import rows_of_uris, write_manifest
 from hashnet.errors import DataError
 
 PAIRS = st.dictionaries(

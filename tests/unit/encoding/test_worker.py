@@ -14,17 +14,20 @@ from PIL import Image
 
 from hashnet import CodeStore, Encoder, Manifest
 from hashnet.data.fetch import fetch_images
-from hashnet.data.source_rows import SourceRows
 from hashnet.data.sources import make_manifest
-from hashnet.data.writer import write_manifest
-from hashnet.encoding.tasks import EncodeTask, RowReader, feature_tasks, picture_tasks, repair_tasks
+from hashnet.data.writer import SourceRows, write_manifest
 from hashnet.encoding.worker import (
+    EncodeTask,
+    RowReader,
     ShardCollector,
     _encoded,
     commit_table,
     encode_features,
     encode_rows,
+    feature_tasks,
     picture_rows,
+    picture_tasks,
+    repair_tasks,
 )
 from hashnet.models.bundle import save_bundle
 from hashnet.models.hash_model import build_model

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hashnet import BinaryIndex, errors
-from hashnet.index import loading
+from hashnet.index import files
 from hashnet.index.artefact import IndexArtefact
 from hashnet.io import storage
 
@@ -147,7 +147,7 @@ def test_rows_are_read_once_while_somebody_else_removes_items(made, monkeypatch)
     folder, codes, ids = made()
     writer = BinaryIndex.load(folder)
     writer.remove(ids[:1])
-    removals, open_rows = iter(range(1, 100, 2)), loading._open_rows
+    removals, open_rows = iter(range(1, 100, 2)), files._open_rows
 
     def open_slowly(*arguments):
         first = next(removals)
@@ -155,7 +155,7 @@ def test_rows_are_read_once_while_somebody_else_removes_items(made, monkeypatch)
             writer.remove(ids[number : number + 1])
         return open_rows(*arguments)
 
-    monkeypatch.setattr(loading, "_open_rows", open_slowly)
+    monkeypatch.setattr(files, "_open_rows", open_slowly)
     assert BinaryIndex.load(folder).search(codes, 9) == writer.search(codes, 9)
     assert next(removals) == 3
 

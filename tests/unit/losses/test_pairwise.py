@@ -16,7 +16,7 @@ from hashnet.losses.dhn import DHNLoss
 from hashnet.losses.dnnh import DNNHLoss
 from hashnet.losses.pairwise import PairwiseLoss
 from hashnet.losses.similarity import LabelSimilarity, TableSimilarity
-from hashnet.models.heads import to_signs
+from hashnet.models.hash_model import to_signs
 
 N, K, CLASSES = 14, 16, 5
 

@@ -9,8 +9,7 @@ import pytest
 
 import hashnet
 from hashnet.errors import FormatError, HashnetError
-from hashnet.metrics.curves import curve_ranks
-from hashnet.metrics.measures import QueryMeasures
+from hashnet.metrics.measures import QueryMeasures, curve_ranks
 from hashnet.metrics.report import DEFINITIONS
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from hashnet.errors import CodeError, ModelError
-from hashnet.models.hash_model import build_model
-from hashnet.models.heads import relax, to_signs
+from hashnet.models.hash_model import build_model, relax, to_signs
 
 
 def test_hash_layer_starts_small_and_unbiased():

@@ -51,8 +51,7 @@ def run(tmp_path_factory):
     """A run folder: manifest with pictures inside, codes, codes-query, a model with a history."""
     import torch
 
-    from hashnet.data.source_rows import SourceRows
-    from hashnet.data.writer import write_manifest
+    from hashnet.data.writer import SourceRows, write_manifest
     from hashnet.models.bundle import save_bundle
     from hashnet.models.hash_model import build_model
     from hashnet.store.code_store import write_store

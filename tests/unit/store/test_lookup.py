@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hashnet.data.manifest import Manifest
-from hashnet.data.source_rows import SourceRows
 from hashnet.data.sources import make_manifest
-from hashnet.data.writer import write_manifest
+from hashnet.data.writer import SourceRows, write_manifest
 from hashnet.errors import BadImage, FormatError
 from hashnet.store import lookup as catalogs
 from hashnet.store.code_store import CodeStore, write_store

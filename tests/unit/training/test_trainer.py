@@ -16,9 +16,8 @@ from hashnet.codes import hamming_distances
 from hashnet.data.images import Preprocess
 from hashnet.data.manifest import Manifest
 from hashnet.data.pairs import PairTable
-from hashnet.data.source_rows import SourceRows
 from hashnet.data.sources import make_manifest
-from hashnet.data.writer import write_manifest
+from hashnet.data.writer import SourceRows, write_manifest
 from hashnet.encoding.encoder import Encoder
 from hashnet.errors import ConfigError, DataError, FormatError, LineageMismatch, ModelError
 from hashnet.io import storage

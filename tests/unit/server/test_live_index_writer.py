@@ -51,7 +51,7 @@ def test_a_change_is_repeated_while_another_process_writes(
     with pytest.raises(ApiError) as taken:
         writer.write(AddItems(codes[:1], np.array([9002])))
     assert (taken.value.code, taken.value.status) == ("id_taken", 409)
-    monkeypatch.setattr("hashnet.server.writer.ATTEMPTS", 2)
+    monkeypatch.setattr("hashnet.server.live_index.ATTEMPTS", 2)
     times = 3
     with pytest.raises(ApiError) as given_up:
         writer.write(AddItems(codes[:1], np.array([8001])))

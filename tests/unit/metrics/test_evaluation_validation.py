@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from hashnet.metrics.evaluation import evaluate
-from hashnet.metrics.validation import validation_k, validation_map
+from hashnet.metrics.evaluation import evaluate, validation_k, validation_map
 
 
 def test_the_depth_is_a_quarter_of_the_rows_searched_and_at_least_a_hundred():
