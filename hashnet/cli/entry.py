@@ -1,7 +1,7 @@
 """``hashnet``: what needs no cluster. A user's mistake is one sentence and exit code 2, no stack trace.
 
-A further command is a module in ``hashnet/commands`` and a line in ``COMMANDS``. Only the module of
-the command that was asked for is imported, so that ``hashnet query`` starts without torch.
+A further command is a module in ``hashnet/cli`` and a line in ``COMMANDS``. Only the module of
+the requested command is imported, so that ``hashnet query`` starts without torch.
 """
 
 from __future__ import annotations

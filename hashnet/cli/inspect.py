@@ -120,7 +120,7 @@ def _artefact_at(uri: str) -> Artefact | None:
         if artefact.exists():
             return artefact
         if storage.name_of(uri) == artefact.header_file:
-            return type(artefact)(storage.parent_of(uri))
+            return type(artefact)(storage.parent_folder(uri))
     codes = CodesArtefact(uri)
     return codes if codes.begun() else None
 

@@ -20,22 +20,9 @@ _NOT_DATA = (".", "_")  # how the names of files begin that are not data
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
-def split_options(uri: str) -> tuple[str, str]:
-    """A URI without its ``?options``, and the options with their question mark; a plain path has none."""
-    base, mark, options = uri.partition("?") if storage.is_uri(uri) else (uri, "", "")
-    return base, mark + options
-
-
-def parent_folder(uri: str) -> str:
-    """The folder that holds a file, with the URI's options."""
-    base, options = split_options(uri)
-    folder, slash, _ = base.rstrip("/").rpartition("/")
-    return (folder or slash or ".") + options
-
-
 def uris_below(folder: str, names: pa.Array) -> pa.Array:
     """Uris of names below a folder, of the same type; absolute paths and uris among the names stay."""
-    base, options = split_options(_plain_path(folder))
+    base, options = storage.split_options(_plain_path(folder))
     before, after, nothing = (pa.scalar(text, names.type) for text in (base.rstrip("/") + "/", options, ""))
     below = pc.binary_join_element_wise(before, names, after, nothing)
     whole = pc.or_(pc.starts_with(names, "/"), pc.match_substring(names, "://"))
@@ -49,7 +36,7 @@ def _plain_path(uri: str) -> str:
 
 def with_suffix(uri: str, suffix: str) -> str:
     """``uri`` with ``suffix`` in place of ``.parquet``."""
-    base, options = split_options(uri)
+    base, options = storage.split_options(uri)
     return base.rstrip("/").removesuffix(".parquet") + suffix + options
 
 
@@ -117,7 +104,7 @@ def expand_pattern(uri: str, ending: str) -> list[str]:
         names = [uri[: found.start()] + f"{i:0{len(low)}d}" + uri[found.end() :] for i in numbers]
         files = [file for name in names for file in expand_pattern(name, ending)]
     elif "*" in storage.name_of(uri):
-        pattern, folder = storage.name_of(uri), parent_folder(uri)
+        pattern, folder = storage.name_of(uri), storage.parent_folder(uri)
         matching = [n for n in storage.list_names(folder) if fnmatch.fnmatch(n, pattern)]
         files = [storage.absolute(storage.join(folder, name)) for name in matching]
     elif storage.is_folder(uri):

@@ -122,8 +122,8 @@ def _remove_old(uri: str, records: list[dict[str, Any]]) -> None:
     needed = {entry["file"] for entry in file_entries(records)}
     try:
         for name in storage.list_names(uri):
-            ours = name.startswith(("index-", "labels-", "removed-")) or storage.TMP_MARK in name
-            if ours and name not in needed:
+            is_index_file = name.startswith(("index-", "labels-", "removed-")) or storage.TMP_MARK in name
+            if is_index_file and name not in needed:
                 storage.delete(storage.join(uri, name))
     except StorageError as error:  # the version stands by now; the next commit removes the rest
         log.warning("old files of %s stay for now: %s", uri, error)

@@ -92,20 +92,27 @@ def absolute(uri: str) -> str:
 
 def join(uri: str | os.PathLike, *names: str) -> str:
     """``uri`` with names appended before any ``?options``; a plain path stays a plain path."""
-    base, mark, options = str(uri).partition("?") if is_uri(uri) else (str(uri), "", "")
-    return "/".join([base.rstrip("/"), *names]) + mark + options
+    base, options = split_options(uri)
+    return "/".join([base.rstrip("/"), *names]) + options
 
 
 def name_of(uri: str | os.PathLike) -> str:
     """The last part of a path or URI."""
-    base = str(uri).partition("?")[0] if is_uri(uri) else str(uri)
+    base, _ = split_options(uri)
     return base.rstrip("/").rpartition("/")[2]
 
 
-def parent_of(uri: str | os.PathLike) -> str:
-    """The folder that holds a file, with the URI's options."""
+def split_options(uri: str | os.PathLike) -> tuple[str, str]:
+    """A URI without its ``?options``, and the options with their question mark; a plain path has none."""
     base, mark, options = str(uri).partition("?") if is_uri(uri) else (str(uri), "", "")
-    return (base.rstrip("/").rpartition("/")[0] or ".") + mark + options
+    return base, mark + options
+
+
+def parent_folder(uri: str | os.PathLike) -> str:
+    """The folder that holds a file, with the URI's options."""
+    base, options = split_options(uri)
+    folder, slash, _ = base.rstrip("/").rpartition("/")
+    return (folder or slash or ".") + options
 
 
 def check_plain_name(name: Any, listed_in: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from hashnet.data.input_files import parent_folder, uris_below
+from hashnet.data.input_files import uris_below
 from hashnet.data.label_lists import choose_classes, read_names
 from hashnet.data.writer import SourceRows, rows_of_uris
 from hashnet.errors import DataError, FormatError, StorageError
@@ -95,8 +95,8 @@ def _pictures(instances: str, path: str) -> str:
     stem = storage.name_of(instances).removesuffix(".json").removeprefix("instances_")
     root = path
     if not storage.is_folder(path):
-        root = parent_folder(instances)
-        root = parent_folder(root) if storage.name_of(root) == "annotations" else root
+        root = storage.parent_folder(instances)
+        root = storage.parent_folder(root) if storage.name_of(root) == "annotations" else root
     for names in ((stem,), ("images", stem), ("images",)):
         if storage.is_folder(storage.join(root, *names)):
             return storage.join(root, *names)

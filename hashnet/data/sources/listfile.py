@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hashnet.data.input_files import parent_folder, uris_below
+from hashnet.data.input_files import uris_below
 from hashnet.data.label_lists import read_names
 from hashnet.data.sources.list_parser import ListFile, read_list
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
@@ -42,7 +42,7 @@ class Options:
 def load(options: Options) -> SourceRows:
     """Rows of one list, or of the lists of three splits, joined by path."""
     files = _files(options)
-    root = storage.absolute(options.root or parent_folder(next(iter(files.values()))))
+    root = storage.absolute(options.root or storage.parent_folder(next(iter(files.values()))))
     lists = {name: _stripped(read_list(uri), options.strip) for name, uri in files.items()}
     for found in lists.values():
         _refuse_duplicates(found)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from hashnet.data import features as vectors
 from hashnet.data.fetch import parquet_value_uris
-from hashnet.data.input_files import expand_pattern, parent_folder, uris_below
+from hashnet.data.input_files import expand_pattern, uris_below
 from hashnet.data.label_lists import is_list, read_labels, read_names
 from hashnet.data.writer import SourceRows, refuse_duplicates
 from hashnet.errors import DataError
@@ -204,7 +204,7 @@ def _image_tables(files: list[str], column: str, kind: pa.DataType, inline: bool
             paths = uris
             if with_paths:
                 given = _values(file, group, f"{column}.path").cast(pa.string()).combine_chunks()
-                paths = pc.coalesce(uris_below(parent_folder(uri), given), uris)
+                paths = pc.coalesce(uris_below(storage.parent_folder(uri), given), uris)
             if inline:
                 yield pa.table({"uri": paths, "image": _values(file, group, value).cast(pa.binary())})
             elif with_paths:

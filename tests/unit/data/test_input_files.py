@@ -11,12 +11,11 @@ import pytest
 from hashnet.data.input_files import (
     expand_pattern,
     find_below,
-    parent_folder,
-    split_options,
     uris_below,
     with_suffix,
 )
 from hashnet.errors import DataError
+from hashnet.io import storage
 
 
 @pytest.mark.parametrize(
@@ -34,12 +33,12 @@ from hashnet.errors import DataError
     ],
 )
 def test_parent(uri, folder):
-    assert parent_folder(uri) == folder
+    assert storage.parent_folder(uri) == folder
 
 
 def test_options_are_a_uris():
-    assert split_options("s3://b/x?y=1") == ("s3://b/x", "?y=1")
-    assert split_options("/b/x?y=1") == ("/b/x?y=1", "")
+    assert storage.split_options("s3://b/x?y=1") == ("s3://b/x", "?y=1")
+    assert storage.split_options("/b/x?y=1") == ("/b/x?y=1", "")
 
 
 def test_names_below_a_folder():
