@@ -311,7 +311,7 @@ def test_binary_columns_are_matrices(offset):
 FULL_DISK = """
 import resource, signal, sys
 sys.path.insert(0, {repo!r})
-from hashnet import storage
+from hashnet.io import storage
 from hashnet.errors import StorageError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # a write beyond 100 bytes fails, as on a full disk
