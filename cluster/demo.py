@@ -48,7 +48,7 @@ class DemoConfig:
         None, "a folder of your own pictures with one folder per class; none: digits", path=True
     )
     n_bits: int = key(48, "code length", check=check_n_bits)
-    num_workers: int = key(2, "training workers", low=1)
+    num_workers: int = key(1, "training workers; with one, this process trains without Ray", low=1)
     device: str = key(
         "auto", "where networks run; auto: GPUs where the cluster has them", choices=("auto", "cpu", "cuda")
     )
@@ -82,9 +82,8 @@ class QueryHits:
 def demo(config: DemoConfig) -> dict[str, Any]:
     """Runs every stage; returns the table, where the report is and what a query found."""
     started = time.monotonic()
-    connection.connect()
     trained = _stage("train", train, _train_config(config))
-    _stage("encode", encode_database, _encode_config(config))
+    _stage("encode", encode_database, EncodeConfig(run=config.run, device=config.device))
     _stage("index", build_index, IndexConfig(run=config.run, kind="flat"))
     measured = _stage("evaluate", evaluate_run, EvaluateConfig(run=config.run, k=config.k))
     compared = _stage("compare with LSH, ITQ and DHN", compare, _compare_config(config))
@@ -146,23 +145,12 @@ def _picture_manifest(config: DemoConfig) -> str:
     return own.uri
 
 
-def _encode_config(config: DemoConfig) -> EncodeConfig:
-    """Compiling takes longer than encoding a demo's pictures; codes that exist keep their engine."""
-    if Run(config.run).codes.begun():
-        return EncodeConfig(run=config.run)
-    if config.device == "cuda":
-        return EncodeConfig(run=config.run, device="cuda")
-    return EncodeConfig(run=config.run, device="cpu", compile=False)
-
-
 def _compare_config(config: DemoConfig) -> CompareConfig:
     base = _train_config(config)
     values = {field.name: getattr(base, field.name) for field in fields(base)}
     values |= {"run": storage.join(config.run, "compare"), "num_workers": 1}
-    values |= {"manifest": Run(config.run).manifest.uri, "dataset": None}
-    return CompareConfig(
-        **values, methods=METHODS, bits=[config.n_bits], zero_shot=0.0, k=config.k, compile=False
-    )
+    values |= {"manifest": Run(config.run).manifest.uri, "dataset": None, "cache": Run(config.run).cache}
+    return CompareConfig(**values, methods=METHODS, bits=[config.n_bits], zero_shot=0.0, k=config.k)
 
 
 def _query(run: Run) -> QueryHits:
@@ -228,7 +216,7 @@ def _summary_text(
         f"total time:          {duration(seconds)}",
         "",
         "try next:",
-        f"  {command('python')} jobs/serve.py run={run}      # a search page at http://127.0.0.1:8000/",
+        f"  {command('hashnet')} serve {run}      # a search page at http://127.0.0.1:8000/",
         f"  {command('hashnet')} query {query} --run {run} -k 10",
     ]
 

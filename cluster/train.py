@@ -8,12 +8,14 @@ lost one, a group of another size, or the same command after the driver was kill
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from cluster.runtime import Need, capacity, connection, hashnet_error_in, ray_internals, telemetry
 from hashnet import errors
-from hashnet.errors import HashnetError, StorageError
+from hashnet.errors import HashnetError, ModelError, StorageError
 from hashnet.io import Progress, counted, events, storage
 from hashnet.io import config as configs
 from hashnet.run import Run
@@ -33,7 +35,11 @@ def train(config: TrainConfig) -> dict[str, Any]:
     prepared = prepare(config)
     if prepared.finished is not None:
         return {**prepared.finished, "already_finished": True}
+    if config.num_workers == 1 and not os.environ.get("RAY_ADDRESS") and not ray_internals.connected():
+        return _result(config, _train_here(prepared.config))
     connection.connect()
+    if config.num_workers > 1 and prepared.manifest.modality == "features":
+        logger.info("a head on vectors trains fastest with num_workers=1: its steps take about a millisecond")
     resources = worker_resources(prepared.config)
     fewest = config.min_workers or config.num_workers
     apart = config.placement == "strict_spread"
@@ -43,7 +49,32 @@ def train(config: TrainConfig) -> dict[str, Any]:
     logger.info("starting the workers, which takes some seconds")
     summary = _fit(prepared.config, resources)
     storage.delete(storage.join(Run(config.run).checkpoints, "ray"))
+    return _result(config, summary)
+
+
+def _result(config: TrainConfig, summary: TrainingSummary) -> dict[str, Any]:
     return result_of(config.run, summary.sha256, summary.to_dict())
+
+
+def _train_here(config: TrainConfig) -> TrainingSummary:
+    """Trains in this process: a single worker on this machine needs no Ray, which takes seconds to start."""
+    import torch
+
+    from hashnet.training import Callbacks, train_run
+
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ModelError("device=cuda was requested, but torch sees no CUDA device here; use device=cpu")
+    if config.cpus_per_worker:
+        torch.set_num_threads(config.cpus_per_worker)
+    on_gpu = config.device != "cpu" and torch.cuda.is_available()
+    report = _Report(config, rank=0, in_ray=False)
+    try:
+        callbacks = Callbacks(step=report.step, stage=report.stage)
+        summary = train_run(config, device="cuda" if on_gpu else "cpu", callbacks=callbacks)
+    finally:
+        report.close()
+    assert summary is not None  # of the first worker
+    return summary
 
 
 def worker_resources(config: TrainConfig) -> dict[str, float]:
@@ -156,9 +187,13 @@ def _device(config: TrainConfig) -> Any:
 
 
 def _log_to_terminal() -> None:
-    """Lets a worker print this project's log messages, and no others."""
+    """Lets a worker print this project's log messages and progress, and no others.
+
+    What a worker prints is shown where the job runs; its standard error is only recorded there.
+    """
+    sys.stderr = sys.stdout
     logging.getLogger().setLevel(logging.WARNING)  # Ray Train logs every report at INFO
-    handler = logging.StreamHandler()
+    handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     for name in ("hashnet", "cluster"):
         project_logger = logging.getLogger(name)
@@ -167,18 +202,18 @@ def _log_to_terminal() -> None:
 
 
 class _Report:
-    """Reports the progress of training to Ray, Prometheus and the terminal."""
+    """Reports the progress of training to the terminal and, in a worker of Ray, to Ray and Prometheus."""
 
-    def __init__(self, config: TrainConfig, rank: int) -> None:
-        self.config, self.rank = config, rank
+    def __init__(self, config: TrainConfig, rank: int, in_ray: bool = True) -> None:
+        self.config, self.rank, self.in_ray = config, rank, in_ray
         self.last_report = time.monotonic()
         self.run = telemetry.run_name(config.run)
         self.progress: Progress | None = None
 
     def step(self, row: StepRecord) -> None:  # worker 0 only
-        every = self.config.log_every
         if self.progress is None:
             self.progress = Progress(row.total_steps, "steps", "train", done=row.step)
+        every = max(row.step + 1 - self.progress.done, 0)  # steps since the last row
         self.progress.update(
             every,
             epoch=row.epoch,
@@ -200,8 +235,6 @@ class _Report:
         telemetry.gauge("images_per_second", row.rows_per_s, run=self.run, stage="train")
 
     def stage(self, record: StageRecord) -> None:  # every worker
-        import ray.train
-
         from hashnet.training import from_first
 
         if self.rank == 0:
@@ -209,6 +242,10 @@ class _Report:
             names = ("beta", "epochs", "J", "L", "map")
             about = {name: value for name in names if (value := getattr(record, name)) is not None}
             events.event("stage done", run=self.run, stage="train", number=record.stage, **about)
+        if not self.in_ray:
+            return
+        import ray.train
+
         # A report is a barrier that takes seconds: all workers join it, or none.
         if from_first(float(time.monotonic() - self.last_report > REPORT_EVERY_S)) > 0.5:
             self.last_report = time.monotonic()

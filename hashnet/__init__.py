@@ -23,6 +23,7 @@ _HOME = {  # public name → the module it lives in
     "Run": "hashnet.run",
     "SearchResult": "hashnet.results",
     "evaluate": "hashnet.metrics",
+    "near_duplicates": "hashnet.dedup",
 }
 _MODULES = ("baselines", "codes", "errors", "labels")
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from hashnet import baselines, codes, errors, labels
     from hashnet.client import AsyncClient, Client
     from hashnet.data import Manifest
+    from hashnet.dedup import near_duplicates
     from hashnet.encoding import Encoder
     from hashnet.errors import HashnetError
     from hashnet.index import BinaryIndex

@@ -24,12 +24,12 @@ import numpy as np
 from hashnet.errors import CodeError
 from hashnet.io import check_whole
 
-MIN_BITS, MAX_BITS = 8, 1024
+MIN_BITS, MAX_BITS = 8, 4096
 DEAD = 0.001  # a bit that is the same in all but this fraction of the rows carries no information
 
 
 def check_n_bits(n_bits: int) -> int:
-    """Returns ``n_bits`` when it is a multiple of 8 from 8 to 1024, else raises CodeError."""
+    """Returns ``n_bits`` when it is a multiple of 8 from 8 to 4096, else raises CodeError."""
     n_bits = check_whole("n_bits", n_bits, 0, CodeError)
     if n_bits % 8:
         below = n_bits // 8 * 8

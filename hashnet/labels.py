@@ -1,7 +1,8 @@
-"""Labels as multi-hot rows, "shares at least one label" relevance, Jaccard, exact pair counts.
+"""Labels as multi-hot rows or LabelSets, "shares at least one label" relevance, Jaccard, exact pair counts.
 
 A label set is a multi-hot row, uint8 (n, n_classes); plain class ids (n,) are accepted wherever
 labels are. Two items are similar (relevant to each other) when they share at least one label.
+``LabelSets`` are the same as lists of classes: memory follows the number of labels, not rows x classes.
 
 >>> import numpy as np
 >>> labels = as_multi_hot(np.array([0, 1, 0]))
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 1_000_000  # a larger class id is a mistake, and its multi-hot row a gigabyte
 PAIR_WEIGHTS = ("global", "batch", "none")  # the pairs that the weights of a pairwise loss come from
+SLICE_ROWS = 65_536  # rows of a multi-hot matrix looked at together
 PATTERN_BLOCK = 2048  # rows of the pattern x pattern product held at once,
 PATTERN_CELLS = 2**26  # fewer where there are more than 32,768 patterns: a quarter of a gigabyte of floats
 
@@ -50,22 +52,28 @@ def as_multi_hot(labels: Any, n_classes: int | None = None, name: str = "labels"
 
 
 def _one_hot(ids: np.ndarray, n_classes: int | None, name: str) -> np.ndarray:
+    one_hot = np.zeros((len(ids), _width(ids, n_classes, name)), dtype=np.uint8)
+    if len(ids):  # an empty list is an array of floats
+        one_hot[np.arange(len(ids)), ids] = 1
+    return one_hot
+
+
+def _width(ids: np.ndarray, n_classes: int | None, name: str) -> int:
+    """``n_classes``, or as many as the ids (n,) need; class ids that cannot be are refused."""
     if len(ids) == 0:
-        return np.zeros((0, n_classes or 0), dtype=np.uint8)
+        return n_classes or 0
     if ids.dtype.kind not in "iu":
         raise CodeError(f"{name} as class ids must be whole numbers, got {ids.dtype}")
-    if ids.min() < 0:
-        raise CodeError(f"{name} as class ids must be >= 0, got {ids.min()} in row {ids.argmin()}")
-    width = int(ids.max()) + 1 if n_classes is None else n_classes
-    if width > MAX_CLASSES:
-        raise CodeError(
-            f"{name} hold class {ids.max()}; number classes from 0, at most {MAX_CLASSES:,} of them"
-        )
-    if ids.max() >= width:
-        raise CodeError(f"{name} hold class {ids.max()}, but there are only {width} classes")
-    one_hot = np.zeros((len(ids), width), dtype=np.uint8)
-    one_hot[np.arange(len(ids)), ids] = 1
-    return one_hot
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0:
+        raise CodeError(f"{name} as class ids must be >= 0, got {low} in row {ids.argmin()}")
+    if high >= MAX_CLASSES:
+        raise CodeError(f"{name} hold class {high}; number classes from 0, at most {MAX_CLASSES:,} of them")
+    if n_classes is not None and n_classes > MAX_CLASSES:
+        raise CodeError(f"n_classes is {n_classes}; at most {MAX_CLASSES:,} classes are possible")
+    if n_classes is not None and high >= n_classes:
+        raise CodeError(f"{name} hold class {high}, but there are only {n_classes} classes")
+    return high + 1 if n_classes is None else n_classes
 
 
 def pack_labels(labels: Any) -> np.ndarray:
@@ -157,18 +165,9 @@ def to_lists(labels: Any) -> pa.Array:
 
 def from_lists(lists: pa.Array | pa.ChunkedArray, n_classes: int) -> np.ndarray:
     """Multi-hot uint8 (n, n_classes) of an Arrow list<int32>; a null row is an empty set."""
-    import pyarrow as pa
-
-    if isinstance(lists, pa.ChunkedArray):
-        lists = lists.combine_chunks()
-    lengths = lists.value_lengths().fill_null(0).to_numpy()
-    classes = lists.flatten().to_numpy()
-    if len(classes) and not 0 <= classes.min() <= classes.max() < n_classes:
-        raise DataError(
-            f"labels hold class ids {classes.min()}..{classes.max()}, but there are {n_classes} classes"
-        )
-    multi_hot = np.zeros((len(lists), n_classes), dtype=np.uint8)
-    multi_hot[np.repeat(np.arange(len(lists)), lengths), classes] = 1
+    sets = LabelSets.from_arrow(lists, n_classes)
+    multi_hot = np.zeros((len(sets), n_classes), dtype=np.uint8)
+    multi_hot[np.repeat(np.arange(len(sets)), sets.per_row), sets.classes] = 1
     return multi_hot
 
 
@@ -181,3 +180,64 @@ def check_pairs(counts: PairCounts) -> PairCounts:
             "learn; check the labels or the pairs table"
         )
     return counts
+
+
+@dataclass(frozen=True)
+class LabelSets:
+    """The classes of row i are ``classes[start[i]:start[i + 1]]``, ascending.
+
+    ``start`` int64 (n + 1,), ``classes`` int32.
+    """
+
+    n_classes: int
+    start: np.ndarray
+    classes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    @property
+    def per_row(self) -> np.ndarray:
+        """How many classes each row has, int64 (n,)."""
+        return np.diff(self.start)
+
+    def rows(self, first: int, last: int) -> LabelSets:
+        """Rows ``first`` to ``last - 1``."""
+        start = self.start[first : last + 1]
+        return LabelSets(self.n_classes, start - start[0], self.classes[start[0] : start[-1]])
+
+    @classmethod
+    def of(cls, labels: Any, n_classes: int | None = None, name: str = "labels") -> LabelSets:
+        """Of class ids (n,) or of a multi-hot matrix (n, n_classes)."""
+        labels = as_array(labels, name)
+        if labels.ndim == 1:
+            width = _width(labels, n_classes, name)
+            return cls(width, np.arange(len(labels) + 1), labels.astype(np.int32))
+        if labels.ndim != 2:
+            raise CodeError(f"{name} must be class ids (n,) or multi-hot (n, n_classes), got {labels.shape}")
+        if n_classes is not None and labels.shape[1] != n_classes:
+            raise CodeError(f"{name} have {labels.shape[1]} classes where {n_classes} are needed")
+        start = np.zeros(len(labels) + 1, dtype=np.int64)
+        found = []
+        for first in range(0, len(labels), SLICE_ROWS):  # a matrix may be a gigabyte: never copy it whole
+            part = as_multi_hot(labels[first : first + SLICE_ROWS], name=name)
+            found.append(np.nonzero(part)[1].astype(np.int32))
+            start[first + 1 : first + 1 + len(part)] = part.sum(axis=1, dtype=np.int64)
+        classes = np.concatenate(found) if found else np.zeros(0, np.int32)
+        return cls(labels.shape[1], np.cumsum(start), classes)
+
+    @classmethod
+    def from_arrow(cls, lists: pa.Array | pa.ChunkedArray, n_classes: int) -> LabelSets:
+        """Of an Arrow list<int32>, as stores and manifests keep them; a null row has no class."""
+        import pyarrow as pa
+
+        if isinstance(lists, pa.ChunkedArray):
+            lists = lists.combine_chunks()
+        start = np.zeros(len(lists) + 1, dtype=np.int64)
+        np.cumsum(lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), out=start[1:])
+        classes = lists.flatten().to_numpy().astype(np.int32)
+        if len(classes) and not 0 <= classes.min() <= classes.max() < n_classes:
+            raise DataError(
+                f"labels hold class ids {classes.min()}..{classes.max()}, but there are {n_classes} classes"
+            )
+        return cls(n_classes, start, classes)

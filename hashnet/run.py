@@ -8,6 +8,8 @@ RUN/manifest.parquet/   the data                 RUN/config.yaml    the settings
 RUN/model/              the trained network      RUN/checkpoints/   training so far
 RUN/codes/              the database, encoded    RUN/codes-query/   the queries, encoded
 RUN/index/              the search index         RUN/report/        the evaluation
+RUN/duplicates/         near-duplicates          RUN/leakage/       database rows near another set
+RUN/cache/              backbone features of pictures, kept so that each is computed once
 """
 
 from __future__ import annotations
@@ -19,10 +21,14 @@ from hashnet.io import Artefact, storage
 
 if TYPE_CHECKING:
     from hashnet.data import ManifestArtefact
+    from hashnet.dedup import DuplicatesArtefact
     from hashnet.index import IndexArtefact
     from hashnet.metrics import ReportArtefact
     from hashnet.models import ModelArtefact
     from hashnet.store import CodesArtefact
+
+
+KNOWN = {"manifest", "model", "codes", "query_codes", "index", "report", "duplicates", "leakage"}
 
 
 class Run:
@@ -34,7 +40,7 @@ class Run:
 
     def __init__(self, uri: str | os.PathLike, **elsewhere: str | None) -> None:
         self.uri = str(uri)
-        unknown = set(elsewhere) - {"manifest", "model", "codes", "query_codes", "index", "report"}
+        unknown = set(elsewhere) - KNOWN
         if unknown:
             raise TypeError(f"a run has no artefact called {', '.join(sorted(unknown))}")
         self._elsewhere = {name: place for name, place in elsewhere.items() if place is not None}
@@ -87,14 +93,37 @@ class Run:
         return ReportArtefact(self._place("report", "report"))
 
     @property
+    def duplicates(self) -> DuplicatesArtefact:
+        return self._duplicates("duplicates")
+
+    @property
+    def leakage(self) -> DuplicatesArtefact:
+        return self._duplicates("leakage")
+
+    def _duplicates(self, name: str) -> DuplicatesArtefact:
+        from hashnet.dedup import DuplicatesArtefact
+
+        return DuplicatesArtefact(self._place(name, name))
+
+    @property
     def config(self) -> str:
         """The URI of the settings the run was trained with."""
         return storage.join(self.uri, "config.yaml")
 
     @property
+    def pairs(self) -> str:
+        """The URI of the pairs table that ``pairs=neighbours`` makes."""
+        return storage.join(self.uri, "pairs.parquet")
+
+    @property
     def checkpoints(self) -> str:
         """The URI of the folder of training checkpoints."""
         return storage.join(self.uri, "checkpoints")
+
+    @property
+    def cache(self) -> str:
+        """The URI of the folder of kept backbone features, which may be deleted at any time."""
+        return storage.join(self.uri, "cache")
 
     def artefacts(self) -> list[Artefact]:
         """The five artefacts in the order they are made, whether they exist or not."""

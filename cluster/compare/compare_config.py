@@ -10,6 +10,7 @@ from hashnet.codes import check_n_bits
 from hashnet.comparison import PAPER_K, expand_methods
 from hashnet.errors import ConfigError
 from hashnet.io import Renamed, key
+from hashnet.run import Run
 from hashnet.training import EXECUTION_KEYS, TrainConfig
 
 # Keys that may differ when a comparison is resumed: what to add, or how to work. What a cell was made from is
@@ -59,11 +60,10 @@ class CompareConfig(TrainConfig):
         choices=("backbone", "pixels"),
     )  # fmt: skip
     compile: bool | None = key(
-        None, "compile the backbone that makes those features on the CPU, which takes a minute or two and "
-        "pays off for thousands of pictures; none: where a C++ compiler is found",
+        None, "on the CPU: true compiles the backbone that makes those features, false runs it as it is; "
+        "none: fused convolutions",
     )  # fmt: skip
     cpus_per_cell: int = key(1, "CPUs of one cell's task", low=1)
-    log_every: int = key(10, "steps between rows of a deep cell's history", low=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,4 +89,5 @@ class CompareConfig(TrainConfig):
     def train_config(self) -> TrainConfig:
         """The part of this configuration that deep cells are trained with."""
         names = [field.name for field in dataclasses.fields(TrainConfig)]
-        return TrainConfig(**{name: getattr(self, name) for name in names})
+        values = {name: getattr(self, name) for name in names}
+        return TrainConfig(**values | {"cache": self.cache or Run(self.run).cache})  # one for all cells

@@ -71,20 +71,16 @@ def zero_shot_manifest(config: CompareConfig, manifest: Manifest) -> Manifest | 
 
 
 def shallow_features(config: CompareConfig, manifest: Manifest, folder: str) -> Features:
-    """Features and labels of the three sets, standardised with the training rows' mean and deviation."""
+    """Features and labels of the three sets, as they are: the methods centre them, and none needs a scale.
+
+    Dividing each column by its deviation would depend on the basis, and whiten features reduced by PCA.
+    """
     if manifest.modality == "features":
         sets = {split: _stored(manifest, split) for split in SPLITS}
     elif config.features_from == "pixels":
         sets = pixels(config, manifest)
     else:
         sets = {split: _encoded(config, manifest, folder, split) for split in SPLITS}
-    if config.standardise:
-        from hashnet.models import usable_std
-        from hashnet.training import ArraySource
-
-        mean, std = ArraySource(sets["train"][0]).moments()
-        centre, scale = mean.float().numpy(), usable_std(mean, std).float().numpy()
-        sets = {split: ((X - centre) / scale, y) for split, (X, y) in sets.items()}
     return Features(**sets)
 
 
@@ -152,6 +148,7 @@ def _encoded(
         output="features",
         split=split,
         base_uri=config.base_uri,
+        cache=config.train_config().cache,
         device=config.device,
         compile=None if config.device == "cuda" else config.compile,
     )

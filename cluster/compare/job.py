@@ -33,7 +33,7 @@ from hashnet.io import config as configs
 from hashnet.io import storage
 from hashnet.metrics import validation_k
 from hashnet.run import Run
-from hashnet.training import refuse_other_config, refuse_unlabelled
+from hashnet.training import KINDS, refuse_other_config, refuse_unlabelled
 
 VALIDATION_SHARE = 0.2
 NOTHING_TUNED = TunedSettings({}, {})
@@ -63,8 +63,12 @@ class PartOfComparison:
             self.task(Cell("tune", method, n_bits, self.config.seeds[0], settings), VALIDATION_SHARE)
             for n_bits in self.config.tune_bits or self.config.bits
             for method in reversed(methods)
-            for settings in candidates(method)
+            for settings in self.candidates(method)
         ]
+
+    def candidates(self, method: str) -> list[dict[str, Any]]:
+        """The settings to try, with the learning rates of the kind of backbone."""
+        return candidates(method, KINDS[self._train.kind_for(self.manifest.modality)].lr_grid)
 
     def task(self, cell: Cell, validation: float = 0.0) -> CellTask:
         folder = cell.folder(self.config.run)
@@ -151,7 +155,7 @@ def _tuned_settings(part: PartOfComparison) -> TunedSettings:
         return TunedSettings.load(config.settings)
     if not config.tune:
         return NOTHING_TUNED
-    names = [name for name in expand_methods(config.methods) if len(candidates(name)) > 1]
+    names = [name for name in expand_methods(config.methods) if len(part.candidates(name)) > 1]
     uri = storage.join(config.run, "tuned.json")
     before = TunedSettings.load(uri) if storage.exists(uri) else NOTHING_TUNED
     trials = part.trials(names)

@@ -8,14 +8,18 @@ Ray Data pipelines.
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from cluster.encode import pipeline, planner, summary
+from cluster.encode.pipeline import refuse_other_model
 from cluster.runtime import connection, reraise_hashnet_error, telemetry
 from hashnet.data import Manifest
 from hashnet.encoding import (
@@ -26,9 +30,10 @@ from hashnet.encoding import (
     picture_tasks,
     reasons_of,
     repair_tasks,
+    shard_tasks,
 )
 from hashnet.errors import ClusterError, ConfigError, LineageMismatch, ModelError
-from hashnet.io import REQUIRED, Progress, Renamed, key
+from hashnet.io import REQUIRED, Progress, Renamed, key, storage
 from hashnet.models import BundleInfo
 from hashnet.run import Run
 from hashnet.store import (
@@ -44,8 +49,13 @@ from hashnet.store import (
     read_records,
 )
 
+if TYPE_CHECKING:
+    from hashnet.encoding import LocalEncoder  # imports torch
+
 log = logging.getLogger(__name__)
 
+LOCAL_ROWS = 2048  # pictures that this process computes rather than start actors: half a minute on two cores
+LOCAL_FEATURE_ROWS = 100_000
 FEATURE_SHARD_BYTES = 64 << 20  # a shard of 4096-d features would otherwise be 134 MB
 
 
@@ -81,7 +91,8 @@ class EncodeConfig:
         choices=("auto", "cpu", "cuda"),
     )
     compile: bool | None = key(
-        None, "compile the model on the CPU (none: for pictures, where a C++ compiler is found)"
+        None,
+        "on the CPU: true compiles the model with torch, false runs it as it is (none: fused convolutions)",
     )
     num_actors: int | None = key(None, "encoder actors (none: one per GPU, else one per CPU)", low=1)
     gpus_per_actor: float | None = key(
@@ -91,6 +102,7 @@ class EncodeConfig:
         None, "pictures per chunk sent from decoders to encoders (none: 32 MB of pixels)", low=1
     )
     base_uri: str | None = key(None, "folder that relative picture paths start from", path=True)
+    cache: str | None = key(None, "folder of kept backbone features (none: RUN/cache)", path=True)
 
     def __post_init__(self) -> None:
         mistakes = []
@@ -109,6 +121,10 @@ class EncodeConfig:
     def artefacts(self) -> Run:
         """The run, with the model that was given by key at its own place."""
         return Run(self.run, model=self.model)
+
+    @property
+    def cache_folder(self) -> str:
+        return self.cache or Run(self.run).cache
 
     @property
     def target(self) -> CodesArtefact:
@@ -134,8 +150,7 @@ def encode_database(config: EncodeConfig) -> dict[str, Any]:
     elif job.todo:
         job.encode()
     seconds = time.monotonic() - started
-    done = summary.finish(job.uri, job.plan, config.max_bad_fraction, job.rows_now, seconds, job.workers)
-    return done.to_dict()
+    return summary.finish(job.uri, job.plan, config.max_bad_fraction, job.rows_now, seconds, job.workers)
 
 
 def _manifest(config: EncodeConfig, info: BundleInfo) -> Manifest:
@@ -195,6 +210,7 @@ class _Job:
             split=config.split,
             n_classes=self.manifest.n_classes,
             lineage=self._lineage(engine),
+            columns=self.manifest.columns,
         )
 
     def _lineage(self, engine: str) -> dict[str, Any]:
@@ -209,15 +225,18 @@ class _Job:
 
     def encode(self) -> None:
         """Encodes the shards that have no record yet."""
+        if (local := self._local_encoder(whole := shard_tasks(self.todo))) is not None:
+            StoreWriter(self.uri, self.plan).begin()
+            self._follow(self._local(local, whole, self.todo), self.todo)
+            return
         settings = self._start(sum(map(len, self.todo)), repair=False)
         planner.verify_parts(self.manifest, {shard.part.name for shard in self.todo})
         StoreWriter(self.uri, self.plan).begin()
-        if self.info.modality == "features":
-            tasks = feature_tasks(self.todo, self.manifest)
-        else:
+        tasks = feature_tasks(self.todo, self.manifest)
+        if self.info.modality == "image":
             n_cpus = int(connection.resources().get("CPU", 1))
             tasks = picture_tasks(self.todo, settings.chunk_rows, n_cpus)
-        self._run(settings, tasks, self.todo)
+        self._follow(self._on_actors(settings, tasks, self.todo), self.todo)
 
     def retry(self) -> None:
         """Encodes the quarantined rows again; those that succeed become extra shards."""
@@ -230,12 +249,55 @@ class _Job:
         if not row_ids:
             log.info("the quarantine of %s is empty", self.uri)
             return
-        settings = self._start(len(row_ids), repair=True)
         repaired = [record.name for record in self.records.values() if record.repair]
         first = 1 + max((int(name.rpartition("-")[2]) for name in repaired), default=-1)
-        step = None if self.info.modality == "features" else settings.chunk_rows
-        tasks = repair_tasks(self.plan, row_ids, first, step)
-        self._run(settings, iter(tasks), list(dict.fromkeys(task.shards[0] for task in tasks)))
+        tasks = repair_tasks(self.plan, row_ids, first, None)
+        shards = [task.shards[0] for task in tasks]
+        if (local := self._local_encoder(tasks)) is not None:
+            self._follow(self._local(local, tasks, shards, repair=True), shards, repair=True)
+            return
+        settings = self._start(len(row_ids), repair=True)
+        if self.info.modality == "image":
+            tasks = repair_tasks(self.plan, row_ids, first, settings.chunk_rows)
+        self._follow(self._on_actors(settings, tasks, shards), shards, repair=True)
+
+    def _local_encoder(self, tasks: list[EncodeTask]) -> LocalEncoder | None:
+        """What encodes the tasks in this process; None where actors should.
+
+        With few rows to compute, starting actors would take longer than encoding.
+        """
+        config, engine = self.config, self.plan.lineage["engine"]
+        rows, features = sum(task.stop - task.start for task in tasks), self.info.modality == "features"
+        most = LOCAL_FEATURE_ROWS if features else LOCAL_ROWS
+        kept = not features and storage.exists(config.cache_folder)
+        if config.num_actors or config.chunk_rows or config.gpus_per_actor or not (kept or rows <= most):
+            return None
+        if os.environ.get("RAY_ADDRESS") and planner.gpus_of_an_actor(engine, None):
+            return None
+        from hashnet.encoding import LocalEncoder, choose_engine
+
+        try:
+            engine, _ = choose_engine(engine, self.info.modality, None if "-" in engine else config.compile)
+        except ModelError:  # a worker may have what this machine lacks
+            return None
+        model, info = config.artefacts.model.open()
+        refuse_other_model(config.artefacts.model.uri, info.sha256, self.info.sha256)
+        reader = RowReader(self.manifest, config.split, config.base_uri)
+        local = LocalEncoder(reader, model, info, engine, config.cache_folder)
+        if local.missing(tasks) > most:
+            return None
+        self.plan = check_plan(self.uri, replace(self.plan, lineage=self._lineage(engine)))
+        return local
+
+    def _local(
+        self, local: LocalEncoder, tasks: list[EncodeTask], shards: list[ShardRange], repair: bool = False
+    ) -> Iterator[tuple[int, dict[str, int]]]:
+        self.workers.add(f"{socket.gethostname()}/{os.getpid()}")
+        collector = ShardCollector(self.uri, self.plan, shards, repair)
+        for task in tasks:
+            for table in local.encode(task, self.plan.output):
+                pipeline.report_bad_rows(self.run, table)
+                yield self._collect(collector, table), pipeline.bad_reasons(table)
 
     def _start(self, rows: int, repair: bool) -> pipeline.PipelineSettings:
         """The pipeline's settings, with the cluster's capacity checked and the engine chosen on a worker."""
@@ -244,9 +306,7 @@ class _Job:
         gpus = planner.gpus_of_an_actor(engine, config.gpus_per_actor)
         n_actors = planner.reserve_actors(config.num_actors, gpus, rows)
         try:
-            engine = planner.engine_of_workers(
-                engine, config.compile, config.artefacts.model.uri, self.info.modality, gpus
-            )
+            engine = planner.engine_of_workers(engine, config.compile, self.info.modality, gpus)
         except ModelError as error:
             if config.device != "auto" or config.compile is not None:
                 raise
@@ -270,18 +330,18 @@ class _Job:
             gpus_per_actor=gpus,
         )
 
-    def _run(
-        self, settings: pipeline.PipelineSettings, tasks: Iterator[EncodeTask], shards: list[ShardRange]
+    def _follow(
+        self, encoding: Iterator[tuple[int, dict[str, int]]], shards: list[ShardRange], repair: bool = False
     ) -> None:
+        """Follows the (rows, bad rows by reason) of each step of ``encoding``, which commits the shards."""
         rows = sum(len(shard) for shard in shards)
-        done = 0 if settings.repair else self.plan.n_rows - rows
+        done = 0 if repair else self.plan.n_rows - rows
         device = self.plan.lineage["engine"]
-        encode = self._features if self.info.modality == "features" else self._pictures
         unit = "rows" if self.info.modality == "features" else "images"
         with Progress(done + rows, unit, "encode", done=done) as progress:
             bad = 0
             try:
-                for n, reasons in encode(settings, tasks, shards):
+                for n, reasons in encoding:
                     self.rows_now += n
                     bad += sum(reasons.values())
                     progress.update(n, bad=bad, device=device)
@@ -298,30 +358,31 @@ class _Job:
         telemetry.gauge("shards_total", self.plan.n_shards, **tags)
         telemetry.gauge("shards_done", len(self.records), **tags)
 
-    def _pictures(
-        self, settings: pipeline.PipelineSettings, tasks: Iterator[EncodeTask], shards: list[ShardRange]
+    def _on_actors(
+        self, settings: pipeline.PipelineSettings, tasks: Iterable[EncodeTask], shards: list[ShardRange]
     ) -> Iterator[tuple[int, dict[str, int]]]:
+        if self.info.modality == "features":
+            for records, n, worker in pipeline.run_features(settings, iter(tasks)):
+                self.workers.add(worker)
+                self.records |= {record.name: record for record in records}
+                yield n, reasons_of(records)
+            return
         collector = ShardCollector(self.uri, self.plan, shards, settings.repair)
-        for table in pipeline.run_pictures(settings, tasks):
+        for table in pipeline.run_pictures(settings, iter(tasks)):
             self.workers.update(pc.unique(table["worker"]).to_pylist())
-            before, started = len(collector.records), time.perf_counter()
-            n = collector.add(table.drop_columns(["worker"]))
-            if len(collector.records) > before:
-                seconds = time.perf_counter() - started
-                telemetry.observe("commit_seconds", seconds, run=self.run, stage="encode")
-            for record in collector.records[before:]:
-                self.records[record.name] = record
-                pipeline.report_commit(self.run, record)
-            yield n, pipeline.bad_reasons(table)
+            yield self._collect(collector, table.drop_columns(["worker"])), pipeline.bad_reasons(table)
         if collector.unfinished:
             raise ClusterError(
                 f"rows of {len(collector.unfinished)} shards did not arrive; run the same command again"
             )
 
-    def _features(
-        self, settings: pipeline.PipelineSettings, tasks: Iterator[EncodeTask], shards: list[ShardRange]
-    ) -> Iterator[tuple[int, dict[str, int]]]:
-        for records, n, worker in pipeline.run_features(settings, tasks):
-            self.workers.add(worker)
-            self.records |= {record.name: record for record in records}
-            yield n, reasons_of(records)
+    def _collect(self, collector: ShardCollector, table: pa.Table) -> int:
+        """How many rows are new; the collector commits the shards that they complete."""
+        before, started = len(collector.records), time.perf_counter()
+        n = collector.add(table)
+        for record in collector.records[before:]:
+            self.records[record.name] = record
+            pipeline.report_commit(self.run, record)
+            seconds = time.perf_counter() - started
+            telemetry.observe("commit_seconds", seconds, run=self.run, stage="encode")
+        return n

@@ -78,14 +78,13 @@ class EncoderActor:
         from hashnet.encoding import Encoder
 
         settings, lineage = self.settings, self.settings.plan.lineage
-        if lineage["engine"] != "cuda":
-            use_one_thread()
+        if lineage["engine"] != "cuda":  # one thread to compute and to compile: by default each starts a pool
+            os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+            import torch
+
+            torch.set_num_threads(1)
         encoder = Encoder.load(settings.model_uri, engine=lineage["engine"])
-        if encoder.model_sha256 != lineage["model_sha256"]:
-            raise LineageMismatch(
-                f"{settings.model_uri} changed while encoding: it was {lineage['model_sha256'][:12]}, "
-                f"now it is {encoder.model_sha256[:12]}; run again"
-            )
+        refuse_other_model(settings.model_uri, encoder.model_sha256, lineage["model_sha256"])
         return encoder
 
     def check(self) -> None:
@@ -94,12 +93,12 @@ class EncoderActor:
             raise self.refused
 
 
-def use_one_thread() -> None:
-    """Makes torch compute and compile on one thread in this process; by default each starts a pool."""
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    import torch
-
-    torch.set_num_threads(1)
+def refuse_other_model(uri: str, sha256: str, planned: str) -> None:
+    """LineageMismatch where the model is not the one that the plan of the store names."""
+    if sha256 != planned:
+        raise LineageMismatch(
+            f"{uri} changed while encoding: it was {planned[:12]}, now it is {sha256[:12]}; run again"
+        )
 
 
 class PictureEncoder(EncoderActor):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
-from cluster.encode.pipeline import ACTOR_CPUS, DECODE_CPUS, use_one_thread
+from cluster.encode.pipeline import ACTOR_CPUS, DECODE_CPUS
 from cluster.runtime import Need, capacity, reraise_hashnet_error
 from hashnet.data import Manifest
-from hashnet.models import load_bundle
 
 log = logging.getLogger(__name__)
 
@@ -40,49 +37,25 @@ def gpus_of_an_actor(engine: str, gpus_per_actor: float | None) -> float:
     return gpus_per_actor or 1
 
 
-def engine_of_workers(engine: str, compile: bool | None, model_uri: str, modality: str, gpus: float) -> str:
-    """The name of the engine that ``engine`` comes to on a worker; the driver's machine may differ."""
-    if modality == "features" and not gpus and engine in ("auto", "cpu", "cpu-eager") and not compile:
-        return "cpu-eager"  # the only one for feature rows on a CPU
+def engine_of_workers(engine: str, compile: bool | None, modality: str, gpus: float) -> str:
+    """The name of the engine that ``engine`` comes to on the workers; on GPUs one of them is asked."""
+    from hashnet.encoding import choose_engine  # imports torch
+
+    if not gpus:
+        return choose_engine("cpu" if engine == "auto" else engine, modality, compile)[0]
     import ray
 
-    # With a GPU no more CPU than an actor's, which is known to fit; without, compiling needs a whole CPU.
-    cpus = ACTOR_CPUS if gpus else 1
-    choose = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=3)(_start_and_choose)
-    results = choose.remote(engine, compile, model_uri, modality)
-    while not ray.wait([results], timeout=capacity.LINE_EVERY_S)[0]:
-        size = capacity.describe({"CPU": cpus, "GPU": gpus})
-        log.info("waiting for room: a worker of %s, to choose the engine", size)
+    # No more CPU than an actor's, which is known to fit.
+    choose = ray.remote(num_cpus=ACTOR_CPUS, num_gpus=gpus, max_retries=3)(choose_engine)
+    choice = choose.remote(engine, modality, compile)
+    while not ray.wait([choice], timeout=capacity.LINE_EVERY_S)[0]:
+        log.info("waiting for room: a worker of %s, to choose the engine", capacity.describe({"GPU": gpus}))
     try:
-        ray.get(next(results))
-        name, why = ray.get(next(results))
+        name, why = ray.get(choice)
     except ray.exceptions.RayTaskError as error:
         reraise_hashnet_error(error)
     log.info("engine: %s (%s)", name, why)
     return name
-
-
-def _start_and_choose(engine: str, compile: bool | None, model_uri: str, modality: str) -> Iterator[Any]:
-    """Task: yields None as soon as it runs, then the result of ``engine_here``, which may take a minute."""
-    yield None
-    yield engine_here(engine, compile, model_uri, modality)
-
-
-def engine_here(engine: str, compile: bool | None, model_uri: str, modality: str) -> tuple[str, str]:
-    """(name, reason): the engine on this machine. Where compiling was not requested, it is tried.
-
-    A compiler may be installed without the headers it needs. The actors of this machine find what was
-    compiled in its cache.
-    """
-    from hashnet.encoding import Engine, choose_engine
-
-    compile = compile if engine in ("auto", "cpu") else None  # the names of engines say it themselves
-    name, why = choose_engine(engine, modality, compile)
-    if name != "cpu-compiled" or compile or engine == name:
-        return name, why
-    use_one_thread()
-    tried = Engine(load_bundle(model_uri)[0], engine)
-    return tried.name, tried.why
 
 
 def reserve_actors(num_actors: int | None, gpus: float, rows: int) -> int:
@@ -116,5 +89,6 @@ def verify_parts(manifest: Manifest, names: set[str]) -> None:
     parts = [part for part in manifest.parts if part.name in names]
     try:
         ray.get([check.remote(replace(manifest, parts=(part,))) for part in parts])
+        manifest.trust(names)
     except ray.exceptions.RayTaskError as error:
         reraise_hashnet_error(error)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from hashnet.codes import dead_bits
 from hashnet.data import too_many_bad
+from hashnet.encoding import reasons_of
 from hashnet.errors import TooManyBad
 from hashnet.io import counted, duration, speed
 from hashnet.models import BundleInfo
@@ -50,81 +51,10 @@ def describe(
     return result
 
 
-@dataclass(frozen=True)
-class CodeSummary:
-    """The statistics of a store of codes."""
-
-    n_bits: int
-    distinct_codes: int
-    distinct_is_exact: bool
-    bit_balance: dict[str, float]  # share of ones per bit: min, mean, max; and the number of dead bits
-
-    @classmethod
-    def of(cls, n_bits: int, statistics: Mapping[str, Any]) -> CodeSummary:
-        balance = statistics["bit_balance"]
-        ones = {
-            "min": min(balance),
-            "mean": round(sum(balance) / len(balance), 6),
-            "max": max(balance),
-            "dead_bits": int(dead_bits(balance).sum()),
-        }
-        return cls(n_bits, statistics["distinct_codes"], statistics["distinct_is_exact"], ones)
-
-    def __str__(self) -> str:
-        estimate, ones = "" if self.distinct_is_exact else "about ", self.bit_balance
-        return (
-            f"{estimate}{self.distinct_codes:,} distinct codes of {self.n_bits} bits; ones per bit "
-            f"{ones['min']:.2f}–{ones['max']:.2f}, {ones['dead_bits']} dead bits"
-        )
-
-
-@dataclass(frozen=True)
-class EncodeSummary:
-    """What the job prints at its end, as text and, by ``to_dict``, as JSON."""
-
-    out: str
-    output: str
-    rows: int
-    bad_rows: int
-    bad_reasons: dict[str, int]
-    rows_encoded_now: int
-    seconds: float
-    rows_per_s: float | None
-    shards: int
-    bytes: int
-    engine: str
-    dtype: str
-    model_sha256: str
-    sha256: str
-    actors: int
-    nodes: int
-    codes: CodeSummary | None
-
-    def to_dict(self) -> dict[str, Any]:
-        values = asdict(self)
-        return values | (values.pop("codes") or {})
-
-    def __str__(self) -> str:
-        reasons = ", ".join(f"{n:,} {reason}" for reason, n in self.bad_reasons.items())
-        lines = [
-            f"{counted(self.rows, 'row')} in {counted(self.shards, 'shard')}, {size(self.bytes)}, "
-            f"in {self.out}; {counted(self.bad_rows, 'bad row')}" + (f" ({reasons})" if reasons else "")
-        ]
-        if self.rows_per_s is None:
-            lines.append("nothing to encode: every shard was there already")
-        else:
-            lines.append(
-                f"encoded {self.rows_encoded_now:,} now in {duration(self.seconds)}: "
-                f"{speed(self.rows_per_s)} on {counted(self.actors, 'actor')}, "
-                f"{counted(self.nodes, 'node')}, {self.engine}"
-            )
-        return "\n".join(lines + ([str(self.codes)] if self.codes else []))
-
-
 def finish(
     uri: str, plan: StorePlan, max_bad_fraction: float, rows_now: int, seconds: float, workers: set[str]
-) -> EncodeSummary:
-    """The summary of the store, which is made complete (header and _SUCCESS) unless it is already.
+) -> dict[str, Any]:
+    """What the job prints about the store, which is made complete (header and _SUCCESS) unless it is already.
 
     TooManyBad if there are more bad rows than allowed; nothing is written then. A store that an earlier run
     completed, with fewer rows or a higher limit, stays usable as long as its shards are unchanged.
@@ -143,41 +73,71 @@ def finish(
             "only_failed=true, or raise max_bad_fraction"
         )
     header = writer.completed(shards) or writer.finish()
-    result = EncodeSummary(
-        out=uri,
-        output=plan.output,
-        rows=header["rows"],
-        bad_rows=bad,
-        bad_reasons=reasons,
-        rows_encoded_now=rows_now,
-        seconds=round(seconds, 3),
-        rows_per_s=round(rows_now / seconds, 1) if rows_now else None,
-        shards=len(shards),
-        bytes=sum(record.bytes for record in shards),
-        engine=plan.lineage["engine"],
-        dtype=plan.lineage["dtype"],
-        model_sha256=plan.lineage["model_sha256"],
-        sha256=header["sha256"],
-        actors=len(workers),
-        nodes=len({worker.partition("/")[0] for worker in workers}),
-        codes=CodeSummary.of(plan.width, header["statistics"]) if plan.output == "codes" else None,
-    )
-    log.info("%s", result)
+    result = {
+        "out": uri,
+        "output": plan.output,
+        "rows": header["rows"],
+        "bad_rows": bad,
+        "bad_reasons": reasons,
+        "rows_encoded_now": rows_now,
+        "seconds": round(seconds, 3),
+        "rows_per_s": round(rows_now / seconds, 1) if rows_now else None,
+        "shards": len(shards),
+        "bytes": sum(record.bytes for record in shards),
+        **{name: plan.lineage[name] for name in ("engine", "dtype", "model_sha256")},
+        "sha256": header["sha256"],
+        "actors": len(workers),
+        "nodes": len({worker.partition("/")[0] for worker in workers}),
+    }
+    if plan.output == "codes":
+        result |= _code_statistics(plan.width, header["statistics"])
+    log.info("%s", _text(result))
     return result
+
+
+def _code_statistics(n_bits: int, statistics: Mapping[str, Any]) -> dict[str, Any]:
+    """Distinct codes, the share of ones per bit (min, mean, max) and the number of dead bits."""
+    balance = statistics["bit_balance"]
+    ones = {
+        "min": min(balance),
+        "mean": round(sum(balance) / len(balance), 6),
+        "max": max(balance),
+        "dead_bits": int(dead_bits(balance).sum()),
+    }
+    counts = {name: statistics[name] for name in ("distinct_codes", "distinct_is_exact")}
+    return {"n_bits": n_bits, **counts, "bit_balance": ones}
+
+
+def _text(result: Mapping[str, Any]) -> str:
+    """The result in three lines."""
+    reasons = ", ".join(f"{n:,} {reason}" for reason, n in result["bad_reasons"].items())
+    lines = [
+        f"{counted(result['rows'], 'row')} in {counted(result['shards'], 'shard')}, {size(result['bytes'])}, "
+        f"in {result['out']}; {counted(result['bad_rows'], 'bad row')}" + (f" ({reasons})" if reasons else "")
+    ]
+    if result["rows_per_s"] is None:
+        lines.append("nothing to encode: every shard was there already")
+    else:
+        lines.append(
+            f"encoded {result['rows_encoded_now']:,} now in {duration(result['seconds'])}: "
+            f"{speed(result['rows_per_s'])} on {counted(result['actors'], 'actor')}, "
+            f"{counted(result['nodes'], 'node')}, {result['engine']}"
+        )
+    if "bit_balance" in result:
+        estimate, ones = "" if result["distinct_is_exact"] else "about ", result["bit_balance"]
+        lines.append(
+            f"{estimate}{result['distinct_codes']:,} distinct codes of {result['n_bits']} bits; ones per bit "
+            f"{ones['min']:.2f}–{ones['max']:.2f}, {ones['dead_bits']} dead bits"
+        )
+    return "\n".join(lines)
 
 
 def bad_reasons(uri: str, shards: list[ShardRecord]) -> dict[str, int]:
     """Bad rows by reason, most frequent first; without those that were repaired."""
-    counts: dict[str, int] = {}
-    if any(record.repair for record in shards):
-        left = read_quarantine(uri, {record.name: record for record in shards})
-        for reason in left["reason"].to_pylist():
-            counts[reason] = counts.get(reason, 0) + 1
-    else:
-        for record in shards:
-            for reason, n in record.reasons.items():
-                counts[reason] = counts.get(reason, 0) + n
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    if not any(record.repair for record in shards):
+        return reasons_of(shards)
+    left = read_quarantine(uri, {record.name: record for record in shards})
+    return dict(sorted(Counter(left["reason"].to_pylist()).items(), key=lambda item: (-item[1], item[0])))
 
 
 def size(n_bytes: float) -> str:

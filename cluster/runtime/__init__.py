@@ -2,8 +2,7 @@
 
 from cluster.runtime import capacity, connection, ray_internals, telemetry
 from cluster.runtime.capacity import Need
-from cluster.runtime.errors import OUT_OF_MEMORY_ADVICE, hashnet_error_in, reraise_hashnet_error
-from cluster.runtime.job import run_job
+from cluster.runtime.job import OUT_OF_MEMORY_ADVICE, hashnet_error_in, reraise_hashnet_error, run_job
 from cluster.runtime.telemetry import run_name
 from hashnet.io import events
 

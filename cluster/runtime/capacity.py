@@ -120,10 +120,12 @@ def require(stage: str, needs: Sequence[Need]) -> None:
     connection.connect()
     joins = bool(os.environ.get("RAY_ADDRESS"))  # no node ever joins a Ray that was started here
     deadline = time.monotonic() + GRACE_S
-    now, possible = _nodes_now_and_possible()
-    while joins and too_large(needs, possible) and time.monotonic() < deadline:
+    while True:
+        now = nodes()
+        possible = [*now, *addable(now)]
+        if not (joins and too_large(needs, possible) and time.monotonic() < deadline):
+            break
         time.sleep(0.5)
-        now, possible = _nodes_now_and_possible()
     runs = ", ".join(need.describe(need.count) for need in needs)
     logger.info("plan: %s runs %s; the cluster has %s", stage, runs, _inventory(needs, now))
     if refused := too_large(needs, possible):
@@ -136,11 +138,6 @@ def require(stage: str, needs: Sequence[Need]) -> None:
         _wait(needs, wait_s)
     elif joins and (busy := _in_use(needs)):
         logger.info("busy: %s; this starts when there is room", busy)
-
-
-def _nodes_now_and_possible() -> tuple[list[Node], list[Node]]:
-    now = nodes()
-    return now, [*now, *addable(now)]
 
 
 def too_large(needs: Sequence[Need], nodes: Sequence[Node]) -> list[Need]:
@@ -252,13 +249,10 @@ def nodes() -> list[Node]:
     """The nodes that are up, the head first, then by name."""
     import ray
 
-    found = []
+    found, names = [], connection.node_names()
     for record in ray.nodes():
-        if record["Alive"]:
-            address, resources = record["NodeManagerAddress"], record["Resources"]
-            name = record.get("NodeName") or address
-            if name == address and name.startswith("127."):
-                name = f"node-{record['NodeID'][:4]}"  # several nodes on one loopback address
+        if name := names.get(record["NodeID"]):
+            resources = record["Resources"]
             is_head = "node:__internal_head__" in resources
             found.append(Node(name, resources, record.get("Labels") or {}, is_head, record["NodeID"]))
     return sorted(found, key=lambda node: (not node.is_head, node.name))

@@ -1,20 +1,28 @@
-"""The connection to Ray, without its noise: the cluster in RAY_ADDRESS, or a Ray started here on loopback."""
+"""The connection to Ray, without its noise: the cluster in RAY_ADDRESS, or a Ray started here on loopback.
+
+In a cluster nodes come and go: a NodeMonitor records it from ``connect`` on, and ``job.run_job`` adds its
+summary to the result. Ray repeats elsewhere what ran on a node that left, whether it failed, was reclaimed or
+was removed as idle: the log line and the count explain why a run took longer.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
+import socket
 import threading
+import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from cluster.runtime import ray_internals
+from cluster.runtime import console, ray_internals
 from hashnet.errors import ClusterError
+from hashnet.io import duration
 
-if TYPE_CHECKING:
-    from cluster.runtime.node_monitor import NodeChanges, NodeMonitor
+logger = logging.getLogger(__name__)
 
 CHECKOUT = str(Path(__file__).resolve().parents[2])
 
@@ -40,6 +48,8 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 NO_DASHBOARD = {"RAY_API_SERVER_ADDRESS": "http://127.0.0.1:1"}
 
 ANSWER_S = 10.0  # a cluster that is up answers within this
+MONITOR_EVERY_S = 2.0
+SILENCE_S = 5.0  # of a head: longer means that it is gone, or about to return
 
 _monitor: NodeMonitor | None = None
 
@@ -54,8 +64,6 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
     for name, value in (QUIET if address else QUIET | LOOPBACK | NO_DASHBOARD).items():
         os.environ.setdefault(name, value)
     import ray
-
-    from cluster.runtime.node_monitor import NodeMonitor
 
     if ray.is_initialized():
         return
@@ -73,8 +81,6 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
                 "HEAD:6379, ray://HEAD:10001 or auto, or unset it to start Ray here. http://HEAD:8265 is "
                 "for `ray job submit`, in RAY_API_SERVER_ADDRESS"
             ) from error
-        _monitor = NodeMonitor()  # nodes of a cluster come and go; this machine's only one does not
-        _monitor.start()
     else:
         # Workers of a Ray that starts here inherit this environment, and find hashnet and cluster by it.
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -91,6 +97,12 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
         )
     if on_terminate != signal.SIG_DFL and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_terminate)  # ray.init replaced the job's handler
+    if _monitor is not None:
+        _monitor.stop()
+    _monitor = NodeMonitor(in_cluster=bool(address))
+    _monitor.start()
+    if (log := console.log_stream()) is not None:
+        ray_internals.record_output(log)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     logging.getLogger("ray.train").setLevel(logging.WARNING)
     logging.getLogger("ray.tune").setLevel(logging.WARNING)
@@ -98,7 +110,7 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
 
 def node_changes() -> NodeChanges | None:
     """Nodes that left and joined since ``connect`` joined a cluster; None for a Ray that was started here."""
-    return _monitor.stop() if _monitor is not None else None
+    return _monitor.stop() if _monitor is not None and _monitor.in_cluster else None
 
 
 def resources() -> dict[str, float]:
@@ -106,3 +118,109 @@ def resources() -> dict[str, float]:
     import ray
 
     return ray.cluster_resources()
+
+
+def node_names() -> dict[str, str]:
+    """The name of each node that is up, by its id."""
+    import ray
+
+    names = {}
+    for record in ray.nodes():
+        if record["Alive"]:
+            name = record.get("NodeName") or record["NodeManagerAddress"]
+            if name == record["NodeManagerAddress"] and name.startswith("127."):
+                name = f"node-{record['NodeID'][:4]}"  # several nodes on one loopback address
+            names[record["NodeID"]] = name
+    return names
+
+
+@dataclass(frozen=True)
+class NodeChanges:
+    """The most nodes at once while a job ran, and who left (``lost``) or joined, in order."""
+
+    nodes: int
+    events: list[dict[str, str]]  # event: lost | joined, node, after
+
+    def to_dict(self) -> dict[str, Any]:
+        lost = sum(event["event"] == "lost" for event in self.events)
+        counts = {"nodes": self.nodes, "lost": lost, "joined": len(self.events) - lost}
+        return counts | ({"events": self.events[:20]} if self.events else {})
+
+
+class NodeMonitor(threading.Thread):
+    """Compares the nodes that are up with those of a moment ago, until it is stopped.
+
+    It also sees whether Ray's head answers: Ray itself is silent for a minute, then ends the process. The
+    head of a cluster may come back within that minute; that of a Ray that was started here cannot.
+    """
+
+    def __init__(self, in_cluster: bool = True) -> None:
+        super().__init__(name="node-monitor", daemon=True)
+        self.in_cluster = in_cluster
+        self._head = ray_internals.head_address()
+        self._silent_since: float | None = None
+        self._stopping = threading.Event()
+        self._since = time.monotonic()
+        self._now = node_names()
+        self._most = len(self._now)
+        self.events: list[dict[str, str]] = []
+
+    def run(self) -> None:
+        while not self._stopping.wait(MONITOR_EVERY_S):
+            if self._head_answers() and self.in_cluster:
+                self._try_update()
+
+    def _head_answers(self) -> bool:
+        """Whether the head takes connections; after some seconds of silence it is reported."""
+        try:
+            if self._head is not None:
+                socket.create_connection(self._head, timeout=MONITOR_EVERY_S).close()
+            self._silent_since = None
+            return True
+        except OSError:
+            now = time.monotonic()
+            if self._silent_since is None:
+                self._silent_since = now
+            elif self.in_cluster and now - self._silent_since > SILENCE_S:
+                self._silent_since = now + SILENCE_S  # again later
+                logger.warning("the head of the cluster does not answer; Ray waits a minute for it to return")
+            elif now - self._silent_since > SILENCE_S and self._is_job_of(self._head):
+                console.explain(f"error: Ray on this machine stopped (its head died); {console.AGAIN}")
+                os._exit(1)  # whatever waits for Ray would wait in vain
+            return False
+
+    def _is_job_of(self, head: tuple[str, int] | None) -> bool:
+        """Whether this process is a job that still uses the Ray with this head."""
+        return console.log_stream() is not None and ray_internals.head_address() == head
+
+    def _try_update(self) -> None:
+        try:
+            self.update()
+        except Exception as error:  # a cluster that is going away must not add a stack trace
+            logger.debug("nodes could not be listed: %s", error)
+
+    def update(self) -> None:
+        """Records what changed since the last update."""
+        found = node_names()
+        if not found:
+            return
+        after = duration(time.monotonic() - self._since)
+        for gone in self._now.keys() - found.keys():
+            self.events.append({"event": "lost", "node": self._now[gone], "after": after})
+            logger.warning(
+                "node %s left after %s; Ray repeats elsewhere what ran there, if anything did",
+                self._now[gone],
+                after,
+            )
+        for new in found.keys() - self._now.keys():
+            self.events.append({"event": "joined", "node": found[new], "after": after})
+            logger.info("node %s joined after %s", found[new], after)
+        self._now, self._most = found, max(self._most, len(found))
+
+    def stop(self) -> NodeChanges:
+        """What changed since the start; the monitor ends."""
+        self._stopping.set()
+        if self.is_alive():
+            self.join()
+        self._try_update()
+        return NodeChanges(self._most, self.events)

@@ -17,32 +17,45 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from cluster.runtime import connection
-from cluster.runtime.errors import OUT_OF_MEMORY_ADVICE, hashnet_error_in
+from cluster.runtime import connection, console
+from cluster.runtime.console import AGAIN
+from cluster.runtime.ray_internals import inner_errors
 from hashnet.errors import ConfigError, HashnetError
 from hashnet.io import config, storage
 
 C = TypeVar("C")
+FULL_DISK, FULL_DISK_ADVICE = "No space left on device", f"; free some space there, then {AGAIN}"
 OUT_OF_MEMORY = "node running low on memory"  # part of Ray's own message
-OUTPUTS = ("run", "out", "query_codes")  # keys of any job that name an output
+OUTPUTS = ("run", "out", "query_codes", "log_dir")  # keys of any job that name an output
 RECORDED = ("pairs", "weights")  # inputs whose path a run records, and compares when it is resumed
+RETRY_HINT = "\nFailed to apply UDF transform"  # Ray Data appends how to configure its retries
+OUT_OF_MEMORY_ADVICE = (
+    "Ray ended a worker because its node ran low on memory (the log says what used how much); run the "
+    "same command again with less at a time (train: a smaller batch_size; encode_db: a smaller chunk_rows; "
+    "compare: a larger cpus_per_cell, so that fewer run at once), or on nodes with more memory"
+)
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's job supervisor sets a variable of this name
 
 
 def run_job(cls: type[C], function: Callable[[C], dict[str, Any]], argv: list[str] | None = None) -> NoReturn:
-    """Runs ``function`` on the configuration that the command line describes, then exits."""
+    """Runs ``function`` on the configuration that the command line describes, then exits.
+
+    The command line is ``argv``, in this process; or that of the process, in a child with a log file.
+    """
+    if argv is None:
+        console.supervise(lambda: run_job(cls, function, sys.argv[1:]))
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_AboveProgressBar()])
     for noisy in ("ray", "httpx", "numba", "matplotlib", "botocore", "faiss"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _terminated)  # `ray job stop`, a shutdown, a spot node that is reclaimed
     try:
-        settings = read_settings(cls, sys.argv[1:] if argv is None else argv)
+        settings = read_settings(cls, argv)
         result = function(settings)
         changes = connection.node_changes()
         if changes is not None:
             result = {**result, "cluster": changes.to_dict()}
     except KeyboardInterrupt:
-        _stop("stopped; run the same command again to continue", 130)
+        _stop(f"stopped; {AGAIN}", 130)
     except Exception as error:
         _stop(*_explain(error))
     _leave_ray()  # before the last line, so that the workers' last output comes first
@@ -61,6 +74,7 @@ class _AboveProgressBar(logging.Handler):
 
 
 def _terminated(*_: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would interrupt the farewell
     raise KeyboardInterrupt
 
 
@@ -111,15 +125,60 @@ def _help(cls: type) -> str:
     return f"{purpose}\n\nKeys (key=value on the command line, key: value in --config FILE):\n{keys}"
 
 
+def causes(error: BaseException) -> list[BaseException]:
+    """The error and everything that Ray wrapped in it, the outermost first."""
+    found: list[BaseException] = []  # Ray's causes may form a ring
+    waiting = [error]
+    while waiting:
+        current = waiting.pop()
+        found.append(current)
+        waiting += [inner for inner in inner_errors(current) if inner not in found]
+    return found
+
+
+def hashnet_error_in(error: BaseException) -> HashnetError | None:
+    """The HashnetError that ``error`` is or was caused by, as it was raised; None when there is none."""
+    for current in causes(error):
+        wraps = isinstance(getattr(current, "cause", None), BaseException)
+        if isinstance(current, HashnetError) and not wraps:
+            return current
+    return None
+
+
+def reraise_hashnet_error(error: BaseException) -> NoReturn:
+    """Raises the HashnetError inside ``error``, or the error itself where there is none."""
+    found = hashnet_error_in(error)
+    if found is None or found is error:  # never from itself: a loop over its causes would not end
+        raise error
+    if found.args and isinstance(found.args[0], str):
+        found.args = (found.args[0].partition(RETRY_HINT)[0], *found.args[1:])
+    raise found from error
+
+
 def _explain(error: BaseException) -> tuple[str, int]:
-    """A message and an exit code: one sentence for a HashnetError, also for one that crossed Ray."""
-    known = hashnet_error_in(error)
-    if known is not None:
-        return f"error: {_plain(known)}", known.exit_code
+    """A message and an exit code: one sentence, and where its details are if there are any."""
     whole = "".join(traceback.format_exception(error))
-    if OUT_OF_MEMORY in whole:
-        return f"error: {OUT_OF_MEMORY_ADVICE}", 1
-    return f"{whole}\nfailed: {type(error).__name__}", 1
+    known = hashnet_error_in(error)
+    if known is not None and known.exit_code == 2:
+        return f"error: {_plain(known)}", 2
+    if known is not None:
+        sentence = _plain(known) + (FULL_DISK_ADVICE if FULL_DISK in str(known) else "")
+    elif OUT_OF_MEMORY in whole:
+        sentence = OUT_OF_MEMORY_ADVICE
+    elif any(type(inner).__module__.startswith("ray.") for inner in causes(error)):
+        sentence = f"Ray lost a part of the job and could not replace it ({_first_line(error)}); {AGAIN}"
+    elif console.log_path() is None:  # nowhere else to look it up
+        return f"{whole}\nfailed: {type(error).__name__}", 1
+    else:
+        sentence = f"{type(error).__name__}: {_first_line(error)}"
+    if known is None:
+        console.record(whole)
+    details = f"\ndetails: {path}" if (path := console.log_path()) else ""
+    return f"error: {sentence}{details}", known.exit_code if known is not None else 1
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _plain(error: HashnetError) -> str:
@@ -128,7 +187,7 @@ def _plain(error: HashnetError) -> str:
 
 
 def _stop(message: str, code: int) -> NoReturn:
-    print(message, file=sys.stderr, flush=True)
+    console.explain(message)
     _leave_ray()
     raise SystemExit(code)
 

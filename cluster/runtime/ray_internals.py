@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from typing import IO, Any
 
 
 def log_folder() -> str | None:
     """The folder of Ray's own logs on this node; None as long as this process has no Ray."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
+    if not connected():
         return None
     from ray._private.worker import _global_node  # the log folder has no public name
 
     return _global_node.get_logs_dir_path() if _global_node else None
+
+
+def connected() -> bool:
+    """Whether this process has a Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
+
+def head_address() -> tuple[str, int] | None:
+    """Host and port of the GCS, which keeps a cluster together; None without Ray or through its client."""
+    import ray
+
+    if not connected() or ray.util.client.ray.is_connected():
+        return None
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    return host, int(port)
 
 
 def read_loopback_setting_again() -> None:
@@ -28,6 +43,32 @@ def read_loopback_setting_again() -> None:
 def quiet_authentication() -> None:
     """Silences the notice that token authentication turned itself on, which is as it should be."""
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+
+
+def record_output(log: IO[str]) -> None:
+    """Sends Ray's log lines and the standard error of workers to ``log``; shows what workers print.
+
+    Without it Ray shows all of them on the terminal. The autoscaler's lines are still shown.
+    """
+    from ray._private import worker
+
+    shown = worker.print_worker_logs
+
+    def print_worker_logs(lines: dict[str, Any], print_file: Any, ignore_prefix: bool = False) -> None:
+        who = lines.get("pid")
+        if who == "autoscaler":
+            shown(lines, print_file, ignore_prefix)
+        elif who == "raylet" or print_file is not sys.stdout:
+            name = lines.get("actor_name") or lines.get("task_name") or ""
+            log.writelines(f"({name} pid={who}) {line}\n" for line in lines.get("lines", []))
+        else:
+            print(*lines.get("lines", []), sep="\n", file=sys.stderr, flush=True)
+
+    worker.print_worker_logs = print_worker_logs
+    for name in ("ray", "ray.data", "ray.train"):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
+                handler.setStream(log)
 
 
 def quiet_data_on_the_terminal() -> None:

@@ -13,7 +13,6 @@ it. ``run`` is the name of the run folder (``run_name(uri)``).
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from cluster.runtime import ray_internals
 from hashnet.io import storage
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -77,19 +77,19 @@ METRICS = {
 
 def count(name: str, n: float = 1, **tags: Any) -> None:
     """Adds ``n`` to a counter; 0 adds nothing."""
-    if n > 0 and _connected():
+    if n > 0 and ray_internals.connected():
         _instrument(name, "counter").inc(n, _tags(name, tags))
 
 
 def gauge(name: str, value: float, **tags: Any) -> None:
     """Sets a gauge."""
-    if _connected():
+    if ray_internals.connected():
         _instrument(name, "gauge").set(value, _tags(name, tags))
 
 
 def observe(name: str, value: float, **tags: Any) -> None:
     """Adds one observation to a histogram."""
-    if _connected():
+    if ray_internals.connected():
         _instrument(name, "histogram").observe(value, _tags(name, tags))
 
 
@@ -104,11 +104,6 @@ def timed(name: str, **tags: Any) -> Iterator[None]:
 def run_name(uri: str) -> str:
     """The name of a run in metrics and logs: that of its folder."""
     return storage.name_of(uri)
-
-
-def _connected() -> bool:
-    ray = sys.modules.get("ray")
-    return ray is not None and ray.is_initialized()
 
 
 @cache

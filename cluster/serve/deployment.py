@@ -5,9 +5,10 @@
     applications:
       - name: hashnet
         import_path: cluster.serve:application
-        args: {run: /mnt/hashnet/runs/demo}          # the keys of jobs/serve.py
+        args: {run: /mnt/hashnet/runs/demo, port: 8010}      # the keys of jobs/serve.py
 
-Host and port belong to Serve there (``http_options``); the tokens come from every node's environment.
+HTTP replicas listen on that port of their nodes, beside Serve's own proxy, which they do not need. The tokens
+come from every node's environment.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from __future__ import annotations
 from typing import Any
 
 from cluster.runtime import Need, connection
-from hashnet.errors import ConfigError
 from hashnet.io import config as configs
 from hashnet.server import Access, ServeConfig, ServedRun
 
 # CPUs that Ray reserves for a process; the number of its threads is set separately.
-WRITER_CPUS, HTTP_CPUS, WORK_CPUS = 0.05, 0.1, 0.5
+WRITER_CPUS, WORK_CPUS = 0.05, 0.5
 OPTIONS: dict[str, Any] = {
     "health_check_period_s": 2,
     "health_check_timeout_s": 20,
@@ -31,13 +31,6 @@ OPTIONS: dict[str, Any] = {
 
 def application(settings: dict[str, Any]) -> Any:
     """The Serve application; refused without HASHNET_TOKEN, since other machines can reach it."""
-    mistakes = [
-        f"{name} is set by Serve, in http_options; leave it out of args"
-        for name in ("host", "port", "tls_cert", "tls_key")
-        if name in settings
-    ]
-    if mistakes:
-        raise ConfigError(mistakes)
     config = configs.from_dict(ServeConfig, {"host": "0.0.0.0", **settings})
     return build(config, ServedRun.open(config), Access.from_environment(config.host))
 
@@ -46,8 +39,16 @@ def needs(config: ServeConfig, served: ServedRun) -> list[Need]:
     """What the cluster must have room for: Serve waits, without a message, until every replica is up."""
     listed = [
         Need("writer", 1, {"CPU": WRITER_CPUS}),
-        Need("http", config.http_replicas, {"CPU": HTTP_CPUS}, fix="lower http_replicas"),
-        Need("index", config.index_replicas, index_resources(config), fix="lower index_replicas"),
+        Need("http", config.replicas, http_resources(config), fix="lower replicas"),
+        *(
+            Need(
+                f"slice {number}",
+                config.slice_replicas,
+                slice_resources(config, served),
+                fix="more, smaller slices, or fewer slice_replicas",
+            )
+            for number in range(config.slices or 0)
+        ),
     ]
     if served.model is not None:
         resources = encoder_resources(config)
@@ -55,9 +56,15 @@ def needs(config: ServeConfig, served: ServedRun) -> list[Need]:
     return listed
 
 
-def index_resources(config: ServeConfig) -> dict[str, float]:
-    """What Ray reserves for one index process."""
+def http_resources(config: ServeConfig) -> dict[str, float]:
+    """What Ray reserves for one HTTP process, which holds the index."""
     return _resources(config.threads, gpu=config.index_device == "cuda")
+
+
+def slice_resources(config: ServeConfig, served: ServedRun) -> dict[str, float]:
+    """What Ray reserves for one slice: memory for building it, too (ids twice, labels, rows read ahead)."""
+    rows = -(-served.size // (config.slices or 1))
+    return http_resources(config) | {"memory": rows * (served.n_bits // 8 + 64) + (256 << 20)}
 
 
 def encoder_resources(config: ServeConfig) -> dict[str, float]:
@@ -68,17 +75,22 @@ def encoder_resources(config: ServeConfig) -> dict[str, float]:
 
 def build(config: ServeConfig, served: ServedRun, access: Access) -> Any:
     """The application, ready for ``serve.run``."""
-    from cluster.serve.replicas import EncoderReplica, HttpReplica, IndexReplica, WriterReplica
+    from cluster.serve.replicas import EncoderReplica, HttpReplica, WriterReplica
+    from cluster.serve.slices import SliceReplica, check_slices
 
-    deployments: Any = (IndexReplica, EncoderReplica, WriterReplica, HttpReplica)
-    index_class, encoder_class, writer_class, http_class = deployments
-    index = index_class.options(
-        **scaling(config.index_replicas, config.max_index_replicas, target=32),
-        max_ongoing_requests=1024,
-        max_queued_requests=4096,
-        ray_actor_options=_actor(index_resources(config)),
-        **OPTIONS,
-    ).bind(config, served)
+    check_slices(config, served)
+    deployments: Any = (EncoderReplica, WriterReplica, HttpReplica, SliceReplica)
+    encoder_class, writer_class, http_class, slice_class = deployments
+    slices = [
+        slice_class.options(
+            name=f"Slice{number}",
+            num_replicas=config.slice_replicas,
+            max_ongoing_requests=1024,
+            ray_actor_options=_actor(slice_resources(config, served)),
+            **OPTIONS,
+        ).bind(number, config, served)
+        for number in range(config.slices or 0)
+    ]
     encoder = None
     if served.model is not None:
         encoder = encoder_class.options(
@@ -90,14 +102,10 @@ def build(config: ServeConfig, served: ServedRun, access: Access) -> Any:
         ).bind(config, served)
     writer = writer_class.options(
         num_replicas=1, max_ongoing_requests=256, ray_actor_options=_actor({"CPU": WRITER_CPUS}), **OPTIONS
-    ).bind(served)
+    ).bind(config, served, bool(access.write))
     return http_class.options(
-        num_replicas=config.http_replicas,
-        max_ongoing_requests=4 * config.max_inflight,  # the middleware refuses before Serve queues
-        max_queued_requests=4 * config.max_inflight,
-        ray_actor_options=_actor({"CPU": HTTP_CPUS}),
-        **OPTIONS,
-    ).bind(index, encoder, writer, config, served, access)
+        num_replicas=config.replicas, ray_actor_options=_actor(http_resources(config)), **OPTIONS
+    ).bind(encoder, writer, slices, config, served, access)
 
 
 def scaling(least: int, most: int | None, target: int) -> dict[str, Any]:
@@ -113,4 +121,5 @@ def _resources(threads: int | None, gpu: bool) -> dict[str, float]:
 
 
 def _actor(resources: dict[str, float]) -> dict[str, float]:
-    return {"num_cpus": resources["CPU"], **({"num_gpus": resources["GPU"]} if "GPU" in resources else {})}
+    names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    return {names[name]: amount for name, amount in resources.items()}

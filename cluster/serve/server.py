@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from cluster.runtime import capacity, connection, ray_internals
-from cluster.serve import proxy
 from cluster.serve.deployment import build, needs
-from hashnet.errors import ClusterError, ConfigError
-from hashnet.server import READ_TOKEN, WRITE_TOKEN, Access, ServeConfig, ServedRun, is_loopback
+from hashnet.errors import ClusterError
+from hashnet.io import events
+from hashnet.server import (
+    READ_TOKEN,
+    WRITE_TOKEN,
+    Access,
+    ServeConfig,
+    ServedRun,
+    is_loopback,
+    listen,
+    welcome,
+)
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +56,7 @@ class Server:
         self._owns_serve = False
 
     def __enter__(self) -> Server:
-        for name, value in (QUIET | {proxy.CALLBACK: proxy.PATH}).items():
+        for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         with _without_tokens():
             connection.connect()
@@ -57,21 +64,20 @@ class Server:
         from ray import serve
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        running = self._serve_is_running()
-        if running and (others := serve.status().applications):
+        running = ray_internals.serve_client() is not None
+        if running and NAME in serve.status().applications:
             raise ClusterError(
-                f"Ray Serve serves {', '.join(others)} in this cluster already; stop that first (Ctrl-C "
-                "where it was started, or: serve shutdown), or serve without RAY_ADDRESS on another port: "
-                "port=8001"
+                f"a server named {NAME} runs on this cluster already; stop that first (Ctrl-C where it was "
+                "started, or: serve shutdown), or serve without RAY_ADDRESS on another port: port=8001"
             )
+        if is_loopback(self.config.host):
+            listen(self.config.address, self.config.port).close()  # refuses a port that is in use
         try:
             if not running:
-                self._start_serve(serve)
+                self._owns_serve = True
+                serve.start(proxy_location="Disabled", logging_config=_serve_logging())
             serve.run(
-                build(self.config, self.served, self.access),
-                name=NAME,
-                route_prefix="/",
-                blocking=False,
+                build(self.config, self.served, self.access), name=NAME, route_prefix=None, blocking=False
             )
         except BaseException as error:
             reason = _start_error(serve) if isinstance(error, RuntimeError) else ""
@@ -99,59 +105,7 @@ class Server:
 
     def welcome(self) -> str:
         """What a person should know when the server is up."""
-        served, url = self.served, self.config.url
-        accepts = {"image": "pictures, ", "features": "features, "}.get(served.modality or "", "")
-        token = ' -H "authorization: Bearer $HASHNET_TOKEN"' if self.access.read else ""
-        lines = [
-            f"serving {served.size:,} codes of {served.n_bits} bits ({served.kind}): "
-            f"search by {accepts}codes and ids",
-            f"  {url}/",
-            "try",
-            f"  curl{token} {url}/v1/info",
-        ]
-        if served.modality == "image":
-            lines.append(f"  hashnet query PICTURE --url {url} -k 10")
-        lines += [
-            f"  hashnet query --id {self._some_id()} --url {url}",
-            f"writing is {'on' if self.access.write else 'off (set HASHNET_WRITE_TOKEN to turn it on)'}",
-            "Ctrl-C stops it",
-        ]
-        return "\n".join(lines)
-
-    def _some_id(self) -> int:
-        items = replace(self.served, manifest=None).open_items()
-        found = items.sample(1) if items is not None else []
-        return found[0] if found else 0
-
-    def _serve_is_running(self) -> bool:
-        """Whether Serve's HTTP server is running; refuses one that listens on another address."""
-        config, client = self.config, ray_internals.serve_client()
-        if client is None:
-            if is_loopback(config.host):
-                _refuse_taken_port(config.address, config.port)
-            return False
-        found = client.http_config
-        if (found.host, found.port) != (config.address, config.port):
-            raise ClusterError(
-                f"Ray Serve listens on {found.host}:{found.port} in this cluster already; serve there "
-                f"(host={found.host} port={found.port}), or stop it first: serve shutdown"
-            )
-        return True
-
-    def _start_serve(self, serve: Any) -> None:
-        from ray.serve.config import HTTPOptions, ProxyLocation
-
-        config = self.config
-        self._owns_serve = True
-        options = HTTPOptions(
-            host=config.address,
-            port=config.port,
-            request_timeout_s=config.timeout_s + 10,  # the application's own limit comes first
-            ssl_certfile=config.tls_cert,
-            ssl_keyfile=config.tls_key,
-        )
-        location = ProxyLocation.HeadOnly if is_loopback(config.host) else ProxyLocation.EveryNode
-        serve.start(proxy_location=location, http_options=options, logging_config=_serve_logging())
+        return welcome(self.config, self.served, self.access, f"{events.log_folder()}/hashnet-*.jsonl")
 
 
 @contextmanager
@@ -181,15 +135,3 @@ def _serve_logging() -> Any:
     from ray.serve.schema import LoggingConfig
 
     return LoggingConfig(enable_access_log=False, log_level="WARNING")  # the middleware logs requests
-
-
-def _refuse_taken_port(host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"port {port} is in use on {host} ({error.strerror}); choose another: port=8001"
-            ) from error

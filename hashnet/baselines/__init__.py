@@ -5,8 +5,7 @@ from __future__ import annotations
 from hashnet.baselines.base import Baseline, BaselineWarning
 from hashnet.baselines.bre import BRE
 from hashnet.baselines.deep import CNNH, DHN, DNNH
-from hashnet.baselines.itq import ITQ
-from hashnet.baselines.itq_cca import ITQCCA
+from hashnet.baselines.itq import ITQ, ITQCCA
 from hashnet.baselines.ksh import KSH
 from hashnet.baselines.lsh import LSH
 from hashnet.baselines.sdh import SDH

@@ -41,6 +41,7 @@ class DeepBaseline(Baseline):
         backbone: str | None = None,
         hidden: int | None = None,
         dropout: float = KINDS["features"].dropout,
+        noise: float = KINDS["features"].noise,
         lr: float = KINDS["features"].lr,
         head_lr_scale: float = TrainConfig.head_lr_scale,
         weight_decay: float = TrainConfig.weight_decay,
@@ -48,7 +49,7 @@ class DeepBaseline(Baseline):
         batch_size: int = TrainConfig.batch_size,
     ) -> None:
         super().__init__(n_bits, seed=seed)
-        self.backbone, self.hidden, self.dropout = backbone, hidden, dropout
+        self.backbone, self.hidden, self.dropout, self.noise = backbone, hidden, dropout, noise
         self.lr, self.head_lr_scale, self.weight_decay = lr, head_lr_scale, weight_decay
         self.epochs, self.batch_size = epochs, check_whole("batch_size", batch_size, 2)  # pairs need two
 
@@ -98,6 +99,7 @@ class DeepBaseline(Baseline):
                 n_features=None if pictures else X.shape[1],
                 hidden=None if pictures else self.hidden,
                 dropout=self.dropout,
+                noise=0.0 if pictures else self.noise,
                 head=METHODS[self.name].head,
                 **({"crop": X.shape[2], "resize": X.shape[2]} if pictures else {}),
             )
@@ -153,6 +155,8 @@ class DHN(DeepBaseline):
         alpha: float | None = TrainConfig.alpha,
         **shared: Any,
     ):
+        config = TrainConfig(run="", variant=self.name, n_bits=n_bits, alpha=alpha)
+        shared.setdefault("lr", KINDS["features"].lr * config.lr_scale)
         super().__init__(n_bits, **shared)
         self.quantisation, self.alpha = quantisation, alpha
 

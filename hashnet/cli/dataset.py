@@ -1,4 +1,4 @@
-"""``hashnet dataset NAME … --out PATH`` and ``hashnet dataset append MANIFEST NAME …``."""
+"""``hashnet dataset NAME … --out PATH``, and ``append``, ``codes``, ``drop-duplicates``, ``neighbours``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,23 @@ import typing
 from typing import Any
 
 from hashnet.data import (
+    EXISTING,
     SOURCES,
     Manifest,
     Protocol,
     append_source,
+    copy_without,
     make_manifest,
+    neighbours_of_manifest,
+    notes,
     source_options,
     unreadable_warning,
 )
-from hashnet.io import REQUIRED
+from hashnet.errors import DataError
+from hashnet.io import REQUIRED, config
+from hashnet.store import CodesOptions, import_codes
+
+CODES = "make a code store of existing binary embeddings: numpy or Parquet, also of sentence-transformers"
 
 EXAMPLES = """
 examples:
@@ -27,6 +35,9 @@ examples:
   hashnet dataset imagefolder /data/pets --n-query 500 --n-train 5000 --out manifest.parquet
   hashnet dataset synthetic --n-images 100000 --n-classes 100 --out manifest.parquet
   hashnet dataset append manifest.parquet imagefolder /data/more-pets
+  hashnet dataset codes embeddings.parquet --key url --columns year,city --out runs/mine/codes
+  hashnet dataset drop-duplicates runs/demo/manifest.parquet runs/demo/duplicates --out clean.parquet
+  hashnet dataset neighbours manifest.parquet --out pairs.parquet
   hashnet dataset NAME --help            lists every option of a source
 
 Paths may be URIs (s3://, gs://, hdfs://). Training images are drawn from the database, queries are
@@ -41,10 +52,8 @@ def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
     for name, meaning in SOURCES.items():
         source = names.add_parser(name, help=meaning, description=meaning)
         if name == requested:
-            _add_options(source, name)
-            source.add_argument("--out", required=True, metavar="PATH", help="the manifest to make, a folder")
-            source.add_argument("--overwrite", action="store_true", help="replace an existing manifest")
-            source.add_argument("--json", action="store_true", help="print the summary as one JSON object")
+            _add_options(source, name, source_options(name), Protocol)
+            _add_output(source, "manifest")
     append = names.add_parser("append", help="add the rows of a source to a manifest as a new part")
     if requested == "append":
         append.add_argument("manifest", metavar="MANIFEST", help="the manifest to add to")
@@ -52,27 +61,112 @@ def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
         for name, meaning in SOURCES.items():
             source = sources.add_parser(name, help=meaning, description=meaning)
             if name in words:
-                _add_options(source, name)
+                _add_options(source, name, source_options(name), Protocol)
+                source.add_argument(
+                    "--existing",
+                    choices=EXISTING,
+                    default="refuse",
+                    help="rows whose uri is in the manifest already: refuse them all, or skip these",
+                )
                 source.add_argument(
                     "--json", action="store_true", help="print the summary as one JSON object"
                 )
+    codes = names.add_parser("codes", help=CODES, description=CODES)
+    if requested == "codes":
+        _add_options(codes, "codes", CodesOptions)
+        _add_output(codes, "code store")
+    drop = names.add_parser(
+        "drop-duplicates", help="copy a manifest without the rows that jobs/dedup.py would remove"
+    )
+    if requested == "drop-duplicates":
+        drop.add_argument("manifest", metavar="MANIFEST", help="the manifest to copy")
+        drop.add_argument("duplicates", metavar="DUPLICATES", help="RUN/duplicates or RUN/leakage")
+        _add_output(drop, "manifest")
+    near = names.add_parser("neighbours", help="a pairs table for training, from the vectors of a manifest")
+    if requested == "neighbours":
+        near.add_argument("manifest", metavar="MANIFEST", help="a manifest of vectors; labels are not used")
+        near.add_argument("--out", required=True, metavar="PATH", help="the pairs table to write, Parquet")
+        near.add_argument(
+            "-k", type=int, default=10, help="neighbours that count as similar, where mutual (default 10)"
+        )
+        near.add_argument(
+            "--seed", type=int, default=0, help="seed of the draw of dissimilar pairs (default 0)"
+        )
+
+
+def _add_output(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--out", required=True, metavar="PATH", help=f"the {what} to make, a folder")
+    parser.add_argument("--overwrite", action="store_true", help=f"replace an existing {what}")
+    parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Makes or extends the manifest and prints what is in it."""
     given = vars(arguments)
+    if given["source"] == "drop-duplicates":
+        manifest = drop_duplicates(given["manifest"], given["duplicates"], given["out"], given["overwrite"])
+        return _print_summary(manifest, given["json"])
+    if given["source"] == "neighbours":
+        pairs, lineage = neighbours_of_manifest(
+            Manifest.open(given["manifest"]), k=given["k"], seed=given["seed"]
+        )
+        pairs.save(given["out"], lineage)
+        counts = pairs.counts()
+        print(f"{given['out']}: {counts.n_similar:,} similar and {counts.n_dissimilar:,} dissimilar pairs")
+        return 0
+    if given["source"] == "codes":
+        return _import_codes(given)
     name = given["appended"] if given["source"] == "append" else given["source"]
-    known = {field.name for field in _fields(name)}
+    known = {field.name for field in _fields(source_options(name), Protocol)}
     options = {word: value for word, value in given.items() if word in known and value is not None}
     if given["source"] == "append":
-        manifest = append_source(Manifest.open(given["manifest"]), name, show_progress=True, **options)
+        manifest = append_source(
+            Manifest.open(given["manifest"]),
+            name,
+            existing=given["existing"],
+            show_progress=True,
+            **options,
+        )
     else:
         manifest = make_manifest(
             name, given["out"], overwrite=given["overwrite"], show_progress=True, **options
         )
-    summary = manifest.summary()
+    return _print_summary(manifest, given["json"])
+
+
+def drop_duplicates(manifest: str, duplicates: str, out: str, overwrite: bool = False) -> Manifest:
+    """The manifest ``out``: a copy without the rows that the duplicates would remove."""
+    from hashnet.dedup import DuplicatesArtefact
+
+    found = DuplicatesArtefact(duplicates).open()
+    opened, removed = Manifest.open(manifest), found.removed()
+    if len(removed) and removed[-1] >= len(opened):
+        raise DataError(
+            f"{duplicates} names row {removed[-1]:,}, but {manifest} has {len(opened):,} rows; "
+            "give the manifest whose codes were compared"
+        )
+    source = {"name": "drop_duplicates", "removed": len(removed), "duplicates": found.lineage}
+    return copy_without(opened, out, removed, source, overwrite)
+
+
+def _import_codes(given: dict[str, Any]) -> int:
+    known = {field.name for field in _fields(CodesOptions)}
+    options = {word: value for word, value in given.items() if word in known and value is not None}
+    store = import_codes(config.from_dict(CodesOptions, options), given["out"], given["overwrite"])
+    about = {"codes": store.uri, "rows": len(store), "n_bits": store.n_bits, "n_classes": store.n_classes}
     if given["json"]:
-        print(json.dumps({"manifest": manifest.uri, "sha256": manifest.sha256, **summary.to_dict()}))
+        print(json.dumps(about | {"columns": store.columns, "sha256": store.sha256}))
+    else:
+        further = f", columns {', '.join(store.columns)}" if store.columns else ""
+        print(f"{store.uri}: {len(store):,} codes of {store.n_bits} bits{further}\n  sha256 {store.sha256}")
+    return 0
+
+
+def _print_summary(manifest: Manifest, as_json: bool) -> int:
+    summary = manifest.summary()
+    if as_json:
+        about = {"manifest": manifest.uri, "sha256": manifest.sha256, "notes": notes(manifest)}
+        print(json.dumps({**about, **summary.to_dict()}))
     else:
         print(summary.text(manifest))
     if warning := unreadable_warning(manifest):
@@ -80,20 +174,21 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _fields(name: str) -> list[dataclasses.Field]:
-    """The options of a source and of the protocol, each once (both may have a seed)."""
-    own = dataclasses.fields(source_options(name))
-    mine = {field.name for field in own}
-    return [*own, *(field for field in dataclasses.fields(Protocol) if field.name not in mine)]
+def _fields(*options: type) -> list[dataclasses.Field]:
+    """The options of a source and of the protocol, each once: the first wins (both may have a seed)."""
+    found: dict[str, dataclasses.Field] = {}
+    for one in options:
+        for field in dataclasses.fields(one):
+            found.setdefault(field.name, field)
+    return list(found.values())
 
 
-def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
-    options = source_options(name)
-    hints = {**typing.get_type_hints(Protocol), **typing.get_type_hints(options)}
-    own = {field.name for field in dataclasses.fields(options)}
+def _add_options(parser: argparse.ArgumentParser, name: str, *options: type) -> None:
+    hints = {n: hint for one in reversed(options) for n, hint in typing.get_type_hints(one).items()}
+    own = {field.name for field in dataclasses.fields(options[0])}
     about = parser.add_argument_group(f"options of {name}")
     protocol = parser.add_argument_group("which rows are queries, database and training set")
-    for field in _fields(name):
+    for field in _fields(*options):
         meaning = field.metadata["meaning"].replace("%", "%%")
         if field.name == "path":
             optional = {} if field.default is REQUIRED else {"nargs": "?"}

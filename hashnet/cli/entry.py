@@ -18,6 +18,8 @@ from hashnet.errors import HashnetError
 COMMANDS = {  # name → what it does
     "dataset": "make a manifest: the list of a data set's pictures or features, with labels and splits",
     "inspect": "say what a manifest, model, code store, index, report or run is, and whether it is sound",
+    "serve": "serve a run's index over HTTP on this machine, with a search page",
+    "items": "add items to a served index, or remove them",
     "query": "search by a picture, features or an indexed item: a server, or a run's folder",
 }
 
@@ -28,7 +30,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="hashnet",
         description="Learned binary codes for images and embeddings. Training, encoding, indexing, "
-        "evaluation and serving are jobs: see python jobs/train.py --help and the files beside it.",
+        "evaluation and serving on a cluster are jobs: see python jobs/train.py --help and the other jobs.",
     )
     parser.add_argument("--version", action="version", version=f"hashnet {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -43,7 +45,10 @@ def main(words: Sequence[str] | None = None) -> int:
                 return _not_installed(name, error)
             module.configure(command, words[1:])
             command.set_defaults(run=module.run)
-    arguments = parser.parse_args(words)
+    arguments, settings = parser.parse_known_args(words)
+    if settings and not hasattr(arguments, "settings"):
+        parser.error(f"unrecognized arguments: {' '.join(settings)}")
+    arguments.settings = settings  # KEY=VALUE words, between and after the options
     try:
         return arguments.run(arguments)
     except HashnetError as error:

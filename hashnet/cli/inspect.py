@@ -18,13 +18,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hashnet.data import ManifestArtefact, PairTable, check_pictures
+from hashnet.dedup import DuplicatesArtefact
 from hashnet.errors import FormatError, HashnetError
 from hashnet.index import IndexArtefact
-from hashnet.io import Artefact, Description, storage
+from hashnet.io import Artefact, Description, config, storage
 from hashnet.metrics import ReportArtefact
 from hashnet.models import ModelArtefact
 from hashnet.run import Run
-from hashnet.store import CodesArtefact
+from hashnet.store import CodesArtefact, read_quarantine, read_records
+
+BAD_ROWS = 20  # named in the output; RUN/codes/_quarantine has all
 
 EXAMPLES = """
 examples:
@@ -107,8 +110,6 @@ def inspect(uri: str, pictures: int = 0) -> Description:
             return _run(Run(uri), pictures)
     elif storage.name_of(uri).endswith((".parquet", ".csv")):
         return _pairs(uri)
-    elif storage.name_of(uri).endswith(".json"):
-        return _other_json(uri)
     raise FormatError(
         f"{uri} is nothing of hashnet's: no manifest, model, codes, index, report, pairs table or run"
     )
@@ -116,7 +117,8 @@ def inspect(uri: str, pictures: int = 0) -> Description:
 
 def _artefact_at(uri: str) -> Artefact | None:
     """The artefact whose folder or header file this is."""
-    for artefact in (ManifestArtefact(uri), ModelArtefact(uri), IndexArtefact(uri), ReportArtefact(uri)):
+    kinds = (ManifestArtefact, ModelArtefact, IndexArtefact, ReportArtefact, DuplicatesArtefact)
+    for artefact in (kind(uri) for kind in kinds):
         if artefact.exists():
             return artefact
         if storage.name_of(uri) == artefact.header_file:
@@ -138,6 +140,8 @@ def _inspected(artefact: Artefact, pictures: int) -> Description:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         damage = f"{artefact.header_uri} is damaged ({type(error).__name__}: {error}); {artefact.made_by}"
         return Description(artefact.uri, artefact.kind, problems=[damage])
+    if isinstance(artefact, CodesArtefact):
+        description.facts.update(_bad_rows(artefact))
     if isinstance(artefact, ManifestArtefact) and pictures and not problems:
         manifest = artefact.open()
         if manifest.modality == "image":
@@ -150,7 +154,7 @@ def _inspected(artefact: Artefact, pictures: int) -> Description:
 def _run(run: Run, pictures: int) -> Description:
     """Each artefact of a run, and whether they were made for each other."""
     parts = [_inspected(one, pictures) for one in run.artefacts() if storage.exists(one.uri)]
-    problems = []
+    problems = _config_problems(run)
     model = next((part.facts.get("sha256") for part in parts if part.kind == "model"), None)
     for part in parts:
         made_with = part.lineage.get("model_sha256")
@@ -163,14 +167,27 @@ def _run(run: Run, pictures: int) -> Description:
     return Description(run.uri, "run", {"stages": stages}, {}, problems, parts)
 
 
-def _other_json(uri: str) -> Description:
-    """Any other JSON file of hashnet's, by its own words: every plain value in it."""
-    values = storage.read_json(uri)
-    if not isinstance(values, dict) or "kind" not in values:
-        raise FormatError(f"{uri} is nothing of hashnet's: it does not say its kind")
-    plain = (str, int, float, bool, type(None))
-    facts = {n: v for n, v in values.items() if isinstance(v, plain) and n not in ("kind", "format_version")}
-    return Description(uri, str(values["kind"]), facts, dict(values.get("lineage") or {}))
+def _bad_rows(codes: CodesArtefact) -> dict[str, Any]:
+    """The quarantined rows of a store by id, the first of many, with their reasons."""
+    try:
+        bad = read_quarantine(codes.uri, read_records(codes.uri))
+    except HashnetError:  # damaged: ``verify`` says so
+        return {}
+    if not len(bad):
+        return {}
+    first = bad.slice(0, BAD_ROWS).to_pylist()
+    named = {f"row {row['row_id']}": f"{row['reason']}: {row['uri']}" for row in first}
+    more = {"more": len(bad) - len(first)} if len(bad) > len(first) else {}
+    return {"quarantine": named | more}
+
+
+def _config_problems(run: Run) -> list[str]:
+    try:
+        if storage.exists(run.config):
+            config.check_saved(run.config)
+    except HashnetError as error:
+        return [str(error)]
+    return []
 
 
 def _pairs(uri: str) -> Description:

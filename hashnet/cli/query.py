@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hashnet.codes import pack_signs
 from hashnet.errors import BadImage, DataError, IndexMismatch, LineageMismatch
 from hashnet.results import SearchResult
 from hashnet.run import Run
@@ -36,7 +37,7 @@ def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
         "--id", dest="ids", type=int, action="append", metavar="ID", help="search by an indexed item"
     )
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--url", metavar="URL", help="a server, as jobs/serve.py prints it")
+    where.add_argument("--url", metavar="URL", help="a server, as hashnet serve prints it")
     where.add_argument("--run", dest="folder", metavar="RUN", help="a run's folder with model/ and index/")
     how_many = parser.add_mutually_exclusive_group()
     how_many.add_argument(
@@ -47,6 +48,15 @@ def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
     )
     parser.add_argument(
         "--label", action="append", metavar="LABEL", help="only items with this label (id or name)"
+    )
+    parser.add_argument(
+        "--where", metavar="CONDITION", help="only items whose columns satisfy it: 'year >= 2020'"
+    )
+    parser.add_argument(
+        "--ranking",
+        choices=("hamming", "asymmetric"),
+        default="hamming",
+        help="asymmetric: by the query's logits against the codes; finer than bits",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -60,6 +70,8 @@ class Search:
     k: int
     radius: int | None
     labels: list[str] | None
+    ranking: str = "hamming"
+    where: str | None = None
 
 
 @dataclass(frozen=True)
@@ -76,14 +88,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the hits of each query, nearest first."""
     if bool(arguments.queries) == bool(arguments.ids):
         raise DataError("give pictures (or a .npy file), or --id, not both and not neither")
+    if arguments.ranking == "asymmetric" and (arguments.ids or arguments.radius is not None):
+        raise DataError("--ranking asymmetric is for the -k nearest of pictures or features")
     if arguments.k is not None and arguments.k < 1:
         raise IndexMismatch(f"-k must be at least 1, got {arguments.k}")
     search = Search(
-        queries=None if arguments.ids else _queries(arguments.queries),
+        queries=None if arguments.ids else read_queries(arguments.queries),
         ids=_ids(arguments.ids) if arguments.ids else None,
         k=arguments.k or 10,
         radius=arguments.radius,
         labels=arguments.label,
+        ranking=arguments.ranking,
+        where=arguments.where,
     )
     source = _Server(arguments.url) if arguments.url else _Run(arguments.folder)
     names = [f"id {id_}" for id_ in arguments.ids or []] or list(arguments.queries)
@@ -111,7 +127,7 @@ def _print(results: list[tuple[str, list[Hit]]]) -> None:
             print(f"{place:4}  {bits}  {hit.id:>10}  {', '.join(hit.labels) or '-':<24}  {hit.uri or '-'}")
 
 
-def _queries(paths: list[str]) -> Any:
+def read_queries(paths: list[str]) -> Any:
     """Paths of pictures as they are, or the features in a .npy file."""
     if any(path.endswith(".npy") for path in paths):
         if len(paths) > 1:
@@ -149,9 +165,16 @@ class _Server:
     def search(self, search: Search) -> SearchResult | list[SearchResult]:
         if search.radius is not None:
             return self.client.search_radius(
-                search.queries, search.radius, ids=search.ids, labels=search.labels
+                search.queries, search.radius, ids=search.ids, labels=search.labels, where=search.where
             )
-        return self.client.search(search.queries, search.k, ids=search.ids, labels=search.labels)
+        return self.client.search(
+            search.queries,
+            search.k,
+            ids=search.ids,
+            labels=search.labels,
+            ranking=search.ranking,
+            where=search.where,
+        )
 
     def hit(self, id_: int, distance: int) -> Hit:
         item = self.client.item(id_)
@@ -173,12 +196,16 @@ class _Run:
             codes = self.index.codes(search.ids)
         else:
             # torch beside faiss in one process would bring two OpenMP runtimes to one search: encode first.
-            codes = self._encode(search.queries)
+            logits = self._encode(search.queries)
+            codes = pack_signs(logits)
         self._open_items()
         labels = search.labels
-        where = None if labels is None else {"labels": [self._class_id(label) for label in labels]}
+        where: Any = {} if labels is None else {"labels": [self._class_id(label) for label in labels]}
+        where = (where | ({} if search.where is None else {"condition": search.where})) or None
         if search.radius is not None:
             return self.index.search_radius(codes, search.radius, where=where)
+        if search.ranking == "asymmetric":
+            return self.index.search(logits=logits, k=search.k, where=where)
         return self.index.search(codes, search.k, where=where)
 
     def hit(self, id_: int, distance: int) -> Hit:
@@ -201,7 +228,7 @@ class _Run:
             )
         self.class_names = encoder.info.class_names
         try:
-            return encoder.encode(queries)
+            return encoder.logits(queries)
         except BadImage as error:
             raise DataError(f"cannot use {', '.join(map(str, queries))}: {error}") from error
 
@@ -211,7 +238,7 @@ class _Run:
         if self.run.codes.exists():
             self.items = ItemLookup(self.run.codes.open())
         if self.run.manifest.exists():
-            names = self.run.manifest.open(check=False).class_names
+            names = self.run.manifest.open(verify=False).class_names
             self.class_names = list(names) if names is not None else self.class_names
 
     def _class_id(self, label: str) -> int:

@@ -25,10 +25,10 @@ import numpy as np
 
 from hashnet.client.queries import as_queries
 from hashnet.client.requests import ApiRequest, BaseClient, Exchange, join_parts
+from hashnet.errors import ClientError
 from hashnet.results import SearchResult
 
 R = TypeVar("R")
-INFO = ApiRequest("GET", "/v1/info")
 
 
 class Client(BaseClient):
@@ -61,14 +61,20 @@ class Client(BaseClient):
         ids: Any = None,
         labels: Sequence[int | str] | None = None,
         exclude_self: bool = False,
+        ranking: str = "hamming",
+        where: str | None = None,
     ) -> SearchResult:
         """The ``k`` nearest items of each query: ids int64 (q, k) and distances int32 (q, k), -1 unused.
 
         ``queries`` are pictures (paths, bytes, PIL), packed codes (uint8) or features (float). ``ids``
         searches by items of the index instead; ``exclude_self`` leaves each out of its own hits.
-        ``labels`` (class ids or names) keeps only items with at least one of them.
+        ``labels`` (class ids or names) keeps only items with at least one of them, ``where`` those for which
+        a condition on their columns holds (``"year >= 2020"``). With
+        ``ranking="asymmetric"`` pictures and features are ranked by their logits against the codes: the
+        result has ``scores``, the largest first.
         """
-        parts = self._run(self._search(as_queries(queries, ids), {"k": k}, labels, exclude_self))
+        bound = {"k": int(k), "ranking": ranking, "where": where}
+        parts = self._run(self._search(as_queries(queries, ids), bound, labels, exclude_self))
         return join_parts(parts, k)
 
     def search_radius(
@@ -79,9 +85,12 @@ class Client(BaseClient):
         ids: Any = None,
         labels: Sequence[int | str] | None = None,
         exclude_self: bool = False,
+        where: str | None = None,
     ) -> list[SearchResult]:
         """Every item within ``radius`` bits of each query: one 1-D SearchResult per query."""
-        parts = self._run(self._search(as_queries(queries, ids), {"radius": radius}, labels, exclude_self))
+        parts = self._run(
+            self._search(as_queries(queries, ids), {"radius": int(radius)}, labels, exclude_self)
+        )
         return [hits for part in parts for hits in part]
 
     def encode(self, batch: Any) -> np.ndarray:
@@ -91,22 +100,27 @@ class Client(BaseClient):
 
     def info(self) -> dict[str, Any]:
         """What is served: n_bits, size, kind, version, lineage, modality, classes, limits."""
-        return self._send(INFO).json()
+        return self._send(ApiRequest("GET", "/v1/info", self._own_writes())).json()
 
     def item(self, id: int) -> dict[str, Any]:
         """One indexed item: id, uri, labels, code (hex)."""
-        return self._send(ApiRequest("GET", f"/v1/items/{int(id)}")).json()
+        return self._send(ApiRequest("GET", f"/v1/items/{int(id)}", self._own_writes())).json()
 
     def thumbnail(self, id: int) -> bytes:
         """A small JPEG or PNG of one indexed item."""
         return self._send(ApiRequest("GET", f"/v1/items/{int(id)}/thumbnail")).content
 
-    def add(self, queries: Any, ids: Any, labels: Any = None) -> int:
+    def add(
+        self, queries: Any, ids: Any, labels: Any = None, *, columns: Any = None, upsert: bool = False
+    ) -> int:
         """Adds items under new ``ids``; returns the index version that holds them. Needs the write token.
 
-        ``labels`` is one list of class ids per item. Later searches by this client see the items.
+        ``labels`` is one list of class ids, or of class names, per item; ``columns`` an Arrow table or
+        name → values, with keys as "key". With ``upsert``, items that have one of the ids are replaced. All
+        items are added or none (beyond 250,000 the error says how many were). Later reads by this client
+        see them.
         """
-        return self._run(self._add(queries, ids, labels))
+        return self._run(self._add(queries, ids, labels, columns, upsert))
 
     def remove(self, ids: Any) -> int:
         """Removes items; returns the index version without them. Needs the write token."""
@@ -127,7 +141,12 @@ class Client(BaseClient):
         try:
             requests = next(exchange)
             while True:
-                requests = exchange.send(self._send_all(requests))
+                try:
+                    bodies = self._send_all(requests)
+                except ClientError as error:
+                    requests = exchange.throw(error)
+                else:
+                    requests = exchange.send(bodies)
         except StopIteration as end:
             return end.value
 
@@ -172,9 +191,12 @@ class AsyncClient(BaseClient):
         ids: Any = None,
         labels: Sequence[int | str] | None = None,
         exclude_self: bool = False,
+        ranking: str = "hamming",
+        where: str | None = None,
     ) -> SearchResult:
         """The ``k`` nearest items of each query, as Client.search."""
-        parts = await self._run(self._search(as_queries(queries, ids), {"k": k}, labels, exclude_self))
+        bound = {"k": int(k), "ranking": ranking, "where": where}
+        parts = await self._run(self._search(as_queries(queries, ids), bound, labels, exclude_self))
         return join_parts(parts, k)
 
     async def search_radius(
@@ -185,9 +207,10 @@ class AsyncClient(BaseClient):
         ids: Any = None,
         labels: Sequence[int | str] | None = None,
         exclude_self: bool = False,
+        where: str | None = None,
     ) -> list[SearchResult]:
         """Every item within ``radius`` bits of each query, as Client.search_radius."""
-        bound = {"radius": radius}
+        bound = {"radius": int(radius), "where": where}
         parts = await self._run(self._search(as_queries(queries, ids), bound, labels, exclude_self))
         return [hits for part in parts for hits in part]
 
@@ -198,19 +221,21 @@ class AsyncClient(BaseClient):
 
     async def info(self) -> dict[str, Any]:
         """What is served, as Client.info."""
-        return (await self._send(INFO)).json()
+        return (await self._send(ApiRequest("GET", "/v1/info", self._own_writes()))).json()
 
     async def item(self, id: int) -> dict[str, Any]:
         """One indexed item: id, uri, labels, code (hex)."""
-        return (await self._send(ApiRequest("GET", f"/v1/items/{int(id)}"))).json()
+        return (await self._send(ApiRequest("GET", f"/v1/items/{int(id)}", self._own_writes()))).json()
 
     async def thumbnail(self, id: int) -> bytes:
         """A small JPEG or PNG of one indexed item."""
         return (await self._send(ApiRequest("GET", f"/v1/items/{int(id)}/thumbnail"))).content
 
-    async def add(self, queries: Any, ids: Any, labels: Any = None) -> int:
+    async def add(
+        self, queries: Any, ids: Any, labels: Any = None, *, columns: Any = None, upsert: bool = False
+    ) -> int:
         """Adds items under new ``ids``, as Client.add."""
-        return await self._run(self._add(queries, ids, labels))
+        return await self._run(self._add(queries, ids, labels, columns, upsert))
 
     async def remove(self, ids: Any) -> int:
         """Removes items; returns the index version without them."""
@@ -230,7 +255,12 @@ class AsyncClient(BaseClient):
         try:
             requests = next(exchange)
             while True:
-                requests = exchange.send(await self._send_all(requests))
+                try:
+                    bodies = await self._send_all(requests)
+                except ClientError as error:
+                    requests = exchange.throw(error)
+                else:
+                    requests = exchange.send(bodies)
         except StopIteration as end:
             return end.value
 

@@ -90,11 +90,15 @@ def as_ids(ids: Any) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def label_lists(labels: Any) -> list[list[int]]:
-    """One list of class ids per item, from lists, class ids (n,) or a multi-hot matrix."""
+def label_lists(labels: Any) -> list[list[int]] | list[list[str]]:
+    """One list of class ids or of names per item, from lists, single labels or a multi-hot matrix."""
     if isinstance(labels, np.ndarray) and labels.ndim == 2:
         return [np.flatnonzero(row).tolist() for row in labels]
-    return [[int(row)] if np.ndim(row) == 0 else [int(label) for label in row] for row in labels]
+    lists = [[row] if isinstance(row, str) or np.ndim(row) == 0 else list(row) for row in labels]
+    named = {isinstance(label, str) for row in lists for label in row}
+    if len(named) > 1:
+        raise DataError("labels are class ids or names, not both in one call")
+    return lists if named == {True} else [[int(label) for label in row] for row in lists]
 
 
 def _features(array: np.ndarray) -> np.ndarray:

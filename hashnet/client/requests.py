@@ -18,10 +18,11 @@ from hashnet import __version__
 from hashnet.client import wire
 from hashnet.client.queries import Queries, as_ids, as_queries, label_lists
 from hashnet.client.retry import RetryPolicy
-from hashnet.errors import DataError
+from hashnet.errors import ClientError, DataError
 from hashnet.results import SearchResult
 
 R = TypeVar("R")
+WRITE_ROWS = 250_000  # in one request to add or remove: 8 MB with codes of 64 bits and a label each
 ROUNDS = 5  # how often parts answered by an older index version are requested again
 
 
@@ -89,20 +90,21 @@ class BaseClient:
     def _search(
         self,
         queries: Queries,
-        bound: dict[str, int],
+        bound: dict[str, Any],
         labels: Sequence[int | str] | None,
         exclude_self: bool,
     ) -> Exchange[list[Any]]:
         """One result per part of the queries, all from one index version where that can be had.
 
-        ``bound`` is ``{"k": …}`` or ``{"radius": …}``. An index that keeps changing faster than parts can
-        be requested again is given up on after ROUNDS.
+        ``bound`` is ``{"k": …, …}`` or ``{"radius": …, …}``. An index that keeps changing faster
+        than parts can be requested again is given up on after ROUNDS.
         """
-        params: dict[str, Any] = {name: int(value) for name, value in bound.items()} | _label_params(labels)
+        params = {name: value for name, value in bound.items() if value is not None} | _label_params(labels)
+        if params.get("ranking") == "hamming":  # the default: servers of before know no other
+            del params["ranking"]
         if exclude_self:
             params["exclude_self"] = "true"
-        if self._written:
-            params["min_version"] = self._written
+        params |= self._own_writes()
         requests = [
             ApiRequest("POST", "/v1/search", params, wire.write_queries(part))
             for part in queries.parts(self.batch)
@@ -127,37 +129,52 @@ class BaseClient:
         ]
         return [wire.read_codes(body) for body in bodies]
 
-    def _add(self, queries: Any, ids: Any, labels: Any) -> Exchange[int]:
+    def _add(self, queries: Any, ids: Any, labels: Any, columns: Any, upsert: bool) -> Exchange[int]:
+        """Pictures and features are encoded first, so that all items fit into one request: all or nothing."""
         items, ids = as_queries(queries), as_ids(ids)
         for name, column in (("ids", ids), ("labels", labels)):
             if column is not None and len(column) != len(items):
                 raise DataError(f"{len(items)} items came with {len(column)} {name}")
-        requests, start = [], 0
-        for part in items.parts(self.batch):
-            rows = slice(start, start + len(part))
-            some_labels = None if labels is None else label_lists(labels[rows])
-            body = wire.write_items(part, ids[rows], some_labels)
-            requests.append(ApiRequest("POST", "/v1/items", {}, body, idempotent=False))
-            start += len(part)
-        return (yield from self._write(requests))
+        lists = None if labels is None else label_lists(labels)
+        table = None if columns is None else wire.as_columns(columns, len(items))
+        if len(items) and items.kind in ("images", "features"):
+            items = Queries("codes", np.concatenate((yield from self._encode(items))))
+        requests = []
+        for rows in _write_parts(len(items)):
+            some = None if lists is None else lists[rows]
+            further = None if table is None else table.slice(rows.start, WRITE_ROWS)
+            part = Queries(items.kind, items.values[rows])
+            body = wire.write_items(part, ids[rows], some, further, upsert)
+            requests.append(ApiRequest("POST", "/v1/items", {}, body, idempotent=upsert))
+        return (yield from self._write(requests, len(items), "added"))
 
     def _remove(self, ids: Any) -> Exchange[int]:
-        parts = Queries("ids", as_ids(ids)).parts(self.batch)
-        return (
-            yield from self._write(
-                [
-                    ApiRequest("POST", "/v1/items/remove", {}, wire.write_queries(part), idempotent=False)
-                    for part in parts
-                ]
-            )
-        )
+        ids = as_ids(ids)
+        bodies = [wire.write_queries(Queries("ids", ids[rows])) for rows in _write_parts(len(ids))]
+        requests = [ApiRequest("POST", "/v1/items/remove", {}, body, idempotent=False) for body in bodies]
+        return (yield from self._write(requests, len(ids), "removed"))
 
-    def _write(self, requests: list[ApiRequest]) -> Exchange[int]:
-        """One after another, so that it is known what was written when a later part fails."""
-        for request in requests:
-            (body,) = yield [request]
+    def _write(self, requests: list[ApiRequest], n: int, verb: str) -> Exchange[int]:
+        """One after another; the error of a later one says what the earlier ones did."""
+        for number, request in enumerate(requests):
+            try:
+                (body,) = yield [request]
+            except ClientError as error:
+                if number:
+                    done = f"the first {number * WRITE_ROWS:,} of {n:,} were {verb} before"
+                    error.args = (f"{error.args[0]}; {done}, the others were not", *error.args[1:])
+                raise
             self._written = max(self._written, wire.read_version(body))
         return self._written
+
+    def _own_writes(self) -> dict[str, Any]:
+        """The query parameter that makes a read see what this client wrote."""
+        return {"min_version": self._written} if self._written else {}
+
+
+def _write_parts(n: int) -> list[slice]:
+    """Rows of each request of a write; almost always one, which is made whole or not at all."""
+    return [slice(start, start + WRITE_ROWS) for start in range(0, n, WRITE_ROWS)]
 
 
 def _label_params(labels: Sequence[int | str] | None) -> dict[str, Any]:
@@ -194,8 +211,10 @@ def join_parts(parts: list[SearchResult], k: int) -> SearchResult:
     if not parts:
         return SearchResult(np.zeros((0, k), np.int64), np.zeros((0, k), np.int32))
     versions = {part.version for part in parts}
+    scores = [part.scores for part in parts if part.scores is not None]
     return SearchResult(
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.distances for part in parts]),
         versions.pop() if len(versions) == 1 else None,
+        np.concatenate(scores) if scores else None,
     )

@@ -107,7 +107,7 @@ class RetryPolicy:
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)):
             reason = str(error) or type(error).__name__
             sentence = (
-                f"cannot reach {self.url} ({reason}); is a server running there? jobs/serve.py starts one"
+                f"cannot reach {self.url} ({reason}); is a server running there? hashnet serve RUN starts one"
             )
             return Failure(ServerUnavailable(sentence), retry=True)
         if isinstance(error, httpx.UnsupportedProtocol):

@@ -3,7 +3,8 @@
     request   one column: code (fixed-size binary), image (binary), feature (list of float) or id (int64);
               to add items: code, image or feature, with id and, where known, labels
     response  ids and distances, one list per query (fixed-size lists from a k search, -1 in unused
-              slots); code alone from encode. The schema's metadata carries ``version``.
+              slots; with scores from asymmetric ranking); code alone from encode. The schema's metadata
+              carries ``version``.
 
 Streams with compressed bodies or dictionaries are refused: a small body must stay small.
 
@@ -25,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet.client.queries import Queries
-from hashnet.errors import RequestRejected
+from hashnet.errors import DataError, RequestRejected
 from hashnet.io import binary_column, binary_matrix
 from hashnet.results import SearchResult
 
@@ -58,12 +59,38 @@ def write_queries(queries: Queries) -> bytes:
     return write_table(pa.table({COLUMNS[queries.kind]: query_column(queries)}))
 
 
-def write_items(queries: Queries, ids: np.ndarray, labels: Sequence[Sequence[int]] | None) -> bytes:
-    """The body of a bulk add request."""
+def write_items(
+    queries: Queries,
+    ids: np.ndarray,
+    labels: Sequence[Sequence[int | str]] | None = None,
+    further: pa.Table | None = None,
+    upsert: bool = False,
+) -> bytes:
+    """The body of a bulk add request; ``further`` are columns of the user's, ``upsert`` is metadata."""
     columns = {COLUMNS[queries.kind]: query_column(queries), "id": pa.array(ids, pa.int64())}
     if labels is not None:
-        columns["labels"] = pa.array([list(row) for row in labels], pa.list_(pa.int32()))
-    return write_table(pa.table(columns))
+        named = any(isinstance(label, str) for row in labels for label in row)
+        column = pa.array([list(row) for row in labels], pa.list_(pa.string() if named else pa.int32()))
+        columns["labels"] = column
+    table = pa.table(columns)
+    if further is not None:
+        for name in further.column_names:
+            table = table.append_column(name, further[name])
+    return write_table(table, {"upsert": "true"} if upsert else None)
+
+
+def as_columns(columns: Any, n: int) -> pa.Table:
+    """Columns of ``n`` items, an Arrow table or name → values, as a table."""
+    try:
+        table = columns if isinstance(columns, pa.Table) else pa.table(dict(columns))
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"columns= must be an Arrow table or name → values: {error}") from error
+    if table.num_rows != n:
+        raise DataError(f"{n} items came with columns of {table.num_rows} rows")
+    taken = set(table.column_names) & {"labels", *COLUMNS.values()}
+    if taken:
+        raise DataError(f"a column cannot be called {', '.join(sorted(taken))}; rename it")
+    return table
 
 
 def read_queries(table: pa.Table, also: tuple[str, ...] = ()) -> Queries:
@@ -146,6 +173,9 @@ def write_hits(hits: SearchResult | list[SearchResult], version: int | None) -> 
         ids = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(joined_ids.astype(np.int64)))
         distances = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(joined.astype(np.int32)))
     table = pa.table({"ids": ids, "distances": distances})
+    if isinstance(hits, SearchResult) and hits.scores is not None:
+        flat = pa.array(np.ascontiguousarray(hits.scores).ravel())
+        table = table.append_column("scores", pa.FixedSizeListArray.from_arrays(flat, hits.scores.shape[1]))
     return write_table(table, {} if version is None else {"version": str(version)})
 
 
@@ -158,7 +188,10 @@ def read_hits(data: bytes) -> SearchResult | list[SearchResult]:
     flat = [column.flatten().to_numpy() for column in columns]
     if pa.types.is_fixed_size_list(columns[0].type):
         shape = (len(table), columns[0].type.list_size)
-        return SearchResult(flat[0].reshape(shape), flat[1].reshape(shape), version)
+        scores = None
+        if "scores" in table.column_names:
+            scores = table["scores"].combine_chunks().flatten().to_numpy().reshape(shape)
+        return SearchResult(flat[0].reshape(shape), flat[1].reshape(shape), version, scores)
     bounds = columns[0].offsets.to_numpy()
     pairs = pairwise(bounds)
     return [SearchResult(flat[0][a:b], flat[1][a:b], version) for a, b in pairs]

@@ -13,13 +13,22 @@ from hashnet.comparison.cell import (
     finished_cell,
     run_cell,
 )
-from hashnet.comparison.methods import DEEP, TABLE_METHODS, TITLES, candidates, expand_methods
-from hashnet.comparison.paper import PAPER_K, reported_map
+from hashnet.comparison.methods import (
+    DEEP,
+    OWN,
+    PAPER_K,
+    TABLE_METHODS,
+    TITLES,
+    candidates,
+    expand_methods,
+    reported_map,
+)
 from hashnet.comparison.tuning import SettingsScore, TunedSettings, mean_over_seeds
 
 __all__ = [
     "CODES",
     "DEEP",
+    "OWN",
     "PAPER_K",
     "TABLE_METHODS",
     "TITLES",

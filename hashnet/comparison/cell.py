@@ -291,6 +291,7 @@ def learn_deep(task: CellTask, device: str) -> Learned:
     import torch
 
     from hashnet.training import (
+        features_of_run,
         finished_result,
         logits_of,
         open_rows,
@@ -318,10 +319,11 @@ def learn_deep(task: CellTask, device: str) -> Learned:
             f"{manifest.sha256[:12]}…; use another run folder, or remove this cell to run it again"
         )
     storage.delete(Run(config.run).checkpoints)
+    features = features_of_run(config, model, manifest, device, keep=config.freeze_backbone)
 
     def encode(split: str) -> tuple[np.ndarray, np.ndarray]:
         rows = open_rows(manifest, split, model, config)
-        logits, usable = logits_of(model, rows.source, device=device)
+        logits, usable = logits_of(model, rows.source, device, features)
         assert rows.labels is not None
         return pack_signs(logits[torch.from_numpy(usable)]), rows.labels[usable]
 

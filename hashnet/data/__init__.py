@@ -1,17 +1,29 @@
 """Manifests, the sources they are made from, splits, pairs, and pictures as pixels."""
 
-from hashnet.data.features import feature_matrix, feature_rows
+from hashnet.data.columns import (
+    feature_matrix,
+    feature_rows,
+    further_columns,
+    plain_column,
+    read_labels,
+    read_names,
+    schema_type,
+)
 from hashnet.data.fetch import fetch_images, too_many_bad
 from hashnet.data.images import FORMATS, PREPROCESS_VERSION, Preprocess, decode
+from hashnet.data.input_files import expand_pattern
 from hashnet.data.manifest import Manifest, ManifestArtefact
+from hashnet.data.neighbours import NEIGHBOURS, neighbour_pairs, neighbours_of_manifest
 from hashnet.data.pairs import PairTable
 from hashnet.data.sources import SOURCES, append_source, load_source, make_manifest, source_options
 from hashnet.data.splits import Protocol
-from hashnet.data.summary import check_pictures, unreadable_warning
-from hashnet.data.writer import zero_shot_copy
+from hashnet.data.summary import check_pictures, notes, unreadable_warning
+from hashnet.data.writer import EXISTING, copy_without, refuse_duplicates, zero_shot_copy
 
 __all__ = [
+    "EXISTING",
     "FORMATS",
+    "NEIGHBOURS",
     "PREPROCESS_VERSION",
     "SOURCES",
     "Manifest",
@@ -21,12 +33,23 @@ __all__ = [
     "Protocol",
     "append_source",
     "check_pictures",
+    "copy_without",
     "decode",
+    "expand_pattern",
     "feature_matrix",
     "feature_rows",
     "fetch_images",
+    "further_columns",
     "load_source",
     "make_manifest",
+    "neighbour_pairs",
+    "neighbours_of_manifest",
+    "notes",
+    "plain_column",
+    "read_labels",
+    "read_names",
+    "refuse_duplicates",
+    "schema_type",
     "source_options",
     "too_many_bad",
     "unreadable_warning",

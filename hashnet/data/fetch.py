@@ -16,13 +16,15 @@ The text after ``#`` counts only when it has one of these forms, so a file name 
 
 from __future__ import annotations
 
+import os
 import re
-from collections import Counter, OrderedDict, defaultdict
+import stat
+import time
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from threading import Lock
+from threading import Condition, Lock, Thread, current_thread
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from pyarrow import fs
 from hashnet.errors import BadImage
 from hashnet.io import storage
 
+READ_TIMEOUT_S = 60.0  # for the references of one job; longer means that storage hangs
 THREADS = 8  # reads in flight: they wait for disks and networks, not for processors
 MAX_BYTES = 512 << 20  # of one file: more than any picture that is decoded has, even uncompressed
 CACHE_BYTES = 256 << 20  # of Parquet columns already decoded
@@ -53,6 +56,10 @@ class Reference:
     column: str | None = None
     group: int = 0
     row: int = 0
+
+
+# A file, the references into it with their row, and what asks for its state.
+_Job = tuple[str, list[tuple[int, Reference]], Callable[[], State]]
 
 
 def parse_reference(uri: str) -> Reference:
@@ -106,19 +113,71 @@ def fetch_images(
             reference = parse_reference(uri)
             by_file[_absolute(reference.file, base_uri)].append((i, reference))
 
-    with ThreadPoolExecutor(threads) as pool:
-        # First in the queue, so that no thread waits for a job behind its own.
-        states = {file: pool.submit(_state, file) for file, found in by_file.items() if _in_parquet(found)}
-
-        def fill(job: tuple[str, list[tuple[int, Reference]]]) -> None:
-            file, references = job
-            for (i, _), data in zip(references, _read(file, references, states.get(file)), strict=True):
-                out[i] = data
-
-        # One job per file, but the many members of one tar are spread over the threads, too.
-        jobs = [(file, found[k::threads]) for file, found in by_file.items() for k in range(threads)]
-        list(pool.map(fill, [job for job in jobs if job[1]]))
+    jobs: list[_Job] = []
+    for file, found in by_file.items():
+        groups: dict[int, list[tuple[int, Reference]]] = defaultdict(list)
+        for k, (i, reference) in enumerate(found):
+            # One job per file; but the row groups of a Parquet file and the many members of a tar are read
+            # side by side.
+            groups[k % threads if reference.column is None else reference.group].append((i, reference))
+        state = _state_once(file)
+        jobs += [(file, group, state) for group in groups.values()]
+    _Readers(out, jobs).run(threads)
     return out
+
+
+class _Readers:
+    """Threads that read jobs into ``out``. A read that is stuck becomes a BadImage, its thread is given up.
+
+    Storage may hang without end: a network mount whose server is gone, a disk about to fail. The threads are
+    daemons, so that one that is stuck keeps nobody from exiting.
+    """
+
+    def __init__(self, out: list[bytes | BadImage], jobs: list[_Job]) -> None:
+        self.out, self.waiting = out, deque(jobs)
+        self.changed = Condition()
+        self.reading: dict[Thread, tuple[float, _Job]] = {}  # what each thread is at, and since when
+
+    def run(self, threads: int) -> None:
+        with self.changed:
+            self._start(threads)
+            while self.reading:
+                self.changed.wait(timeout=READ_TIMEOUT_S / 4)
+                self._give_up_stuck()
+
+    def _start(self, n: int) -> None:
+        for _ in range(min(n, len(self.waiting))):
+            thread = Thread(target=self._work, name="fetch", daemon=True)
+            self.reading[thread] = (time.monotonic(), self.waiting.popleft())
+            thread.start()
+
+    def _give_up_stuck(self) -> None:
+        now = time.monotonic()
+        for thread, (since, (file, references, _)) in list(self.reading.items()):
+            if now - since > READ_TIMEOUT_S:
+                del self.reading[thread]
+                for i, _ in references:
+                    self.out[i] = BadImage("timeout", f"{file} was not read within {READ_TIMEOUT_S:g} s")
+                self._start(1)
+
+    def _work(self) -> None:
+        me = current_thread()
+        while True:
+            with self.changed:
+                if me not in self.reading:  # given up
+                    return
+                job = self.reading[me][1]
+            found = _read(*job)
+            with self.changed:
+                if me not in self.reading:
+                    return
+                for (i, _), data in zip(job[1], found, strict=True):
+                    self.out[i] = data
+                if not self.waiting:
+                    del self.reading[me]
+                    self.changed.notify()
+                    return
+                self.reading[me] = (time.monotonic(), self.waiting.popleft())
 
 
 def describe_bad(names: Sequence[str], bad: Iterable[BadImage], n_images: int) -> str:
@@ -144,21 +203,32 @@ def _absolute(file: str, base_uri: str | None) -> str:
     return storage.join(base_uri, file)
 
 
-def _in_parquet(references: list[tuple[int, Reference]]) -> bool:
-    return any(reference.column is not None for _, reference in references)
-
-
 def _state(file: str) -> State:
     """Size and modification time of a file: they change when it is replaced."""
     filesystem, path = storage.resolve(file)
     info = filesystem.get_file_info(path)
     if info.type == fs.FileType.NotFound:
         raise FileNotFoundError(file)
+    if info.type != fs.FileType.File:
+        raise BadImage("unreadable", f"{file} is not a regular file")
     return info.size, info.mtime_ns
 
 
+def _state_once(file: str) -> Callable[[], State]:
+    """A function that asks for the state of a file on its first call, whichever thread makes it."""
+    lock, found = Lock(), list[State]()
+
+    def state() -> State:
+        with lock:
+            if not found:
+                found.append(_state(file))
+            return found[0]
+
+    return state
+
+
 def _read(
-    file: str, references: list[tuple[int, Reference]], state: Future[State] | None
+    file: str, references: list[tuple[int, Reference]], state: Callable[[], State]
 ) -> list[bytes | BadImage]:
     """The bytes of each reference into one file; a wrong one does not affect the others."""
     with ExitStack() as opened:
@@ -167,8 +237,7 @@ def _read(
         def read(reference: Reference) -> bytes:
             nonlocal source
             if reference.column is not None:
-                assert state is not None
-                return _value(file, state.result(), reference)
+                return _value(file, state(), reference)
             if source is None:
                 source = opened.enter_context(_open(file))
             return _range(source, reference) if reference.offset is not None else _whole(source, file)
@@ -191,6 +260,8 @@ def _or_bad(file: str, read: Callable[[Reference], bytes], reference: Reference)
 def _open(file: str) -> pa.NativeFile:
     filesystem, path = storage.resolve(file)
     if isinstance(filesystem, fs.LocalFileSystem):
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO waits for somebody to write to it
+            raise BadImage("unreadable", f"{file} is not a regular file")
         return pa.OSFile(path, "rb")
     return filesystem.open_input_file(path)
 

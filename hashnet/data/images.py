@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 PREPROCESS_VERSION = "1"  # change it with anything below that changes a pixel
 MAX_PIXELS = 100_000_000  # 300 MB decoded; a larger picture is a mistake or an attack
+MAX_SIDE = 65_535  # as of a JPEG: 1 x 49,000,000 pixels in 95 kB of PNG take seconds to resize
 # Pillow opens more than pictures (EPS starts Ghostscript): only these are tried.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 ORIENTATION = 0x0112  # the EXIF tag
@@ -61,8 +62,11 @@ def _open_rgb(data: bytes | Image, at_least: int | None, max_pixels: int) -> Ima
     try:
         picture = Image.open(io.BytesIO(data), formats=FORMATS) if isinstance(data, bytes) else data
         width, height = picture.size
-        if width * height > max_pixels:
-            raise BadImage("too_large", f"{width} x {height} pixels, at most {max_pixels:,} are decoded")
+        if width * height > max_pixels or max(width, height) > MAX_SIDE:
+            raise BadImage(
+                "too_large",
+                f"{width} x {height} pixels; at most {max_pixels:,}, and {MAX_SIDE:,} per side, are decoded",
+            )
         if at_least is not None and isinstance(data, bytes) and picture.format in ("JPEG", "MPO"):
             picture.draft(None, (at_least, at_least))
         picture.load()

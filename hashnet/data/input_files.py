@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,26 +43,48 @@ def with_suffix(uri: str, suffix: str) -> str:
     return base.rstrip("/").removesuffix(".parquet") + suffix + options
 
 
-def find_below(folder: str, endings: Iterable[str]) -> list[str]:
-    """Paths of all files below ``folder`` with one of the endings, relative to it and sorted.
+class FoundFiles(NamedTuple):
+    """Paths below a folder, sorted, and how many entries were skipped for which reason."""
 
-    Names that start with a dot or an underscore are not data and are left out.
+    names: list[str]
+    skipped: Counter[str]
+
+    def notes(self) -> dict[str, int | str]:
+        """The counts as they stand in the manifest's ``source`` and in its summary."""
+        return {f"skipped_{reason}": n for reason, n in sorted(self.skipped.items())}
+
+
+def find_below(folder: str, endings: Iterable[str]) -> FoundFiles:
+    """Paths of all files below ``folder`` with one of the endings, relative to it.
+
+    Skipped and counted are files with another ending, names that start with a dot or an underscore (not
+    data), links in a circle, what is no regular file, and names that are not UTF-8, which a manifest
+    cannot hold.
     """
     if not storage.is_folder(folder):
         raise DataError(f"{folder} is not a folder; check the path")
     ends = tuple(ending.lower() for ending in endings)
     filesystem, path = storage.resolve(folder)
+    skipped: Counter[str] = Counter()
     if isinstance(filesystem, fs.LocalFileSystem):
         try:
-            found = _walk(path, "")
-        except OSError as error:  # a folder that may not be read, a link to itself
+            found = _walk(path, "", skipped)
+        except OSError as error:  # a folder that may not be read
             raise DataError(f"cannot list {folder}: {error}; repair or remove it") from error
     else:
         infos = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
         found = [info.path[len(path) :].lstrip("/") for info in infos if info.is_file]
-    names = sorted(name for name in found if name.lower().endswith(ends) and not _hidden(name))
-    check_utf8(names, folder)
-    return names
+    names = []
+    for name in sorted(found):
+        if _hidden(name):
+            skipped["hidden"] += 1
+        elif not name.lower().endswith(ends):
+            skipped["other_suffix"] += 1
+        elif _NOT_UTF8.search(name):
+            skipped["not_utf8"] += 1
+        else:
+            names.append(name)
+    return FoundFiles(names, skipped)
 
 
 def check_utf8(names: Iterable[str], where: str) -> None:
@@ -73,23 +98,38 @@ def _hidden(name: str) -> bool:
     return any(part.startswith(_NOT_DATA) for part in name.split("/"))
 
 
-def _walk(root: str, below: str, above: tuple[str, ...] = ()) -> list[str]:
+def _walk(root: str, below: str, skipped: Counter[str], above: tuple[str, ...] = ()) -> list[str]:
     """Files below a folder, through links but not in cycles; faster than pyarrow on a million files."""
     folder = os.path.join(root, below)
     real = os.path.realpath(folder)
     if real in above:
+        skipped["link_circle"] += 1
         return []
     found: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith(_NOT_DATA):
-                continue
             name = f"{below}/{entry.name}" if below else entry.name
-            if entry.is_dir():
-                found += _walk(root, name, (*above, real))
-            else:
+            if entry.name.startswith(_NOT_DATA):
+                skipped["hidden"] += 1
+            elif (kind := _kind(entry)) == "folder":
+                found += _walk(root, name, skipped, (*above, real))
+            elif kind == "file":
                 found.append(name)
+            else:
+                skipped[kind] += 1
     return found
+
+
+def _kind(entry: os.DirEntry) -> str:
+    """What an entry is: a folder, a file (also a broken link: a missing picture), or why it is skipped."""
+    try:
+        if entry.is_dir():
+            return "folder"
+        return "file" if entry.is_file() or entry.is_symlink() else "not_a_file"
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link to itself
+            return "link_circle"
+        raise
 
 
 def expand_pattern(uri: str, ending: str) -> list[str]:
@@ -108,7 +148,7 @@ def expand_pattern(uri: str, ending: str) -> list[str]:
         matching = [n for n in storage.list_names(folder) if fnmatch.fnmatch(n, pattern)]
         files = [storage.absolute(storage.join(folder, name)) for name in matching]
     elif storage.is_folder(uri):
-        files = [storage.absolute(storage.join(uri, name)) for name in find_below(uri, [ending])]
+        files = [storage.absolute(storage.join(uri, name)) for name in find_below(uri, [ending]).names]
     else:
         files = [storage.absolute(uri)] if storage.exists(uri) else []
     if not files:

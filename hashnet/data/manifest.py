@@ -3,7 +3,7 @@
 A manifest is a folder of Parquet parts plus ``_manifest.json``, which lists them with their sha256:
 
     manifest.parquet/
-        part-00000.parquet      row_id, uri, [image], [feature], labels, splits
+        part-00000.parquet      row_id, uri, [image], [feature], labels, splits, and the user's columns
         part-00001-1f0c77a2.parquet      the same, appended later
         _manifest.json          modality, classes, the parts; written last: from then on they count
 
@@ -30,7 +30,7 @@ from hashnet import labels as label_sets
 from hashnet.data import splits as split_flags
 from hashnet.data.parts import ManifestPart, read_groups, schema_of
 from hashnet.errors import DataError, FormatError, HashnetError
-from hashnet.io import Artefact, check_whole, rechunk, storage
+from hashnet.io import Artefact, check_file, check_whole, rechunk, storage
 
 if TYPE_CHECKING:
     from hashnet.data.summary import ManifestSummary
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Manifest:
-    """An opened manifest. Reading checks each part's sha256 once (``check=False`` trusts them)."""
+    """An opened manifest. Reading checks each part's sha256 once (``verify=False`` trusts them)."""
 
     uri: str
     modality: str  # "image" or "features"
@@ -48,12 +48,13 @@ class Manifest:
     inline: bool  # pictures are inside, in the column ``image``
     parts: tuple[ManifestPart, ...]
     source: dict[str, Any] = field(default_factory=dict)
-    check: bool = True
+    columns: Mapping[str, str] = field(default_factory=dict)  # the user's further ones: name → Arrow type
+    verify_files: bool = True
     _checked: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @classmethod
-    def open(cls, uri: str, check: bool = True) -> Manifest:
-        """The manifest in a folder, or DataError."""
+    def open(cls, uri: str, verify: bool = True) -> Manifest:
+        """The manifest in a folder; DataError where there is none, FormatError where it is damaged."""
         uri = str(uri)
         artefact = ManifestArtefact(uri)
         about = artefact.read()
@@ -69,7 +70,8 @@ class Manifest:
                 inline=about["inline"],
                 parts=tuple(ManifestPart.from_dict(part) for part in about["parts"]),
                 source=about["lineage"]["source"] if "lineage" in about else about.get("source", {}),
-                check=check,
+                columns=dict(about.get("columns") or ()),
+                verify_files=verify,
             )
         except (KeyError, TypeError) as error:
             raise FormatError(f"{artefact.header_uri} is damaged: {error!r} is missing or wrong") from error
@@ -96,7 +98,7 @@ class Manifest:
 
     @property
     def schema(self) -> pa.Schema:
-        return schema_of(self.modality, self.n_features, self.inline)
+        return schema_of(self.modality, self.n_features, self.inline, self.columns)
 
     def read(
         self,
@@ -138,11 +140,9 @@ class Manifest:
     def part_rows(
         self, name: str, split: str, columns: list[str] | None = None, start: int = 0, stop: int | None = None
     ) -> Iterator[pa.Table]:
-        """Rows [start, stop) of a split inside the part ``name``, one row group at a time.
-
-        The part's sha256 is not checked: see ``verify``.
-        """
+        """Rows [start, stop) of a split inside the part ``name``, one row group at a time."""
         part = next(part for part in self.parts if part.name == name)
+        self._verify(part)
         yield from read_groups(self.uri, part, split, columns, start, stop)
 
     def rows_by_id(self, row_ids: np.ndarray, columns: list[str] | None = None) -> Iterator[pa.Table]:
@@ -153,14 +153,19 @@ class Manifest:
                 start = part.first_row_id + first
                 inside = row_ids[(row_ids >= start) & (row_ids < start + group.rows)]
                 if len(inside):
+                    self._verify(part)
                     tables = read_groups(self.uri, part, None, columns, first, first + group.rows)
                     yield pa.concat_tables(tables).take(pa.array(inside - start))
                 first += group.rows
 
     def verify(self) -> None:
-        """Checks size and sha256 of every part; DataError names the first that differs."""
+        """Checks the sha256 of every part; FormatError names the first that differs."""
         for part in self.parts:
             self._verify(part)
+
+    def trust(self, names: set[str]) -> None:
+        """These parts were verified elsewhere: they are not hashed again, also not by workers."""
+        self._checked.update(part.sha256 for part in self.parts if part.name in names)
 
     def copy_to(self, uri: str) -> Manifest:
         """A copy under ``uri``, which may already hold this manifest or its first parts."""
@@ -182,7 +187,7 @@ class Manifest:
                     sink.write(chunk)
         if have != self.parts or not have:
             ManifestArtefact(uri).write(self, self.parts, self.source)
-        return Manifest.open(uri, check=self.check)
+        return Manifest.open(uri, verify=self.verify_files)
 
     def summary(self) -> ManifestSummary:
         """Rows, classes and labels per split, and the pair counts of the training set."""
@@ -214,21 +219,9 @@ class Manifest:
         return table if columns is None else table.select(columns)
 
     def _verify(self, part: ManifestPart) -> None:
-        if not self.check or part.sha256 in self._checked:
-            return
-        uri = storage.join(self.uri, part.name)
-        size = storage.size_of(uri)
-        if size != part.bytes and not storage.exists(uri):
-            raise DataError(f"{uri} is missing; make the manifest again or copy it whole")
-        differs = f"it has {size:,} bytes, recorded are {part.bytes:,}" if size != part.bytes else ""
-        if not differs and (found := storage.sha256_of(uri)) != part.sha256:
-            differs = f"its sha256 is {found[:16]}…, recorded is {part.sha256[:16]}…"
-        if differs:
-            raise DataError(
-                f"{uri} does not match its manifest: {differs}; it was changed or damaged: restore it or "
-                "make the manifest again"
-            )
-        self._checked.add(part.sha256)
+        if self.verify_files and part.sha256 not in self._checked:
+            check_file(storage.join(self.uri, part.name), part.sha256, ManifestArtefact.made_by)
+            self._checked.add(part.sha256)
 
 
 class ManifestArtefact(Artefact):
@@ -238,8 +231,8 @@ class ManifestArtefact(Artefact):
     made_by = "make one with `hashnet dataset NAME … --out PATH`"
     error = DataError
 
-    def open(self, check: bool = True) -> Manifest:
-        return Manifest.open(self.uri, check)
+    def open(self, verify: bool = True) -> Manifest:
+        return Manifest.open(self.uri, verify)
 
     def write(self, manifest: Any, parts: tuple[ManifestPart, ...], source: Mapping[str, Any]) -> None:
         """Writes the header of parts that are already there: the moment from which they count."""
@@ -251,19 +244,13 @@ class ManifestArtefact(Artefact):
                 "class_names": class_names,
                 "n_features": manifest.n_features,
                 "inline": manifest.inline,
+                "columns": [list(pair) for pair in manifest.columns.items()],
                 "n_rows": sum(part.rows for part in parts),
                 "parts": [part.to_dict() for part in parts],
             },
             sha256=_content_sha256(manifest.modality, manifest.n_classes, class_names, parts),
             lineage={"source": dict(source)},
         )
-
-    def verify(self) -> list[str]:
-        try:
-            self.open().verify()
-        except HashnetError as error:
-            return [str(error)]
-        return []
 
     def files(self, values: Mapping[str, Any]) -> dict[str, str]:
         return {part["name"]: part["sha256"] for part in values["parts"]}
@@ -274,10 +261,14 @@ class ManifestArtefact(Artefact):
             "modality": manifest.modality,
             "n_classes": manifest.n_classes,
             "n_features": manifest.n_features,
+            "columns": dict(manifest.columns),
             "parts": len(manifest.parts),
             "sha256": manifest.sha256,
         }
-        return facts if self.verify() else facts | manifest.summary().to_dict()
+        try:
+            return facts | manifest.summary().to_dict()
+        except HashnetError:  # damaged: ``verify`` says so
+            return facts
 
 
 def _content_sha256(

@@ -12,6 +12,8 @@ PairCounts(n_pairs=3, n_similar=2, jaccard_sum=2.0)
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -104,9 +106,11 @@ class PairTable:
         n_similar = int(np.count_nonzero(self.similar))
         return PairCounts(n_pairs=len(self), n_similar=n_similar, jaccard_sum=float(n_similar))
 
-    def save(self, uri: str) -> None:
-        """Writes the pairs as Parquet."""
+    def save(self, uri: str, lineage: Mapping[str, Any] | None = None) -> None:
+        """Writes the pairs as Parquet; ``lineage`` says what they were made from, in the file's metadata."""
         table = pa.table({name: getattr(self, name) for name in self.COLUMNS})
+        if lineage is not None:
+            table = table.replace_schema_metadata({"hashnet": json.dumps(dict(lineage), sort_keys=True)})
         with storage.open_output(uri) as sink:
             pq.write_table(table, sink, compression="zstd")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hashnet.data import splits
-from hashnet.errors import DataError
-from hashnet.io import TableBuffer, storage
+from hashnet.errors import DataError, FormatError
+from hashnet.io import TableBuffer, storage, type_from_text
 
 GROUP_ROWS = 32_768  # rows of a Parquet row group, which a reader has to read at once …
 GROUP_BYTES = 16 << 20  # … or this many bytes, where rows are large (pictures, features)
@@ -49,15 +49,20 @@ class ManifestPart:
         return {**asdict(self), "groups": [asdict(group) for group in self.groups]}
 
 
-def schema_of(modality: str, n_features: int | None, inline: bool) -> pa.Schema:
-    """Columns of a part: ``image`` only where pictures are inside the manifest, ``feature`` for features."""
+def schema_of(
+    modality: str, n_features: int | None, inline: bool, further: Mapping[str, str] | None = None
+) -> pa.Schema:
+    """Columns of a part: ``image`` only where pictures are inside the manifest, ``feature`` for features.
+
+    ``further`` are the user's own, name → Arrow type; they come last.
+    """
     columns = [("row_id", pa.int64()), ("uri", pa.string())]
     if inline:
         columns.append(("image", pa.binary()))
     if modality == "features":
         columns.append(("feature", pa.list_(pa.float32(), n_features)))
     columns += [("labels", pa.list_(pa.int32())), ("splits", pa.list_(pa.string()))]
-    return pa.schema(columns)
+    return pa.schema(columns + [(name, type_from_text(kind)) for name, kind in (further or {}).items()])
 
 
 class _Aborted(Exception):
@@ -94,7 +99,10 @@ class PartsWriter:
             )
         for field in self.schema:
             columns.setdefault(field.name, pa.nulls(n, field.type))
-        table = pa.table([columns[name] for name in self.schema.names], schema=self.schema)
+        try:
+            table = pa.table([columns[name] for name in self.schema.names], schema=self.schema)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise DataError(f"the rows do not fit the columns of the manifest: {error}") from error
         self._next_row_id += n
         self._waiting.add(table)
         self._flush(everything=False)
@@ -147,6 +155,7 @@ class PartsWriter:
                 use_dictionary=["labels.list.element", "splits.list.element"],
                 column_encoding={"uri": "DELTA_BYTE_ARRAY"},  # neighbours share their folder
                 write_statistics=["row_id"],
+                write_page_checksum=True,  # a part is hashed once, its pages are checked at every read
             )
         )
 
@@ -177,21 +186,34 @@ def read_groups(
     flag = None if split is None else splits.flag_of(split)
     position = 0
     with storage.open_input(storage.join(uri, part.name)) as source:
-        try:
-            file = pq.ParquetFile(source)
-        except pa.ArrowInvalid as error:
-            raise DataError(f"{uri}/{part.name} is not Parquet: {error}") from error
+        read = _reader(source, f"{uri}/{part.name}")
         for number, group in enumerate(part.groups):
             rows = group.rows if split is None else group.splits.get(split, 0)
             low, high = skip - position, rows if stop is None else min(rows, stop - position)
             position += rows
             if rows == 0 or low >= rows or high <= 0:
                 continue
-            table = file.read_row_group(number, columns=columns)
+            table = read(number, columns)
             if flag is not None and rows < group.rows:
                 lists = table["splits"] if "splits" in table.column_names else None
                 if lists is None:
-                    lists = file.read_row_group(number, columns=["splits"])["splits"]
+                    lists = read(number, ["splits"])["splits"]
                 table = table.filter(pa.array((splits.from_lists(lists) & flag) > 0))
             low = max(low, 0)
             yield table.slice(low, high - low)
+
+
+def _reader(source: pa.NativeFile, uri: str) -> Callable[[int, list[str] | None], pa.Table]:
+    """Reads columns of a row group; FormatError where the file is damaged."""
+    try:
+        file = pq.ParquetFile(source, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        raise FormatError(f"{uri} is damaged: {error}") from error
+
+    def read(group: int, columns: list[str] | None) -> pa.Table:
+        try:
+            return file.read_row_group(group, columns=columns)
+        except (pa.ArrowException, OSError) as error:
+            raise FormatError(f"{uri} is damaged: {error}") from error
+
+    return read

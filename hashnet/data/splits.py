@@ -12,13 +12,15 @@ In memory a row's sets are bit flags, one uint8 per row; in a manifest they are 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hashnet.data.label_lists import check_labels
+from hashnet.data.columns import check_labels
 from hashnet.errors import DataError, StorageError
 from hashnet.io import key, storage
 from hashnet.labels import MAX_CLASSES
@@ -63,6 +65,27 @@ def counts(flags: np.ndarray) -> dict[str, int]:
     """Number of rows per split; empty splits are left out."""
     found = {name: int(np.count_nonzero(flags & flag)) for name, flag in FLAGS.items()}
     return {name: n for name, n in found.items() if n}
+
+
+class JoinedNames(NamedTuple):
+    """Lists of names, one per split, stacked and joined: a name is one row, wherever it appears."""
+
+    codes: np.ndarray  # the row of each entry of the stacked lists
+    first: np.ndarray  # the entry where each row appears first
+    flags: np.ndarray  # the splits of each row
+
+
+def join_names(names: Mapping[str, pa.Array]) -> JoinedNames:
+    """Rows in the order of appearance. Without a database list the training rows are the database."""
+    codes = pa.concat_arrays(list(names.values())).dictionary_encode().indices.to_numpy()
+    first = np.full(int(codes.max()) + 1, -1, dtype=np.int64)
+    first[codes[::-1]] = np.arange(len(codes))[::-1]
+    flags = np.zeros(len(first), dtype=np.uint8)
+    bits = [np.full(len(listed), flag_of(split), dtype=np.uint8) for split, listed in names.items()]
+    np.bitwise_or.at(flags, codes, np.concatenate(bits))
+    if "database" not in names:
+        flags[(flags & TRAIN) > 0] |= DATABASE
+    return JoinedNames(codes, first, flags)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class ManifestSummary:
     train_pairs: label_sets.PairCounts | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As printed by ``hashnet dataset --json``."""
+        """As printed by ``hashnet dataset --json``, which adds the notes."""
         splits = {
             name: {"rows": split.rows} | (asdict(split.labels) if split.labels else {})
             for name, split in self.splits.items()
@@ -85,11 +85,7 @@ class ManifestSummary:
                 else ": there is nothing to learn from"
             )
             lines.append(f"  training pairs: {pairs.n_pairs:,}, of them {pairs.n_similar:,} similar{shown}")
-        lines += [
-            f"  {name.replace('_', ' ')}: {value:,}"
-            for name, value in manifest.source.items()
-            if isinstance(value, int) and not isinstance(value, bool)
-        ]
+        lines += [f"  {name.replace('_', ' ')}: {n:,}" for name, n in notes(manifest).items()]
         return "\n".join([*lines, f"  sha256 {manifest.sha256}"])
 
 
@@ -103,6 +99,16 @@ def _split_line(name: str, split: SplitSummary) -> str:
         if counts.labelled < split.rows:
             line += f"  {split.rows - counts.labelled:,} without a label"
     return line
+
+
+def notes(manifest: Manifest) -> dict[str, int]:
+    """What the sources counted: rows pruned, files skipped, rows that were there already."""
+    found: Counter[str] = Counter()
+    for source in (manifest.source, *manifest.source.get("appended", [])):
+        found.update(
+            {name: n for name, n in source.items() if isinstance(n, int) and not isinstance(n, bool)}
+        )
+    return dict(found)
 
 
 def summarise(manifest: Manifest) -> ManifestSummary:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet.data import splits
-from hashnet.data.label_lists import check_labels, renumber
+from hashnet.data.columns import check_labels, renumber
 from hashnet.data.manifest import Manifest, ManifestArtefact
 from hashnet.data.parts import PartsWriter, schema_of
 from hashnet.errors import DataError, StorageError
@@ -39,11 +39,17 @@ class SourceRows:
     class_names: tuple[str, ...] | None = None
     n_features: int | None = None
     inline: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)  # further ones of the payload: Arrow types
     names: pa.Array | None = None
     fixed: np.ndarray | None = None
     notes: dict[str, int | str] = field(default_factory=dict)  # for the manifest's ``source``
     block_rows: int = 32_768
     undo: Callable[[], None] | None = None  # removes the files that the payload wrote
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of a manifest of these rows."""
+        return schema_of(self.modality, self.n_features, self.inline, self.columns)
 
 
 def rows_of_uris(uris: pa.Array, **fields: Any) -> SourceRows:
@@ -96,11 +102,14 @@ def write_manifest(
     uri = str(uri)
     check_labels(rows.labels, rows.n_classes)
     with _staged(uri, overwrite) as (folder, suffix):
-        writer = PartsWriter(folder, schema_of(rows.modality, rows.n_features, rows.inline), suffix=suffix)
+        writer = PartsWriter(folder, rows.schema, suffix=suffix)
         with _all_or_nothing(writer, rows):
             _write(writer, rows, rows.labels, flags, show_progress)
             ManifestArtefact(folder).write(rows, tuple(writer.finish()), source or {})
     return Manifest.open(uri)
+
+
+EXISTING = ("refuse", "skip")
 
 
 def append_rows(
@@ -108,34 +117,93 @@ def append_rows(
     rows: SourceRows,
     flags: np.ndarray,
     *,
+    existing: str = "refuse",
     source: Mapping[str, Any] | None = None,
     show_progress: bool = False,
 ) -> Manifest:
     """The manifest with ``rows`` added as new parts; the old parts are unchanged.
 
-    Labels are matched by class name where both have names, otherwise by class id.
+    Labels are matched by class name where both have names, otherwise by class id. Rows whose uri the
+    manifest holds already are refused, or skipped and counted in the manifest's ``source``.
     """
+    if existing not in EXISTING:
+        raise DataError(f"existing must be one of {', '.join(EXISTING)}, got {existing!r}")
     manifest.verify()
     labels = _matched_labels(manifest, rows)
+    held = _Held(manifest, "uri")
+    keys = _Held(manifest, "key") if "key" in manifest.columns else None
     writer = PartsWriter(manifest.uri, manifest.schema, len(manifest.parts), len(manifest), _new_suffix())
     with _all_or_nothing(writer, rows):
-        _write(writer, rows, labels, flags, show_progress)
+        _write(writer, rows, labels, flags, show_progress, held, keys)
+        if held.n_found and existing == "refuse":
+            raise DataError(
+                f"{held.n_found:,} of {rows.n:,} rows are in {manifest.uri} already, the first is "
+                f"{held.first!r}; skip them with existing=skip (--existing skip)"
+            )
         parts = (*manifest.parts, *writer.finish())
         if Manifest.open(manifest.uri).parts != manifest.parts:
             raise DataError(f"{manifest.uri} was changed by another process meanwhile; append again")
-        appended = [*manifest.source.get("appended", []), source or {}]
+        if len(parts) == len(manifest.parts):  # every row was skipped
+            return manifest
+        counted = {"skipped_existing": held.n_found} if held.n_found else {}
+        appended = [*manifest.source.get("appended", []), {**(source or {}), **counted}]
         ManifestArtefact(manifest.uri).write(manifest, parts, {**manifest.source, "appended": appended})
-    return Manifest.open(manifest.uri, check=manifest.check)
+    return Manifest.open(manifest.uri, verify=manifest.verify_files)
+
+
+class _Held:
+    """Which texts of a column a manifest holds already, by a 64-bit hash: 8 bytes per row held."""
+
+    def __init__(self, manifest: Manifest, column: str) -> None:
+        self.n_found = 0
+        self.first: str | None = None
+        tables = manifest.batches(columns=[column], rows=65_536)
+        hashes = [_hashes(table[column]) for table in tables]
+        self._held = np.sort(np.concatenate([np.zeros(0, np.int64), *hashes]))
+
+    def are_new(self, texts: pa.ChunkedArray) -> np.ndarray:
+        """bool (n,): the texts that are not held; the others are counted. A missing one is new."""
+        hashes = _hashes(texts)
+        place = np.minimum(np.searchsorted(self._held, hashes), max(len(self._held) - 1, 0))
+        held = (self._held[place] == hashes) if len(self._held) else np.zeros(len(hashes), dtype=bool)
+        held &= texts.is_valid().to_numpy(zero_copy_only=False).astype(bool)
+        if held.any() and self.first is None:
+            self.first = texts[int(np.argmax(held))].as_py()
+        self.n_found += int(held.sum())
+        return ~held
+
+
+def _hashes(texts: pa.ChunkedArray) -> np.ndarray:
+    """int64 (n,); the same text has the same value within this process."""
+    return np.fromiter(map(hash, texts.to_pylist()), np.int64, len(texts))
 
 
 def _write(
-    writer: PartsWriter, rows: SourceRows, labels: pa.Array | None, flags: np.ndarray, show_progress: bool
+    writer: PartsWriter,
+    rows: SourceRows,
+    labels: pa.Array | None,
+    flags: np.ndarray,
+    show_progress: bool,
+    held: _Held | None = None,
+    keys: _Held | None = None,
 ) -> None:
+    """Writes all rows, but for those whose uri is held already; a key that is held is refused."""
     with Progress(rows.n, "rows", "manifest") if show_progress else nullcontext() as progress:
         for start in range(0, rows.n, rows.block_rows):
             stop = min(start + rows.block_rows, rows.n)
             block = None if labels is None else labels[start:stop]
-            writer.write(rows.payload(start, stop), block, flags[start:stop])
+            table, sets = rows.payload(start, stop), flags[start:stop]
+            new = None if held is None else held.are_new(table["uri"])
+            if new is not None and not new.all():
+                table, sets, block = (
+                    table.filter(new),
+                    sets[new],
+                    None if block is None else block.filter(new),
+                )
+            if keys is not None and not keys.are_new(table["key"]).all():
+                raise DataError(f"the key {keys.first!r} is in the manifest already, with another uri")
+            if len(table):
+                writer.write(table, block, sets)
             if progress is not None:
                 progress.update(stop - start)
 
@@ -159,6 +227,8 @@ def _matched_labels(manifest: Manifest, rows: SourceRows) -> pa.Array | None:
         raise DataError(
             f"{manifest.uri} has {manifest.n_features} features per row, the new rows have {rows.n_features}"
         )
+    if "key" in manifest.columns and "key" not in rows.columns:
+        raise DataError(f"the rows of {manifest.uri} have keys, the new ones have none; give them with key=")
     if rows.inline and not manifest.inline:
         raise DataError(
             f"{manifest.uri} stores its pictures by reference, the new rows hold theirs inside; "
@@ -232,29 +302,10 @@ def zero_shot_copy(manifest: Manifest, out: str, share: float, seed: int = 0) ->
     """
     if manifest.n_classes is None:
         raise DataError(f"{manifest.uri} has no labels, which the zero-shot protocol needs")
-    table = manifest.read(columns=["labels", "splits"])
-    labels = table["labels"].combine_chunks()
-    labels = labels if isinstance(labels, pa.Array) else pa.concat_arrays(labels.chunks)
-    fixed = splits.from_lists(table["splits"])
-    n = len(manifest)
+    rows = _rows_of(manifest, np.arange(len(manifest)))
+    assert rows.fixed is not None
     flags = splits.assign_splits(
-        splits.Protocol(zero_shot=share, seed=seed), n, labels, manifest.n_classes, fixed=fixed
-    )
-    columns = [name for name in manifest.schema.names if name not in ("row_id", "labels", "splits")]
-
-    def payload(start: int, stop: int) -> pa.Table:
-        return manifest.read(columns=columns, start=start, stop=stop)
-
-    rows = SourceRows(
-        n=n,
-        payload=payload,
-        modality=manifest.modality,
-        labels=labels,
-        n_classes=manifest.n_classes,
-        class_names=manifest.class_names,
-        n_features=manifest.n_features,
-        inline=manifest.inline,
-        block_rows=4096,
+        splits.Protocol(zero_shot=share, seed=seed), rows.n, rows.labels, manifest.n_classes, fixed=rows.fixed
     )
     source = {
         "name": "zero_shot",
@@ -264,3 +315,39 @@ def zero_shot_copy(manifest: Manifest, out: str, share: float, seed: int = 0) ->
         "manifest_sha256": manifest.sha256,
     }
     return write_manifest(out, rows, flags, source=source)
+
+
+def copy_without(
+    manifest: Manifest, out: str, removed: np.ndarray, source: Mapping[str, Any], overwrite: bool = False
+) -> Manifest:
+    """A copy of the manifest without the rows ``removed`` int64; the others are numbered anew from 0."""
+    kept = np.setdiff1d(np.arange(len(manifest)), removed)
+    rows = _rows_of(manifest, kept)
+    assert rows.fixed is not None
+    about = {**source, "of": manifest.source, "manifest_sha256": manifest.sha256}
+    return write_manifest(out, rows, rows.fixed, source=about, overwrite=overwrite)
+
+
+def _rows_of(manifest: Manifest, row_ids: np.ndarray) -> SourceRows:
+    """Rows of a manifest, by ids int64 ascending, as a source: ``fixed`` are their splits."""
+    columns = [name for name in manifest.schema.names if name not in ("row_id", "labels", "splits")]
+    table = manifest.read(columns=["labels", "splits"]).take(row_ids)
+    labels = table["labels"].combine_chunks()
+    labels = labels if isinstance(labels, pa.Array) else pa.concat_arrays(labels.chunks)
+
+    def payload(start: int, stop: int) -> pa.Table:
+        return pa.concat_tables(manifest.rows_by_id(row_ids[start:stop], columns))
+
+    return SourceRows(
+        n=len(row_ids),
+        payload=payload,
+        modality=manifest.modality,
+        labels=labels if manifest.n_classes is not None else None,
+        n_classes=manifest.n_classes,
+        class_names=manifest.class_names,
+        n_features=manifest.n_features,
+        inline=manifest.inline,
+        columns=manifest.columns,
+        fixed=splits.from_lists(table["splits"]),
+        block_rows=4096,
+    )

@@ -7,6 +7,8 @@ from hashnet.io import lazy_names
 if TYPE_CHECKING:
     from hashnet.encoding.encoder import Encoder, code_lineage
     from hashnet.encoding.engines import Engine, choose_engine
+    from hashnet.encoding.feature_cache import BackboneFeatures
+    from hashnet.encoding.local import LocalEncoder
     from hashnet.encoding.worker import (
         EncodeTask,
         RowReader,
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
         picture_tasks,
         reasons_of,
         repair_tasks,
+        shard_tasks,
     )
 
 __all__, __getattr__ = lazy_names(
@@ -26,6 +29,8 @@ __all__, __getattr__ = lazy_names(
     {
         "encoder": ["Encoder", "code_lineage"],
         "engines": ["Engine", "choose_engine"],
+        "feature_cache": ["BackboneFeatures"],
+        "local": ["LocalEncoder"],
         "worker": [
             "EncodeTask",
             "RowReader",
@@ -38,6 +43,7 @@ __all__, __getattr__ = lazy_names(
             "picture_tasks",
             "reasons_of",
             "repair_tasks",
+            "shard_tasks",
         ],
     },
 )

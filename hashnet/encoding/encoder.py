@@ -54,7 +54,7 @@ class Encoder:
 
     @property
     def engine(self) -> str:
-        """cuda, cpu-compiled or cpu-eager."""
+        """cuda, cpu-fused, cpu-compiled or cpu-eager."""
         return self._engine.name
 
     @property
@@ -82,6 +82,10 @@ class Encoder:
     def features(self, batch: Any) -> np.ndarray:
         """The backbone's features, float32 (n, n_features)."""
         return self._engine.run(self.prepare(batch), "features")
+
+    def head(self, features: np.ndarray) -> np.ndarray:
+        """Logits z, float32 (n, n_bits), of what ``features`` returned, equal to the pictures' own."""
+        return self._engine.head(features)
 
     def prepare(self, batch: Any) -> np.ndarray:
         """What the model takes: uint8 (n, 3, crop, crop) or float32 (n, d).

@@ -1,13 +1,15 @@
-"""Where and how a model runs: device, eager or compiled, dtype, and the one batch shape it runs in.
+"""Where and how a model runs: device, fused, compiled or eager, dtype, and the one batch shape it runs in.
 
     cuda           autocast float16, channels_last, pinned copies; normalisation on the device
-    cpu-compiled   float32, channels_last, torch.compile with frozen weights (needs a C++ compiler)
-    cpu-eager      float32, channels_last
+    cpu-fused      float32, channels_last, convolutions fused with what follows them (``encoding.fusion``)
+    cpu-compiled   float32, channels_last, torch.compile with frozen weights: on request
+    cpu-eager      float32, channels_last: for feature rows, and on request
 
 The rounding of a matrix product depends on its shape. Every batch therefore has exactly ``batch_rows`` rows,
 the last one padded with zeros: in a fixed shape the logits of a row depend neither on its neighbours, nor on
 its position, nor on the number of threads (tests check all three). Between engines a logit moves within
-rounding, and a bit may flip where its logit is that close to zero.
+rounding, and a bit may flip where its logit is that close to zero. A picture's logits are always computed in
+two steps, backbone then head: features that were kept give the same bits as the picture itself.
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
+from hashnet.encoding.fusion import fuse
 from hashnet.errors import ModelError
 from hashnet.models import BatchedInference, HashModel, OutputModule, as_tensor
 
 log = logging.getLogger(__name__)
 
-ENGINES = ("cuda", "cpu-compiled", "cpu-eager")
+ENGINES = ("cuda", "cpu-fused", "cpu-compiled", "cpu-eager")
 DEVICES = ("auto", "cpu", "cuda")  # may be requested instead: the engine that suits the device
 # Fixed rows of a batch by (engine is CUDA, modality). 32 pictures fill two to four cores; vectors are light.
 BATCH_ROWS = {(False, "image"): 32, (True, "image"): 256, (False, "features"): 1024, (True, "features"): 8192}
@@ -48,12 +52,38 @@ class EngineSpec:
         return cls(engine, dtype, batch_rows or BATCH_ROWS[cuda, modality])
 
 
+class _Backbone(nn.Module):
+    """Pixels → the backbone's features, through ``network`` instead of the model's own backbone."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(self, model: HashModel, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("mean", model.pixel_mean)
+        self.register_buffer("std", model.pixel_std)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.network((x.to(self.mean.dtype) - self.mean) / self.std)
+
+
+class _Head(nn.Module):
+    """The backbone's features → logits."""
+
+    def __init__(self, model: HashModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.model.head((features - self.model.feature_mean) / self.model.feature_std)
+
+
 class Engine:
     """Runs a model in one fixed shape; ``spec`` belongs to the lineage, ``why`` is the reason for the choice.
 
     ``engine`` is one of ENGINES, or a device (auto, cpu, cuda) that the engine is chosen for, with
-    ``compile`` (None: where it helps). A model that cannot be compiled runs eagerly unless compiling was
-    requested.
+    ``compile`` (None: choose). The model stays in eval mode, and its weights must not change any more.
     """
 
     def __init__(
@@ -66,20 +96,13 @@ class Engine:
         name, self.why = choose_engine(engine, model.modality, compile)
         self.spec = EngineSpec.of(name, model.modality, batch_rows)
         self._model = model.eval().to("cuda" if name == "cuda" else "cpu")
-        if model.modality == "image":
+        if model.modality == "image" and name != "cpu-fused":  # a fused network has weights of its own
             self._model = self._model.to(memory_format=torch.channels_last)
         self._loops: dict[str, BatchedInference] = {}
         if name == "cpu-compiled":
-            try:
-                self._compile()
-            except Exception as error:  # whatever a tool chain can do wrong: a header, a linker, a flag
-                if engine == name or compile:
-                    raise ModelError(f"the model cannot be compiled here: {error}") from error
-                self.why = f"compiling failed: {type(error).__name__}"
-                self.spec = EngineSpec.of("cpu-eager", model.modality, batch_rows)
-                self._loops.clear()
+            self._compile()
         spec = self.spec
-        log.info("engine: %s, %s, batches of %d (%s)", spec.engine, spec.dtype, spec.batch_rows, self.why)
+        log.debug("engine: %s, %s, batches of %d (%s)", spec.engine, spec.dtype, spec.batch_rows, self.why)
 
     @property
     def name(self) -> str:
@@ -87,35 +110,56 @@ class Engine:
 
     def run(self, rows: np.ndarray, output: str = "logits") -> np.ndarray:
         """float32 (n, width): ``logits`` or ``features`` of prepared rows, any n."""
-        read = lambda start, stop: as_tensor(rows[start:stop])  # noqa: E731 - one line says it best
-        return self._loop(output)(read, len(rows)).numpy()
+        if self._model.modality == "image" and output == "logits":
+            return self.head(self.run(rows, "features"))
+        return self._run(output, rows)
 
-    def _loop(self, output: str) -> BatchedInference:
-        if output not in self._loops:
-            module: Any = OutputModule(self._model, output).eval()
-            if self.name == "cpu-compiled":
-                # It warns that there is no CUDA, which is why this engine was chosen.
-                logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-                module = torch.compile(module, dynamic=False, options={"freezing": True})
-            self._loops[output] = BatchedInference(
+    def head(self, features: np.ndarray) -> np.ndarray:
+        """Logits, float32 (n, n_bits), of the backbone's features of pictures."""
+        return self._run("head", features)
+
+    def _run(self, step: str, rows: np.ndarray) -> np.ndarray:
+        read = lambda start, stop: as_tensor(rows[start:stop])  # noqa: E731 - one line says it best
+        return self._loop(step)(read, len(rows)).numpy()
+
+    def _loop(self, step: str) -> BatchedInference:
+        if step not in self._loops:
+            self._loops[step] = BatchedInference(
                 self._model,
-                output,
+                "features" if step == "features" else "logits",
                 batch_rows=self.spec.batch_rows,
                 device="cuda" if self.name == "cuda" else "cpu",
                 pad=True,
                 half=self.name == "cuda",
-                channels_last=self._model.modality == "image",
-                module=module,
+                channels_last=self._model.modality == "image" and step != "head",
+                module=self._module(step),
             )
-        return self._loops[output]
+        return self._loops[step]
+
+    def _module(self, step: str) -> Any:
+        if step == "head":
+            return _Head(self._model)
+        module: Any = OutputModule(self._model, step)
+        if self._model.modality == "image" and self.name == "cpu-fused":
+            network, n_fused = fuse(self._model.backbone)
+            log.debug("%d convolutions fused", n_fused)
+            module = _Backbone(self._model, network)
+        module = module.eval()
+        if self.name == "cpu-compiled":
+            # It warns that there is no CUDA, which is why this engine was chosen.
+            logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+            module = torch.compile(module, dynamic=False, options={"freezing": True})
+        return module
 
     def _compile(self) -> None:
         """Runs one row of zeros: compiling happens at the first call."""
+        log.info("compiling the model, which takes a minute where nothing is in torch's cache")
         preprocess, width = self._model.spec.preprocess, self._model.spec.n_inputs
-        if preprocess is not None:
-            self.run(np.zeros((1, 3, preprocess.crop, preprocess.crop), dtype=np.uint8))
-        else:
-            self.run(np.zeros((1, width or 0), dtype=np.float32))
+        shape = (3, preprocess.crop, preprocess.crop) if preprocess else (width or 0,)
+        try:
+            self.run(np.zeros((1, *shape), dtype=np.uint8 if preprocess else np.float32))
+        except Exception as error:  # whatever a tool chain can do wrong: a header, a linker, a flag
+            raise ModelError(f"the model cannot be compiled here: {error}; leave compile out") from error
 
 
 def choose_engine(engine: str, modality: str, compile: bool | None = None) -> tuple[str, str]:
@@ -132,18 +176,17 @@ def choose_engine(engine: str, modality: str, compile: bool | None = None) -> tu
         raise ModelError("cuda was requested, but torch sees no CUDA device here; use device=cpu")
     if engine in ("auto", "cuda") and torch.cuda.is_available():
         return "cuda", "as requested" if engine == "cuda" else torch.cuda.get_device_name()
-    compiler = _compiler()
-    if engine == "cpu-compiled" or (compile and engine != "cpu-eager"):
-        if compiler is None:
+    if engine == "cpu-compiled" or (compile and engine not in ("cpu-eager", "cpu-fused")):
+        if _compiler() is None:
             raise ModelError("a compiled model was requested, but there is no C++ compiler; install g++")
         return "cpu-compiled", "as requested"
-    if engine == "cpu-eager" or compile is False:
+    if engine in ("cpu-eager", "cpu-fused"):
+        return engine, "as requested"
+    if compile is False:
         return "cpu-eager", "as requested"
     if modality == "features":
-        return "cpu-eager", "one or two matrix products: nothing to compile"
-    if compiler is None:
-        return "cpu-eager", "no C++ compiler found; with one, pictures may encode twice as fast"
-    return "cpu-compiled", f"with {os.path.basename(compiler)}"
+        return "cpu-eager", "one or two matrix products: nothing to fuse"
+    return "cpu-fused", "the fastest on a CPU"
 
 
 def _compiler() -> str | None:

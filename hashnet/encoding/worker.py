@@ -2,15 +2,16 @@
 
     pictures   EncodeTask → picture_rows (fetch, decode) → encode_rows (forward) → ShardCollector (commit)
     features   EncodeTask → encode_features → commit_table, all in one worker
+    few rows   EncodeTask → LocalEncoder → ShardCollector, in one process (``encoding.local``)
 
-A table on its way has the columns shard, row_id, uri, labels, reason (null for a good row) and one of
-``pixels`` (uint8, fixed size), ``code`` or ``feature``.
+A table on its way has the columns shard, row_id, uri, labels, reason (null for a good row), the manifest's
+further columns, and one of ``pixels`` (uint8, fixed size), ``code`` or ``feature``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from hashnet.encoding.encoder import Encoder  # imports torch, which workers that decode do without
 
 TASK_ROWS = 2048  # pictures of a decode task: seconds of decoding, a small loss when a node dies
+Outputs = Callable[[np.ndarray], np.ndarray]  # bool (n,) good rows → their logits or features
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,18 @@ class RowReader:
     split: str
     base_uri: str | None = None
 
-    def rows(self, task: EncodeTask) -> Iterator[pa.Table]:
+    def rows(self, task: EncodeTask, columns: list[str] | None = None) -> Iterator[pa.Table]:
         """The manifest rows of ``task`` in row_id order, a row group at a time."""
-        columns = [name for name in self.manifest.schema.names if name != "splits"]
+        columns = columns or [name for name in self.manifest.schema.names if name != "splits"]
         if task.row_ids:
             return self.manifest.rows_by_id(np.array(task.row_ids, dtype=np.int64), columns)
         part = task.shards[0].part.name
         return self.manifest.part_rows(part, self.split, columns, task.start, task.stop)
+
+
+def shard_tasks(shards: Sequence[ShardRange]) -> list[EncodeTask]:
+    """One task per shard."""
+    return [EncodeTask((shard,), shard.start, shard.stop) for shard in shards]
 
 
 def picture_tasks(shards: Sequence[ShardRange], chunk_rows: int, n_cpus: int) -> Iterator[EncodeTask]:
@@ -110,7 +117,6 @@ def repair_tasks(plan: StorePlan, row_ids: Sequence[int], first: int, step: int 
 
 
 FETCH_ROWS = 32  # files in memory at once, before they are decoded: photographs may have 10 MB and more
-CARRIED = ("shard", "row_id", "uri", "labels", "reason")
 
 
 def picture_rows(
@@ -130,6 +136,7 @@ def picture_rows(
             "uri": table["uri"],
             "labels": table["labels"],
             "reason": pa.array(reasons, pa.string()),
+            **{name: table[name] for name in reader.manifest.columns},
             "pixels": binary_column(pixels.reshape(len(table), -1)),
         }
         yield pa.table(columns)
@@ -140,14 +147,34 @@ def encode_rows(encoder: Encoder, output: str, table: pa.Table) -> pa.Table:
     assert encoder.preprocess is not None
     crop = encoder.preprocess.crop
     pixels = binary_matrix(table["pixels"], 3 * crop * crop).reshape(-1, 3, crop, crop)
-    return _encoded(encoder, output, pixels, table.select(CARRIED))
+    return with_output(output, table.drop_columns(["pixels"]), outputs_of(encoder, output, pixels))
 
 
-def _encoded(encoder: Encoder, output: str, rows: np.ndarray, table: pa.Table) -> pa.Table:
-    """The table with the codes or features of its ``rows``; a row whose output is not finite is bad."""
+def encode_features(
+    reader: RowReader, task: EncodeTask, encoder: Encoder, output: str
+) -> Iterator[tuple[ShardRange, pa.Table]]:
+    """(shard, encoded table) for each shard of a task over feature rows; ``commit_table`` takes both."""
+    lengths = [len(shard) for shard in task.shards]
+    for shard, table in zip(task.shards, rechunk(reader.rows(task), lengths), strict=True):
+        features, reasons = feature_rows(table)
+        whole = table.drop_columns(["feature"]).append_column("reason", reasons)
+        yield shard, with_output(output, whole, outputs_of(encoder, output, features))
+
+
+def outputs_of(encoder: Encoder, output: str, rows: np.ndarray) -> Outputs:
+    """Logits or features of the good ones among prepared rows."""
+
+    def outputs(good: np.ndarray) -> np.ndarray:
+        some = rows if good.all() else rows[good]
+        return encoder.logits(some) if output == "codes" else encoder.features(some)
+
+    return outputs
+
+
+def with_output(output: str, table: pa.Table, outputs: Outputs) -> pa.Table:
+    """The table with a column of codes or features; a row whose output is not finite is bad."""
     good = table["reason"].is_null().to_numpy()
-    some = rows if good.all() else rows[good]
-    values = encoder.logits(some) if output == "codes" else encoder.features(some)
+    values = outputs(good)
     finite = np.isfinite(values).all(axis=1)
     if not finite.all():
         lost = good.copy()
@@ -158,24 +185,13 @@ def _encoded(encoder: Encoder, output: str, rows: np.ndarray, table: pa.Table) -
     if output == "codes":
         values = pack_signs(values)
     if not good.all():
-        whole = np.zeros((len(rows), values.shape[1]), dtype=values.dtype)
+        whole = np.zeros((len(table), values.shape[1]), dtype=values.dtype)
         whole[good] = values
         values = whole
     if output == "codes":
         return table.append_column("code", binary_column(values))
     column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
     return table.append_column("feature", column)
-
-
-def encode_features(
-    reader: RowReader, task: EncodeTask, encoder: Encoder, output: str
-) -> Iterator[tuple[ShardRange, pa.Table]]:
-    """(shard, encoded table) for each shard of a task over feature rows; ``commit_table`` takes both."""
-    lengths = [len(shard) for shard in task.shards]
-    for shard, table in zip(task.shards, rechunk(reader.rows(task), lengths), strict=True):
-        features, reasons = feature_rows(table)
-        whole = table.select(["row_id", "uri", "labels"]).append_column("reason", reasons)
-        yield shard, _encoded(encoder, output, features, whole)
 
 
 def commit_table(

@@ -68,14 +68,17 @@ class IndexArtefact(Artefact):
         return value
 
     def files(self, values: Mapping[str, Any]) -> dict[str, str]:
-        return {entry["file"]: entry["sha256"] for entry in file_entries(values.get("segments", []))}
+        return {entry["file"]: entry["sha256"] for entry in file_entries(values)}
 
     def facts(self, values: Mapping[str, Any]) -> dict[str, Any]:
         names = ("index_kind", "n_bits", "n_classes", "rows", "version", "options", "tuned")
         return {name: values.get(name) for name in names}
 
 
-def file_entries(segments: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Every {file, sha256, …} of the segments' records: rows, labels, removed rows."""
-    for segment in segments:
-        yield from (entry for entry in (segment, segment.get("labels"), segment.get("removed")) if entry)
+def file_entries(header: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every {file, sha256, …} that a header names: rows, labels, columns, removed rows; removed ids."""
+    if header.get("removed_ids"):
+        yield header["removed_ids"]
+    for segment in header.get("segments", []):
+        yield segment
+        yield from (entry for name in ("labels", "columns", "removed") if (entry := segment.get(name)))

@@ -16,40 +16,48 @@ folder: ``add``, ``remove``, ``compact`` and ``tune`` are on disk when they retu
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
-from hashnet.codes import check_codes
-from hashnet.errors import IndexMismatch, StaleIndex, Unsupported
-from hashnet.index import files, gpu, tuning
+from hashnet.codes import check_codes, pack_signs
+from hashnet.errors import IndexMismatch, StaleIndex, UnknownId, Unsupported
+from hashnet.index import files, tuning
 from hashnet.index.artefact import IndexArtefact
-from hashnet.index.build import CodeBlock, IndexSpec, build_snapshot, read_code_blocks
-from hashnet.index.filters import parse_where
+from hashnet.index.build import CodeBlock, IndexSpec, read_code_blocks
+from hashnet.index.columns import KEY, as_table, check_keyed, check_names, conform
+from hashnet.index.faiss_search import GpuFlat, why_no_gpu
+from hashnet.index.filters import Where, parse_where
 from hashnet.index.kinds import KINDS
 from hashnet.index.snapshot import Snapshot
 from hashnet.index.validation import (
     check_excluded,
     check_ids,
     check_labels,
+    check_logits,
+    check_oversample,
     check_queries,
     check_search_size,
     check_width,
     refuse_empty,
 )
 from hashnet.io import as_array, check_whole, storage
-from hashnet.kernels import default_threads, merge_hits, merge_top_k, warm_up
+from hashnet.kernels import default_threads, merge_hits, merge_scores, merge_top_k, top_scores, warm_up
 from hashnet.results import SearchResult
 
 if TYPE_CHECKING:
     from hashnet.store import CodeStore
 
 ENGINES = ("auto", "faiss", "kernel")
-KERNEL_BITS = 256  # up to here our kernel is the faster one (tests/bench/index.py)
+SCANNED_ROWS = 1 << 17  # of an approximate kind: scoring all of them takes about as long as a search
+OVERSAMPLE = 10  # candidates per result, where an approximate kind is searched with logits
 
 log = logging.getLogger(__name__)
 
@@ -68,13 +76,16 @@ class BinaryIndex:
         self._state = state
         self._path = path
         self._writing = threading.RLock()
-        self.engine = engine if engine != "auto" else _engine_for(state.n_bits)
+        self.engine = "faiss" if engine == "faiss" else "kernel"
         self.device = "cpu"
-        self._gpu: gpu.GpuFlat | None = None
+        self._gpu: GpuFlat | None = None
         if device == "cuda":
             self._move_to_gpu()
         if self.engine == "kernel":
             warm_up(state.n_bits)
+            for n_queries in (1, 8):  # one query may have a kernel of its own
+                logits = np.zeros((n_queries, state.n_bits), np.float32)
+                top_scores(np.zeros((2, state.n_bits // 8), np.uint8), logits, 1)
             if KINDS[state.kind].has_kernel and state.n_live:
                 self.search(np.zeros((1, state.n_bits // 8), dtype=np.uint8), 1)
 
@@ -99,7 +110,7 @@ class BinaryIndex:
 
         source = store if isinstance(store, CodeStore) else CodeStore.open(str(store))
         spec = IndexSpec.of_store(source, kind, options, labels=labels)
-        state = build_snapshot(read_code_blocks(source, labels), len(source), spec)
+        state = Snapshot.build(read_code_blocks(source, labels), len(source), spec)
         return cls(state, engine=engine, device=device)
 
     @classmethod
@@ -110,20 +121,28 @@ class BinaryIndex:
         kind: str = "flat",
         *,
         labels: Any = None,
+        columns: Any = None,
+        keys: Any = None,
         engine: str = "auto",
         device: str = "cpu",
         n_classes: int | None = None,
         lineage: dict[str, Any] | None = None,
         **options: Any,
     ) -> BinaryIndex:
-        """An index of ``codes`` uint8 (n, n_bits // 8); ids default to 0..n-1, labels are optional."""
+        """An index of ``codes`` uint8 (n, n_bits // 8); ids default to 0..n-1, the rest is optional.
+
+        ``columns`` is an Arrow table or name → values, for filters and hits; ``keys`` are the items' names, a
+        different text for each.
+        """
         codes = check_codes(as_array(codes, "codes"))
         given = np.arange(len(codes), dtype=np.int64) if ids is None else check_ids(ids, len(codes))
         classes, rows, n_classes = (
             (None, None, None) if labels is None else check_labels(labels, len(codes), n_classes)
         )
-        spec = IndexSpec(codes.shape[1] * 8, kind, options, n_classes, dict(lineage or {}))
-        state = build_snapshot([CodeBlock(given, codes, classes, rows)], len(codes), spec)
+        table = as_table(columns, keys, len(codes))
+        schema = None if table is None else table.schema
+        spec = IndexSpec(codes.shape[1] * 8, kind, options, n_classes, dict(lineage or {}), schema)
+        state = Snapshot.build([CodeBlock(given, codes, classes, rows, table)], len(codes), spec)
         return cls(state, engine=engine, device=device)
 
     @classmethod
@@ -131,7 +150,7 @@ class BinaryIndex:
         cls, blocks: Iterable[CodeBlock], n: int, spec: IndexSpec, *, engine: str = "auto"
     ) -> BinaryIndex:
         """An index of the ``n`` rows that the blocks hold together, as ``spec`` says."""
-        return cls(build_snapshot(blocks, n, spec), engine=engine)
+        return cls(Snapshot.build(blocks, n, spec), engine=engine)
 
     @classmethod
     def load(
@@ -173,27 +192,73 @@ class BinaryIndex:
     # -- searching
 
     def search(
-        self, codes: np.ndarray, k: int = 10, *, where: Any = None, exclude_self: Any = None
+        self,
+        codes: np.ndarray | None = None,
+        k: int = 10,
+        *,
+        logits: np.ndarray | None = None,
+        where: Any = None,
+        exclude_self: Any = None,
+        oversample: float | None = None,
+        columns: Sequence[str] | None = None,
     ) -> SearchResult:
         """The k nearest of each query: ids int64 and distances int32, (q, k); -1 in unused slots.
 
-        ``where`` limits what may be found: ids, or {"ids": …, "labels": …} (``hashnet.index.filters``).
-        ``exclude_self`` holds the queries' own ids, (q,), where they are indexed items (-1: it is none).
+        ``where`` limits what may be found: a condition such as "year >= 2020", an Arrow expression, ids, or
+        {"ids": …, "labels": …, "condition": …} (``hashnet.index.filters``). ``exclude_self`` holds the
+        queries' own ids, (q,), where they are indexed items (-1: it is none). ``columns`` names the items'
+        columns to return as ``.columns``.
+
+        ``logits`` (q, n_bits) in place of codes rank asymmetrically: the result has ``scores`` float32
+        (q, k), <logits, signs of the item>, and is ordered by (score descending, id). Every item is scored
+        in an exact kind and in a small index. Else, or with ``oversample``, the k x ``oversample`` nearest
+        by Hamming distance are, and the k best of them returned.
         """
         state = self._state
-        queries = check_queries(codes, state)
+        if (codes is None) == (logits is None):
+            raise IndexMismatch("search needs codes or logits, one of them")
+        if logits is not None:
+            values = check_logits(logits, state)
+            queries = pack_signs(values)
+        elif oversample is not None:
+            raise IndexMismatch("oversample= is for search(logits=…); codes are ranked by distance alone")
+        else:
+            queries = check_queries(codes, state)
         k = check_search_size(k, len(queries))
-        checked = parse_where(where, state.n_classes)
+        checked = parse_where(where, state.n_classes, state.schema)
         exclude = check_excluded(exclude_self, queries, state)
-        on_gpu = self._gpu if checked is None else None
+        names = check_names(columns or (), state.schema)
+        fetch = k if exclude is None else k + 1  # one of them may be the query itself
+        scores = None
+        if logits is None:
+            ids, distances = self._nearest(state, queries, fetch, checked)
+        elif oversample is None and (KINDS[state.kind].exact or state.n_live <= SCANNED_ROWS):
+            parts = [segment.exact_scores(values, fetch, checked) for segment in state.segments]
+            ids, scores = merge_scores([i for i, _ in parts], [s for _, s in parts], fetch)
+            distances = state.distances(queries, ids)
+        else:
+            n_candidates = check_oversample(oversample or OVERSAMPLE, fetch, len(queries))
+            near, far = self._nearest(state, queries, n_candidates, checked)
+            ids, distances, scores = state.ranked_by_score(values, near, far, fetch)
+        if exclude is not None:
+            kept = _others(exclude, ids)
+            ids, distances = ids[kept].reshape(-1, k), distances[kept].reshape(-1, k)
+            scores = None if scores is None else scores[kept].reshape(-1, k)
+        table = None if columns is None else state.columns_of(ids.reshape(-1), names)
+        return SearchResult(ids, distances, state.version, scores, table)
+
+    def _nearest(
+        self, state: Snapshot, queries: np.ndarray, k: int, where: Where | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, distances) (q, k) of the nearest by Hamming distance."""
+        on_gpu = self._gpu if where is None else None
         parts = [
-            on_gpu.search(segment, queries, k, exclude, self.engine)
+            on_gpu.search(segment, queries, k, self.engine)
             if on_gpu is not None and on_gpu.holds(segment, k)
-            else segment.search(queries, k, checked, exclude, self.engine)
+            else segment.search(queries, k, where, self.engine)
             for segment in state.segments
         ]
-        ids, distances = merge_top_k([i for i, _ in parts], [d for _, d in parts], k)
-        return SearchResult(ids, distances, state.version)
+        return merge_top_k([i for i, _ in parts], [d for _, d in parts], k)
 
     def search_radius(
         self, codes: np.ndarray, radius: int = 2, *, where: Any = None, exclude_self: Any = None
@@ -202,40 +267,129 @@ class BinaryIndex:
         state = self._state
         queries = check_queries(codes, state)
         radius = check_whole("radius", radius, 0, IndexMismatch)
-        checked = parse_where(where, state.n_classes)
+        checked = parse_where(where, state.n_classes, state.schema)
         exclude = check_excluded(exclude_self, queries, state)
-        parts = [s.search_radius(queries, radius, checked, exclude, self.engine) for s in state.segments]
+        parts = [s.search_radius(queries, radius, checked, self.engine) for s in state.segments]
         hits = [of[0] if len(of) == 1 else merge_hits(list(of)) for of in zip(*parts, strict=True)]
+        if exclude is not None:
+            others = [ids != own for (ids, _), own in zip(hits, exclude, strict=True)]
+            hits = [(ids[kept], far[kept]) for (ids, far), kept in zip(hits, others, strict=True)]
         return [SearchResult(ids, distances, state.version) for ids, distances in hits]
 
     # -- updating
 
-    def add(self, codes: np.ndarray, ids: Any = None, labels: Any = None) -> np.ndarray:
+    def add(
+        self, codes: np.ndarray, ids: Any = None, labels: Any = None, *, columns: Any = None, keys: Any = None
+    ) -> np.ndarray:
         """Adds codes under new ids (by default those after the largest); returns their ids, int64.
 
-        Nothing is rebuilt: they become a segment of their own.
+        ``columns`` and ``keys`` as in ``from_arrays``; a column left out holds nulls. An id or key that the
+        index holds is refused with IdTaken. Nothing is rebuilt: the rows become a segment of their own.
         """
         with self._writing:
             state = self._state
             codes = check_width(codes, state.n_bits, "the new codes have")
             if ids is None:
-                ids = np.arange(len(codes), dtype=np.uint64) + np.uint64(state.next_id())
-            ids = check_ids(ids, len(codes), distinct=True)
-            pairs = None
-            if labels is not None:
-                if state.n_classes is None:
-                    raise Unsupported("this index was built without labels; add the codes without them")
-                pairs = check_labels(labels, len(codes), state.n_classes)[:2]
-            if len(ids):
-                self._commit(state.added(codes, ids, pairs))
-            return ids
+                ids = state.new_ids(len(codes))
+            block = self._block(state, codes, ids, labels, as_table(columns, keys, len(codes)))
+            if len(block.ids):
+                self._commit(state.added(block))
+            return block.ids
 
-    def remove(self, ids: Any) -> None:
-        """Removes items; UnknownId (and nothing is removed) where one is not in the index."""
+    def upsert(
+        self, codes: np.ndarray, ids: Any = None, labels: Any = None, *, columns: Any = None, keys: Any = None
+    ) -> np.ndarray:
+        """Adds codes in place of the items with the same ids or, without ids, keys; returns their ids.
+
+        A replaced item keeps nothing of the old one but, by key, its id; a new key gets a new id. All of
+        it is one new version.
+        """
         with self._writing:
-            ids = check_ids(ids, distinct=True)
+            state = self._state
+            codes = check_width(codes, state.n_bits, "the new codes have")
+            table = as_table(columns, keys, len(codes))
+            if ids is None:
+                if keys is None:
+                    raise IndexMismatch("upsert needs ids or keys: which items are to be replaced?")
+                check_keyed(state.schema)
+                ids = state.ids_of_keys(table[KEY].combine_chunks())
+                ids[ids < 0] = state.new_ids(int((ids < 0).sum()))
+            block = self._block(state, codes, ids, labels, table)
+            if len(block.ids):
+                self._commit(state.upserted(block))
+            return block.ids
+
+    def _block(
+        self, state: Snapshot, codes: np.ndarray, ids: Any, labels: Any, table: pa.Table | None
+    ) -> CodeBlock:
+        """Rows to add, checked."""
+        ids = check_ids(ids, len(codes), distinct=True)
+        classes = rows = None
+        if labels is not None:
+            if state.n_classes is None:
+                raise Unsupported("this index was built without labels; add the codes without them")
+            classes, rows, _ = check_labels(labels, len(codes), state.n_classes)
+        return CodeBlock(ids, codes, classes, rows, conform(table, state.schema, len(codes)))
+
+    def remove(self, ids: Any = None, *, keys: Any = None) -> None:
+        """Removes items by ids or keys; UnknownId (and nothing is removed) where one is not in the index."""
+        if (ids is None) == (keys is None):
+            raise IndexMismatch("remove needs ids or keys, one of them")
+        with self._writing:
+            ids = check_ids(self.ids_of(keys) if ids is None else ids, distinct=True)
             if len(ids):
                 self._commit(self._state.removed(ids))
+
+    @contextmanager
+    def transaction(self) -> Iterator[BinaryIndex]:
+        """Updates of the index it gives become one new version of this one when the block ends.
+
+        They start from the newest version on disk, and on a local disk nobody else writes meanwhile. After
+        an error in the block nothing is changed.
+        """
+        with self._writing:
+            if self._path is None:
+                lock: Any = nullcontext()
+            else:
+                lock = files.writer_lock(self._path)
+            with lock:
+                self.refresh()
+                draft = copy.copy(self)
+                draft._path = draft._gpu = None
+                yield draft
+                if draft._state is not self._state:
+                    state = draft._state.at_version(self.version + 1)
+                    self._take(files.write_snapshot(self._path, state) if self._path is not None else state)
+
+    def merge_updates(self, updated: BinaryIndex) -> tuple[int, int]:
+        """Carries the updates of an older build of the same items over to this one: (items kept, removed).
+
+        What ``updated`` holds and this one does not, or holds with another code or other labels, was added
+        there; what was removed there is removed here.
+        """
+        removed = updated._state.removed_ids
+        if removed is None:
+            raise Unsupported(f"{updated.path} did not keep which items were removed from it")
+        ids = updated.ids()
+        here = self.contains(ids)
+        common, changed = ids[here], ids[~here]
+        other = (updated.codes(common) != self.codes(common)).any(axis=1)
+        if self.n_classes is not None and updated.n_classes is not None:
+            pairs = zip(updated.labels(common) or (), self.labels(common) or (), strict=True)
+            other |= np.fromiter((a != b for a, b in pairs), dtype=bool, count=len(common))
+        changed = np.union1d(changed, common[other])
+        gone = removed[self.contains(removed)]
+        with self.transaction() as draft:
+            draft.remove(gone)
+            if len(changed):
+                schema = updated.schema if self.schema is not None else None
+                draft.upsert(
+                    updated.codes(changed),
+                    changed,
+                    None if self.n_classes is None else _multi_hot(updated.labels(changed), self.n_classes),
+                    columns=None if schema is None else updated.columns(changed),
+                )
+        return len(changed), len(gone)
 
     def compact(self) -> bool:
         """Merges all segments and drops removed rows for good; False where there was nothing to do."""
@@ -317,10 +471,6 @@ class BinaryIndex:
         """The folder it lives in; None while it is only in memory."""
         return self._path
 
-    def disk_version(self) -> int:
-        """The version on disk, by reading one small file: newer than ``version`` → ``refresh()``."""
-        return IndexArtefact(self._path).version() if self._path is not None else self.version
-
     def ids(self) -> np.ndarray:
         """All ids, ascending int64."""
         return self._state.ids()
@@ -336,6 +486,35 @@ class BinaryIndex:
     def labels(self, ids: Any) -> list[list[int]] | None:
         """The label ids of each of these ids; None for an index without labels. UnknownId as in ``codes``."""
         return self._state.labels_of(check_ids(ids))
+
+    def ids_of(self, keys: Any) -> np.ndarray:
+        """The id of each key, int64 (n,); UnknownId where the index holds no such key."""
+        state = self._state
+        check_keyed(state.schema)
+        names = [keys] if isinstance(keys, str) else list(keys)
+        wanted = as_table(None, names, len(names))[KEY]
+        ids = state.ids_of_keys(wanted.combine_chunks())
+        if (ids < 0).any():
+            first, n = wanted[int((ids < 0).argmax())].as_py(), int((ids < 0).sum())
+            raise UnknownId(f"the index holds no key {first!r} ({n} of {len(ids)} keys are unknown)")
+        return ids
+
+    def columns(self, ids: Any, names: Sequence[str] | None = None) -> pa.Table:
+        """The columns (all, or those named) of these ids, in order; UnknownId as in ``codes``."""
+        state = self._state
+        if state.schema is None:
+            raise Unsupported("this index was built without columns and keys")
+        return state.columns_of(check_ids(ids), check_names(names or state.schema.names, state.schema))
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Names and types of the items' columns, keys as "key"; None for an index without."""
+        return self._state.schema
+
+    @property
+    def keeps_removals(self) -> bool:
+        """Whether it knows which items were removed since it was built; old ones do not."""
+        return self._state.removed_ids is not None
 
     def describe(self) -> dict[str, Any]:
         """What it is and how it searches, as plain JSON-able values."""
@@ -375,18 +554,31 @@ class BinaryIndex:
             )
 
     def _move_to_gpu(self) -> None:
-        missing = gpu.why_not(self._state)
+        missing = why_no_gpu(self._state)
         if missing is not None:
             log.warning("device=cuda: %s; searching on the CPU", missing)
             self.device, self._gpu = "cpu", None
             return
-        self.device, self._gpu = "cuda", gpu.GpuFlat(self._state.segments[0].rows)
+        self.device, self._gpu = "cuda", GpuFlat(self._state.segments[0].rows)
+
+
+def _multi_hot(labels: list[list[int]] | None, n_classes: int) -> np.ndarray | None:
+    """uint8 (n, n_classes) of label lists."""
+    if labels is None:
+        return None
+    multi_hot = np.zeros((len(labels), n_classes), dtype=np.uint8)
+    for row, of_row in enumerate(labels):
+        multi_hot[row, of_row] = 1
+    return multi_hot
+
+
+def _others(exclude: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """bool (q, k + 1), k per row: all but the id that a query excludes or, where there is none, the last."""
+    dropped = (ids == exclude[:, None]) & (exclude >= 0)[:, None]
+    dropped[:, -1] |= ~dropped.any(axis=1)
+    return ~dropped
 
 
 def _folder(path: str | Path) -> str:
     """One spelling of each folder: absolute, no slash at the end."""
     return storage.join(storage.absolute(str(path)))
-
-
-def _engine_for(n_bits: int) -> str:
-    return "kernel" if n_bits <= KERNEL_BITS else "faiss"

@@ -1,4 +1,4 @@
-"""From a CodeStore's shards to rows in id order: streaming, with one copy of the codes in memory."""
+"""From blocks of codes (shards of a store, arrays, older segments) to one segment in id order."""
 
 from __future__ import annotations
 
@@ -11,28 +11,46 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from hashnet.errors import DataError, IndexMismatch
-from hashnet.index.kinds import KINDS, parse_options
+from hashnet.errors import IndexMismatch
+from hashnet.index.columns import KEY, conform, refuse_names, refuse_repeated, schema_of
+from hashnet.index.kinds import KINDS, KindOptions
+from hashnet.index.rows import Postings, new_flat, with_flat_ids
 from hashnet.index.segment import Segment
-from hashnet.index.snapshot import Snapshot, is_plain_range
-from hashnet.index.stored_rows import Postings, new_flat, with_flat_ids
 from hashnet.io import binary_matrix, storage
 from hashnet.kernels import default_threads
 
 if TYPE_CHECKING:
     from hashnet.store import CodeStore
 
+STORE_COLUMNS = (
+    "row_id",
+    "uri",
+    "labels",
+    "code",
+    "feature",
+)  # a store's own columns
 REMOTE_READERS = 16  # shards read at once from an object store
 
 
 @dataclass(frozen=True)
 class CodeBlock:
-    """Rows of a shard: ids int64 (n,), codes uint8 (n, n_bits // 8), and (label, row) pairs or None."""
+    """Rows of a shard: ids int64 (n,), codes uint8 (n, n_bits // 8), (label, row) pairs, columns."""
 
     ids: np.ndarray
     codes: np.ndarray
-    labels: np.ndarray | None
-    label_rows: np.ndarray | None
+    labels: np.ndarray | None = None
+    label_rows: np.ndarray | None = None
+    columns: pa.Table | None = None
+
+
+def store_schema(store: CodeStore) -> pa.Schema | None:
+    """The further columns of a store, those of the user's; None where it has none."""
+    if not store.shards:
+        return None
+    with store.open_shard(store.shards[0]) as shard:
+        further = [column for column in shard.schema_arrow if column.name not in STORE_COLUMNS]
+    refuse_names(pa.schema(further))
+    return schema_of(pa.schema(further).empty_table()) if further else None
 
 
 def read_code_blocks(
@@ -43,14 +61,18 @@ def read_code_blocks(
     A few shards are read ahead by threads, which hides an object store's latency.
     """
     with_labels = labels and store.n_classes is not None
-    columns = ["row_id", "code"] + (["labels"] if with_labels else [])
+    schema = store_schema(store)
+    further = [] if schema is None else schema.names
+    columns = ["row_id", "code", *further] + (["labels"] if with_labels else [])
     numbers = range(len(store.shards)) if shards is None else shards
     threads = default_threads() if storage.is_local(store.uri) else REMOTE_READERS
 
     def read(number: int) -> CodeBlock:
         (table,) = store.tables(columns, [number])
         pairs = _label_pairs(table["labels"]) if with_labels else (None, None)
-        return CodeBlock(table["row_id"].to_numpy(), binary_matrix(table["code"], store.n_bits // 8), *pairs)
+        codes = binary_matrix(table["code"], store.n_bits // 8)
+        own = conform(table.select(further), schema, len(codes)) if further else None
+        return CodeBlock(table["row_id"].to_numpy(), codes, pairs[0], pairs[1], own)
 
     with ThreadPoolExecutor(threads) as pool:
         waiting = deque(pool.submit(read, number) for number in numbers[: 2 * threads])
@@ -76,6 +98,7 @@ class IndexSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     n_classes: int | None = None  # None: without labels
     lineage: Mapping[str, Any] = field(default_factory=dict)
+    schema: pa.Schema | None = None  # of the items' columns; None: without
 
     @classmethod
     def of_store(
@@ -83,39 +106,70 @@ class IndexSpec:
     ) -> IndexSpec:
         """An index of a store's codes, with their labels or without."""
         n_classes = store.n_classes if labels else None
-        return cls(
-            store.n_bits, kind, options, n_classes, dict(store.lineage) | {"codes_sha256": store.sha256}
-        )
+        lineage = dict(store.lineage) | {"codes_sha256": store.sha256}
+        return cls(store.n_bits, kind, options, n_classes, lineage, store_schema(store))
 
 
-def build_snapshot(blocks: Iterable[CodeBlock], n: int, spec: IndexSpec) -> Snapshot:
-    """The first version of an index of the ``n`` rows that the blocks hold together."""
-    if n == 0:
-        raise DataError("there are no codes to index: the input has 0 rows; encode some first")
-    flat, codes = new_flat(spec.n_bits, n)
-    ids, pairs = _collect(blocks, n, codes)
+def build_segment(
+    blocks: Iterable[CodeBlock],
+    n: int,
+    kind: str,
+    options: KindOptions,
+    *,
+    n_bits: int,
+    n_classes: int | None,
+    schema: pa.Schema | None,
+    centroids: np.ndarray | None = None,
+) -> Segment:
+    """The ``n`` rows that the blocks hold together, in id order; one copy of the codes is in memory.
+
+    ``centroids`` are what ``kept_centroids`` of the kind said of the rows it replaces.
+    """
+    flat, codes = new_flat(n_bits, n)
+    ids, pairs, tables = _collect(blocks, n, codes, schema)
     order = _order(ids)
+    columns = _columns(tables, schema, order)
     if order is not None:
         ids, codes[:] = ids[order], codes[order]
     _refuse_bad_ids(ids)
-    postings = _postings(pairs, spec.n_classes, order) if spec.n_classes is not None else None
-    options = parse_options(spec.kind, spec.options, spec.n_bits, n)
-    stored = None if is_plain_range(ids) else ids
-    kind = KINDS[spec.kind]
-    if spec.kind == "flat":  # the codes lie in it already
+    postings = _postings(pairs, n_classes, order) if pairs and n_classes is not None else None
+    plain = not n or (int(ids[0]) == 0 and int(ids[-1]) == n - 1)  # 0..n-1 need not be stored
+    stored = None if plain else ids
+    if kind == "flat":  # the codes lie in it already
         index = with_flat_ids(flat, stored)
     else:
-        index = kind.build(options, codes, stored)
-    segment = Segment(kind.rows(index, postings), options)
-    return Snapshot(spec.kind, spec.n_bits, options, spec.n_classes, dict(spec.lineage), (segment,))
+        index = KINDS[kind].build(options, codes, stored, centroids)
+    return Segment(KINDS[kind].rows(index, postings, columns), options)
+
+
+def _columns(tables: list[pa.Table], schema: pa.Schema | None, order: np.ndarray | None) -> pa.Table | None:
+    """The rows' columns in id order."""
+    if schema is None:
+        return None
+    columns = pa.concat_tables(tables)
+    if KEY in schema.names:
+        refuse_repeated(columns[KEY])
+    return columns if order is None else columns.take(pa.array(order))
+
+
+def live_block(segment: Segment) -> CodeBlock:
+    """The rows of a segment that were not removed."""
+    rows, live = segment.rows, segment.live_positions
+    labels, label_rows = rows.postings.take(live, len(rows)) if rows.postings else (None, None)
+    columns = rows.columns
+    if columns is not None and segment.live is not None:
+        columns = columns.take(pa.array(live))
+    return CodeBlock(rows.ids[live], rows.take(live), labels, label_rows, columns)
 
 
 def _collect(
-    blocks: Iterable[CodeBlock], n: int, codes: np.ndarray
-) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-    """The ids int64 (n,) and the (label, row) pairs of all blocks; fills ``codes`` (n, n_bits // 8)."""
+    blocks: Iterable[CodeBlock], n: int, codes: np.ndarray, schema: pa.Schema | None
+) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]], list[pa.Table]]:
+    """The ids int64 (n,), (label, row) pairs and columns of all blocks; fills ``codes`` (n, n_bits // 8)."""
     ids = np.empty(n, dtype=np.int64)
-    pairs, start = [], 0
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []
+    tables: list[pa.Table] = []
+    start = 0
     for block in blocks:
         stop = start + len(block.ids)
         if stop > n:
@@ -124,10 +178,12 @@ def _collect(
         codes[start:stop] = block.codes
         if block.labels is not None and block.label_rows is not None:
             pairs.append((block.labels, block.label_rows + start))
+        if schema is not None:
+            tables.append(conform(block.columns, schema, len(block.ids)))
         start = stop
     if start != n:
         raise IndexMismatch(f"{n} rows were announced, but the shards do not hold exactly that many")
-    return ids, pairs
+    return ids, pairs, tables
 
 
 def _order(ids: np.ndarray) -> np.ndarray | None:

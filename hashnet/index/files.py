@@ -4,6 +4,7 @@
                              size and sha256: what a reader trusts, since its own sha256 is in it, too
     index-000001.faiss       a plain FAISS file (``faiss.read_index_binary`` opens it, ids included)
     labels-000001.parquet    (label, row) pairs, where the codes have labels
+    columns-000001.arrow     the items' columns in id order, where they have any: Arrow IPC, memory-mapped
     removed-000003-0.npy     positions of removed rows of segment 0 as of version 3
 
 A commit writes new files beside the old ones, then swaps index.json: a crash leaves the old version
@@ -25,14 +26,16 @@ from typing import Any
 
 import faiss
 import numpy as np
+import pyarrow as pa
 
 from hashnet.codes import check_n_bits
 from hashnet.errors import FormatError, HashnetError, StorageError
 from hashnet.index.artefact import BUILD_AGAIN, IndexArtefact, file_entries
+from hashnet.index.columns import read_schema, read_table, schema_text, write_table
 from hashnet.index.kinds import KINDS, KindOptions, parse_options
+from hashnet.index.rows import Postings, StoredRows
 from hashnet.index.segment import Segment
 from hashnet.index.snapshot import Snapshot
-from hashnet.index.stored_rows import Postings, StoredRows
 from hashnet.io import storage
 
 log = logging.getLogger(__name__)
@@ -41,7 +44,7 @@ log = logging.getLogger(__name__)
 def write_snapshot(uri: str, state: Snapshot) -> Snapshot:
     """Commits a state: new files first, then index.json. Returns it with the segments' records."""
     artefact = IndexArtefact(uri)
-    before = artefact.read()["segments"] if artefact.exists() else []
+    before = list(file_entries(artefact.read())) if artefact.exists() else []
     storage.make_folder(uri)
     segments = []
     for number, segment in enumerate(state.segments):
@@ -49,6 +52,9 @@ def write_snapshot(uri: str, state: Snapshot) -> Snapshot:
         if len(segment.dead) and (record["removed"] or {}).get("rows") != len(segment.dead):
             record["removed"] = _write_dead(uri, segment, state.version, number)
         segments.append(dataclasses.replace(segment, record=record))
+    removed = state.removed_ids_file
+    if removed is None and state.removed_ids is not None and len(state.removed_ids):
+        removed = _write_array(uri, f"removed-ids-{state.version:06d}.npy", state.removed_ids)
     about: dict[str, Any] = {
         "index_kind": state.kind,
         "n_bits": state.n_bits,
@@ -56,13 +62,18 @@ def write_snapshot(uri: str, state: Snapshot) -> Snapshot:
         "version": state.version,
         "rows": state.n_live,
         "updates": state.updates,
+        "keeps_removed_ids": state.removed_ids is not None,
+        "removed_ids": removed,
         "options": dataclasses.asdict(state.options),
         "tuned": state.tuned,
+        "schema": schema_text(state.schema),
         "segments": [segment.record for segment in segments],
     }
     written = artefact.write_header(about, lineage=state.lineage)
-    _remove_old(uri, before + [segment.record or {} for segment in segments])
-    return dataclasses.replace(state, segments=tuple(segments), seal=written["sha256"])
+    _remove_old(uri, [*before, *file_entries(about)])
+    return dataclasses.replace(
+        state, segments=tuple(segments), seal=written["sha256"], removed_ids_file=removed
+    )
 
 
 @contextmanager
@@ -85,12 +96,17 @@ def writer_lock(uri: str) -> Iterator[None]:
 def _write_rows(uri: str, segment: Segment, version: int, number: int) -> dict[str, Any]:
     name = f"{version:06d}" + (f"-{number}" if number else "")
     rows = segment.rows
-    record: dict[str, Any] = {"kind": rows.kind, "rows": len(rows), "labels": None, "removed": None}
+    record: dict[str, Any] = {"kind": rows.kind, "rows": len(rows), "labels": None, "columns": None}
+    record["removed"] = None
     record |= _write_faiss(uri, f"index-{name}.faiss", rows.writable())
     if rows.postings is not None:
         file = f"labels-{name}.parquet"
         rows.postings.write(storage.join(uri, file))
         record["labels"] = {"file": file, "sha256": storage.sha256_of(storage.join(uri, file))}
+    if rows.columns is not None:
+        file = f"columns-{name}.arrow"
+        write_table(storage.join(uri, file), rows.columns)
+        record["columns"] = {"file": file, "sha256": storage.sha256_of(storage.join(uri, file))}
     return record
 
 
@@ -110,19 +126,24 @@ def _write_faiss(uri: str, file: str, index: Any) -> dict[str, Any]:
 
 
 def _write_dead(uri: str, segment: Segment, version: int, number: int) -> dict[str, Any]:
-    file = f"removed-{version:06d}-{number}.npy"
+    return _write_array(uri, f"removed-{version:06d}-{number}.npy", segment.dead)
+
+
+def _write_array(uri: str, file: str, values: np.ndarray) -> dict[str, Any]:
     data = io.BytesIO()
-    np.save(data, segment.dead, allow_pickle=False)
+    np.save(data, values, allow_pickle=False)
     storage.write_bytes(storage.join(uri, file), data.getvalue())
-    return {"file": file, "sha256": hashlib.sha256(data.getvalue()).hexdigest(), "rows": len(segment.dead)}
+    return {"file": file, "sha256": hashlib.sha256(data.getvalue()).hexdigest(), "rows": len(values)}
 
 
-def _remove_old(uri: str, records: list[dict[str, Any]]) -> None:
+def _remove_old(uri: str, entries: list[dict[str, Any]]) -> None:
     """Removes what neither this version nor the one before names, and leftovers of killed writers."""
-    needed = {entry["file"] for entry in file_entries(records)}
+    needed = {entry["file"] for entry in entries}
     try:
         for name in storage.list_names(uri):
-            is_index_file = name.startswith(("index-", "labels-", "removed-")) or storage.TMP_MARK in name
+            is_index_file = (
+                name.startswith(("index-", "labels-", "columns-", "removed-")) or storage.TMP_MARK in name
+            )
             if is_index_file and name not in needed:
                 storage.delete(storage.join(uri, name))
     except StorageError as error:  # the version stands by now; the next commit removes the rest
@@ -161,6 +182,7 @@ def _open_snapshot(
     kind, n_classes = about["index_kind"], about["n_classes"]
     records = about["segments"]
     n_rows = IndexArtefact(uri).whole_number(about, "rows")
+    schema = read_schema(about.get("schema"))
     try:
         options = parse_options(kind, dict(about["options"]), n_bits, ANY_SIZE)
     except HashnetError as error:
@@ -174,7 +196,8 @@ def _open_snapshot(
         )
         held = by_content.get(_content(record))
         if held is None:
-            rows = _open_rows(uri, record, n_bits, n_classes, segment_options, mmap, verify)
+            columns = _read_columns(uri, record, schema, verify)
+            rows = _open_rows(uri, record, n_bits, n_classes, columns, segment_options, mmap, verify)
             held = by_content[_content(record)] = Segment(rows, segment_options)
         if held.record == record:
             segments.append(dataclasses.replace(held, options=segment_options))
@@ -188,19 +211,23 @@ def _open_snapshot(
         n_classes=n_classes,
         lineage=dict(about["lineage"]),
         segments=tuple(segments),
+        schema=schema,
         version=IndexArtefact(uri).whole_number(about, "version"),
         seal=about["sha256"],
         updates=IndexArtefact(uri).whole_number(about, "updates"),
         tuned=about["tuned"],
+        removed_ids=_read_removed_ids(uri, about, verify),
+        removed_ids_file=about.get("removed_ids"),
     )
     if state.n_live != n_rows:
         raise FormatError(f"{uri}/{HEADER} says {n_rows} rows, its segments hold {state.n_live}")
     return state
 
 
-def _content(record: dict[str, Any]) -> tuple[str, str | None]:
-    """What rows are made of, whatever their files are called: the sha256 of their codes and labels."""
-    return record["sha256"], record["labels"]["sha256"] if record["labels"] else None
+def _content(record: dict[str, Any]) -> tuple[str | None, ...]:
+    """What rows are made of, whatever their files are called: the sha256 of codes, labels and columns."""
+    beside = (record.get(name) for name in ("labels", "columns"))
+    return record["sha256"], *(entry["sha256"] if entry else None for entry in beside)
 
 
 def _open_rows(
@@ -208,6 +235,7 @@ def _open_rows(
     record: dict[str, Any],
     n_bits: int,
     n_classes: int | None,
+    columns: pa.Table | None,
     options: KindOptions,
     mmap: bool,
     verify: bool,
@@ -230,7 +258,8 @@ def _open_rows(
             index = faiss.read_index_binary(str(path), flags)
         except RuntimeError as error:
             raise FormatError(f"{where} is not an index FAISS can read: {error}") from error
-    rows = kind.rows(index, _read_postings(uri, record, n_classes, verify), mapped=bool(flags))
+    postings = _read_postings(uri, record, n_classes, verify)
+    rows = kind.rows(index, postings, columns, mapped=bool(flags))
     if rows.n_bits != n_bits or len(rows) != record["rows"]:
         raise FormatError(
             f"{where} holds {len(rows)} codes of {rows.n_bits} bits, {HEADER} says "
@@ -250,17 +279,44 @@ def _read_postings(uri: str, record: dict[str, Any], n_classes: int | None, veri
     return Postings.read(where, record["rows"], n_classes)
 
 
+def _read_columns(
+    uri: str, record: dict[str, Any], schema: pa.Schema | None, verify: bool
+) -> pa.Table | None:
+    if schema is None:
+        return None
+    where = storage.join(uri, storage.check_plain_name(record["columns"]["file"], f"{uri}/{HEADER}"))
+    if verify:
+        _check_sha256(where, where, record["columns"]["sha256"])
+    return read_table(where, record["rows"], schema)
+
+
 def _read_dead(uri: str, record: dict[str, Any], n: int, verify: bool) -> np.ndarray:
     if record["removed"] is None:
         return np.empty(0, dtype=np.int64)
-    where = storage.join(uri, storage.check_plain_name(record["removed"]["file"], f"{uri}/{HEADER}"))
-    data = storage.read_bytes(where)
-    if verify and hashlib.sha256(data).hexdigest() != record["removed"]["sha256"]:
-        raise FormatError(f"{where} was changed: its sha256 is not the one {HEADER} says")
-    dead = np.load(io.BytesIO(data), allow_pickle=False)
-    if dead.dtype != np.int64 or dead.ndim != 1 or (len(dead) and not 0 <= dead[0] <= dead[-1] < n):
-        raise FormatError(f"{where} does not hold positions of removed rows")
+    dead = _read_array(uri, record["removed"], verify)
+    if len(dead) and not 0 <= dead[0] <= dead[-1] < n:
+        raise FormatError(f"{uri}/{record['removed']['file']} does not hold positions of removed rows")
     return dead
+
+
+def _read_removed_ids(uri: str, about: dict[str, Any], verify: bool) -> np.ndarray | None:
+    """None for an index of before, which did not keep them, once it was updated."""
+    if not about.get("keeps_removed_ids", not about["updates"]):
+        return None
+    entry = about.get("removed_ids")
+    return np.empty(0, dtype=np.int64) if entry is None else _read_array(uri, entry, verify)
+
+
+def _read_array(uri: str, entry: dict[str, Any], verify: bool) -> np.ndarray:
+    """int64 (n,) that ``_write_array`` wrote."""
+    where = storage.join(uri, storage.check_plain_name(entry["file"], f"{uri}/{HEADER}"))
+    data = storage.read_bytes(where)
+    if verify and hashlib.sha256(data).hexdigest() != entry["sha256"]:
+        raise FormatError(f"{where} was changed: its sha256 is not the one {HEADER} says")
+    values = np.load(io.BytesIO(data), allow_pickle=False)
+    if values.dtype != np.int64 or values.ndim != 1:
+        raise FormatError(f"{where} does not hold whole numbers")
+    return values
 
 
 def _check_sha256(path: str, shown: str, expected: str) -> None:

@@ -1,70 +1,130 @@
-"""``where=``: which items a search may find, by ids, by labels, or by both.
+"""``where=``: which items a search may find, by a condition on their columns, by ids, by labels.
 
-    where=[3, 17, 42]                          these ids
-    where={"labels": [5, 8]}                   items with at least one of these labels
-    where={"ids": [3, 17, 42], "labels": 5}    both at once
+    where="year >= 2020 and city in ('Rome', 'Oslo')"    a condition (``hashnet.index.expressions``)
+    where=pc.field("year") >= 2020                       the same as a pyarrow.compute expression
+    where=[3, 17, 42]                                    these ids
+    where={"labels": [5, 8]}                             items with at least one of these labels
+    where={"ids": …, "labels": …, "condition": …}        all of them at once
 
-An id the index does not hold matches nothing; a label outside its classes is a mistake.
+An id the index does not hold matches nothing; a label outside its classes is a mistake, and so is an unknown
+column or a value of another type than the column.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import acero
 
 from hashnet.errors import IndexMismatch, Unsupported
-from hashnet.index.stored_rows import StoredRows
+from hashnet.index.expressions import Condition, nearest_name, parse_condition
+from hashnet.index.rows import Selection, StoredRows
 from hashnet.io import as_array
+
+FILTER_KEYS = ("ids", "labels", "condition")
 
 
 @dataclass(frozen=True)
 class Where:
-    """A checked filter: sorted ids, labels, or both."""
+    """A checked filter: sorted ids, labels, a condition, or several of them."""
 
-    ids: np.ndarray | None
-    labels: list[int] | None
+    ids: np.ndarray | None = None
+    labels: list[int] | None = None
+    condition: Condition | None = None
+    text: str | None = None  # the condition, where it is all there is
 
-    def positions(self, rows: StoredRows) -> np.ndarray:
-        """Positions of the rows it lets through, ascending int64."""
-        found = None
+    def selection(self, rows: StoredRows, live: Selection | None) -> Selection:
+        """The rows it lets through, of those that are ``live``."""
+        masks = [] if live is None else [live.mask]
+        found = []
         if self.ids is not None:
-            found = rows.find(self.ids)
-            found = np.unique(found[found >= 0])
+            places = rows.find(self.ids)
+            found.append(np.unique(places[places >= 0]))
         if self.labels is not None:
-            if rows.postings is None:
-                return np.empty(0, dtype=np.int64)  # rows that were added without labels
-            labelled = rows.postings.rows_with(self.labels)
-            found = labelled if found is None else np.intersect1d(found, labelled, assume_unique=True)
-        assert found is not None
-        return found
+            found.append(rows.rows_with(self.labels))
+        if self.condition is not None:
+            masks.append(_matching(self.condition, rows))
+        if not found:
+            return Selection(len(rows), mask=reduce(np.bitwise_and, masks))
+        positions = reduce(lambda a, b: np.intersect1d(a, b, assume_unique=True), found)
+        for mask in masks:
+            positions = positions[mask[positions] == 1]
+        return Selection(len(rows), positions=positions)
 
 
-def parse_where(where: Any, n_classes: int | None) -> Where | None:
+def _matching(condition: Condition, rows: StoredRows) -> np.ndarray:
+    """uint8 (n,): 1 where the condition is true."""
+    table = rows.columns if rows.columns is not None else pa.table({})
+    columns = {name: table[name] for name in table.schema.names} | {"id": pa.array(rows.ids)}
+    for name, labels in condition.label_sets.items():
+        mask = np.zeros(len(rows), dtype=bool)
+        mask[rows.rows_with(labels)] = True
+        columns[name] = pa.array(mask)
+    source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.table(columns)))
+    project = acero.Declaration("project", acero.ProjectNodeOptions([condition.expression], ["true"]))
+    found = acero.Declaration.from_sequence([source, project]).to_table(use_threads=False)  # keeps the order
+    return pc.cast(found["true"].fill_null(False), pa.uint8()).to_numpy()
+
+
+def parse_where(where: Any, n_classes: int | None, schema: pa.Schema | None) -> Where | None:
     """The filter that ``where`` describes, or an error that says what it may be."""
     if where is None or isinstance(where, Where):
         return where
+    if isinstance(where, (str, pc.Expression)):
+        text = where if isinstance(where, str) else None
+        return Where(condition=_condition(where, n_classes, schema), text=text)
     if not isinstance(where, Mapping):
-        return Where(_whole(where, "ids"), None)
-    unknown = sorted(map(str, set(where) - {"ids", "labels"}))
+        return Where(_whole(where, "ids"))
+    unknown = sorted(map(str, set(where) - set(FILTER_KEYS)))
     if unknown or not where:
-        raise IndexMismatch(f"where= knows the keys ids and labels, got {', '.join(unknown) or 'none'}")
+        raise IndexMismatch(
+            f"where= knows the keys ids, labels and condition, got {', '.join(unknown) or 'none'}"
+        )
     ids = _whole(where["ids"], "ids") if where.get("ids") is not None else None
-    labels = None
-    if where.get("labels") is not None:
-        if n_classes is None:
-            raise Unsupported(
-                "this index was built without labels; build it from codes with labels to filter by them"
-            )
-        labels = _whole(where["labels"], "labels").tolist()
-        outside = [label for label in labels if not 0 <= label < n_classes]
-        if outside:
-            raise IndexMismatch(
-                f"where= names label {outside[0]}, but the index has {n_classes} classes, 0..{n_classes - 1}"
-            )
-    return Where(ids, labels) if ids is not None or labels is not None else None
+    labels = _labels(where["labels"], n_classes) if where.get("labels") is not None else None
+    condition = where.get("condition")
+    checked = None if condition is None else _condition(condition, n_classes, schema)
+    return None if ids is labels is checked is None else Where(ids, labels, checked)
+
+
+def _condition(where: Any, n_classes: int | None, schema: pa.Schema | None) -> Condition:
+    schema = (pa.schema([]) if schema is None else schema).append(pa.field("id", pa.int64()))
+    if isinstance(where, str):
+        return parse_condition(where, schema, n_classes)
+    if not isinstance(where, pc.Expression):
+        raise IndexMismatch(
+            f"a condition is text or a pyarrow.compute expression, got {type(where).__name__}"
+        )
+    try:
+        schema.empty_table().filter(where)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError) as error:
+        missing = re.search(r"No match for FieldRef\.Name\((.*?)\)", str(error))
+        if missing:
+            hint = nearest_name(missing[1], schema.names)
+            raise IndexMismatch(f"where= names a column {missing[1]!r}; {hint}") from error
+        raise IndexMismatch(f"where= does not fit the columns: {str(error).splitlines()[0]}") from error
+    return Condition(where)
+
+
+def _labels(values: Any, n_classes: int | None) -> list[int]:
+    if n_classes is None:
+        raise Unsupported(
+            "this index was built without labels; build it from codes with labels to filter by them"
+        )
+    labels = _whole(values, "labels").tolist()
+    outside = [label for label in labels if not 0 <= label < n_classes]
+    if outside:
+        raise IndexMismatch(
+            f"where= names label {outside[0]}, but the index has {n_classes} classes, 0..{n_classes - 1}"
+        )
+    return labels
 
 
 def _whole(values: Any, name: str) -> np.ndarray:

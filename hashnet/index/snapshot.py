@@ -7,15 +7,21 @@ keeps it, so it never sees half of an update, and any number of threads may sear
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from hashnet.errors import IdTaken, UnknownId
+from hashnet.errors import DataError, IdTaken, UnknownId
+from hashnet.index.build import CodeBlock, IndexSpec, build_segment, live_block
+from hashnet.index.columns import KEY
 from hashnet.index.kinds import KINDS, KindOptions, parse_options
 from hashnet.index.segment import Segment
-from hashnet.index.stored_rows import Postings
+from hashnet.kernels import score_codes
+
+MAX_GATHERED = 64 << 20  # bytes of candidates' codes scored at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +37,32 @@ class Snapshot:
     n_classes: int | None
     lineage: dict[str, Any]
     segments: tuple[Segment, ...]
+    schema: pa.Schema | None = None  # of the items' columns, with string keys as the column "key"
     version: int = 1
     seal: str | None = None  # of the index.json it was read from or written to, or grew out of
     updates: int = 0  # additions and removals since it was built from its codes
+    # Ids removed since then and not added again, ascending int64; None in an index that did not keep them.
+    removed_ids: np.ndarray | None = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    removed_ids_file: dict[str, Any] | None = None  # its entry in index.json; None: not written yet
     tuned: dict[str, Any] | None = None
+
+    @classmethod
+    def build(cls, blocks: Iterable[CodeBlock], n: int, spec: IndexSpec) -> Snapshot:
+        """The first version of an index of the ``n`` rows that the blocks hold together."""
+        if n == 0:
+            raise DataError("there are no codes to index: the input has 0 rows; encode some first")
+        options = parse_options(spec.kind, spec.options, spec.n_bits, n)
+        segment = build_segment(
+            blocks,
+            n,
+            spec.kind,
+            options,
+            n_bits=spec.n_bits,
+            n_classes=spec.n_classes,
+            schema=spec.schema,
+        )
+        lineage = dict(spec.lineage)
+        return cls(spec.kind, spec.n_bits, options, spec.n_classes, lineage, (segment,), spec.schema)
 
     @property
     def n_live(self) -> int:
@@ -49,9 +77,10 @@ class Snapshot:
         parts = [segment.rows.ids[segment.live_positions] for segment in self.segments]
         return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
 
-    def next_id(self) -> int:
-        """The number after the largest id its segments hold, removed ones included."""
-        return max([0, *(int(s.rows.ids[-1]) + 1 for s in self.segments if len(s.rows))])
+    def new_ids(self, n: int) -> np.ndarray:
+        """The ``n`` numbers after the largest id its segments hold, removed ones included; uint64."""
+        first = max([0, *(int(s.rows.ids[-1]) + 1 for s in self.segments if len(s.rows))])
+        return np.arange(n, dtype=np.uint64) + np.uint64(first)
 
     def contains(self, ids: np.ndarray) -> np.ndarray:
         """bool (n,): whether the index holds each id."""
@@ -72,6 +101,67 @@ class Snapshot:
         self._refuse_missing(ids, missing)
         return codes
 
+    def distances(self, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Hamming distances int32 (q, k) of queries uint8 (q, n_bits // 8) to ids (q, k); -1 for id -1."""
+        codes = self._codes_at(ids)
+        far = np.bitwise_count(codes ^ queries[:, None, :]).sum(axis=2, dtype=np.int32)
+        return np.where(ids >= 0, far, -1)
+
+    def ranked_by_score(
+        self, logits: np.ndarray, ids: np.ndarray, distances: np.ndarray, k: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(ids, distances, scores) (q, k): the candidates (q, m) with the highest scores, by (score, id)."""
+        scores = np.full(ids.shape, -np.inf, dtype=np.float32)
+        step = max(1, MAX_GATHERED // (ids.shape[1] * self.n_bits // 8))
+        for start in range(0, len(ids), step):
+            some = slice(start, start + step)
+            scores[some] = score_codes(self._codes_at(ids[some]), logits[some])
+        scores[ids < 0] = -np.inf
+        order = np.lexsort((ids, -scores), axis=1)[:, :k]
+        ids, distances, scores = (np.take_along_axis(a, order, axis=1) for a in (ids, distances, scores))
+        return ids, distances, scores
+
+    def _codes_at(self, ids: np.ndarray) -> np.ndarray:
+        """Codes uint8 (q, k, n_bits // 8) of ids (q, k); zeros for id -1."""
+        codes = np.zeros((*ids.shape, self.n_bits // 8), dtype=np.uint8)
+        codes[ids >= 0] = self.codes_of(ids[ids >= 0])
+        return codes
+
+    def columns_of(self, ids: np.ndarray, names: list[str]) -> pa.Table:
+        """Columns of these ids, in order; nulls for id -1. UnknownId where one is not here."""
+        assert self.schema is not None
+        schema = pa.schema([self.schema.field(name) for name in names])
+        places = np.full(len(ids), -1, dtype=np.int64)  # where each id lies in the parts together
+        parts: list[pa.Table] = []
+        for segment in self.segments:
+            assert segment.rows.columns is not None
+            positions = segment.find(ids)
+            here = np.flatnonzero(positions >= 0)
+            places[here] = sum(len(part) for part in parts) + np.arange(len(here))
+            parts.append(segment.rows.columns.select(names).take(pa.array(positions[here])))
+        self._refuse_missing(ids, (places < 0) & (ids >= 0))
+        found = pa.concat_tables([*parts, schema.empty_table()])
+        return found.take(pa.array(places, mask=places < 0))
+
+    def ids_of_keys(self, keys: pa.Array) -> np.ndarray:
+        """The id of each key, int64; -1 where the index does not hold it."""
+        ids = np.full(len(keys), -1, dtype=np.int64)
+        for segment in self.segments:
+            positions = segment.find_keys(keys)
+            ids = np.where(positions >= 0, segment.rows.ids_at(positions), ids)
+        return ids
+
+    def _refuse_known_keys(self, columns: pa.Table | None) -> None:
+        if columns is None or KEY not in columns.schema.names:
+            return
+        keys = columns[KEY].drop_null().combine_chunks()
+        known = np.flatnonzero(self.ids_of_keys(keys) >= 0)
+        if len(known):
+            key = keys[int(known[0])].as_py()
+            raise IdTaken(
+                f"key {key!r} is in the index already ({len(known)} of {len(keys)} are); upsert replaces them"
+            )
+
     def labels_of(self, ids: np.ndarray) -> list[list[int]] | None:
         """The labels of each id, ascending; None for an index without labels."""
         if self.n_classes is None:
@@ -89,32 +179,33 @@ class Snapshot:
         self._refuse_missing(ids, missing)
         return labels
 
-    def added(
-        self, codes: np.ndarray, ids: np.ndarray, pairs: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> Snapshot:
-        """With these rows, and their (label, row) pairs, in a new segment.
+    def added(self, block: CodeBlock) -> Snapshot:
+        """With these rows in a new segment.
 
         Segments before it that are no larger are merged into it: each merge at least doubles a
         segment, so there are never more than about log2(n) of them.
         """
-        known = np.flatnonzero(self.contains(ids))
+        known = np.flatnonzero(self.contains(block.ids))
         if len(known):
             raise IdTaken(
-                f"id {ids[known[0]]} is in the index already ({len(known)} of {len(ids)} are); "
-                "remove them first to replace their codes"
+                f"id {block.ids[known[0]]} is in the index already ({len(known)} of {len(block.ids)} are); "
+                "upsert replaces them"
             )
-        order = np.argsort(ids, kind="stable")
-        postings = None
-        if pairs is not None and self.n_classes is not None:
-            postings = Postings.from_pairs(pairs[0], np.argsort(order)[pairs[1]], self.n_classes)
-        flat = KINDS["flat"]
-        new = Segment(
-            flat.rows(flat.build(flat.options(), codes[order], ids[order]), postings), flat.options()
-        )
-        kept = list(self.segments)
-        while kept and kept[-1].rows.kind == "flat" and kept[-1].n_live <= new.n_live:
-            new = merged([kept.pop(), new], "flat", flat.options(), self.n_classes)
-        return self._next(segments=(*kept, new), updates=self.updates + 1)
+        self._refuse_known_keys(block.columns)
+        blocks, kept = [block], list(self.segments)
+        size = len(block.ids)
+        while kept and kept[-1].rows.kind == "flat" and kept[-1].n_live <= size:
+            size += kept[-1].n_live
+            blocks.append(live_block(kept.pop()))
+        new = self._merged(blocks, "flat", KINDS["flat"].options())
+        back = self._removed_ids(np.setdiff1d, block.ids)
+        return self._next(segments=(*kept, new), updates=self.updates + 1, **back)
+
+    def upserted(self, block: CodeBlock) -> Snapshot:
+        """With these rows in place of those with the same ids: one new version."""
+        known = block.ids[self.contains(block.ids)]
+        without = self.removed(known) if len(known) else self
+        return dataclasses.replace(without.added(block), version=self.version + 1, updates=self.updates + 1)
 
     def removed(self, ids: np.ndarray) -> Snapshot:
         """Without these ids; UnknownId where one is not here."""
@@ -130,7 +221,19 @@ class Snapshot:
             if segment.n_live:
                 segments.append(segment)
         self._refuse_missing(ids, missing)
-        return self._next(segments=tuple(segments), updates=self.updates + 1)
+        gone_ids = self._removed_ids(np.union1d, ids)
+        return self._next(segments=tuple(segments), updates=self.updates + 1, **gone_ids)
+
+    def _removed_ids(self, change: Callable[[Any, Any], np.ndarray], ids: np.ndarray) -> dict[str, Any]:
+        """What ``removed_ids`` become when these ids join or leave them."""
+        if self.removed_ids is None or (change is np.setdiff1d and not len(self.removed_ids)):
+            return {}
+        changed = change(self.removed_ids, ids)
+        return (
+            {"removed_ids": changed, "removed_ids_file": None}
+            if len(changed) != len(self.removed_ids)
+            else {}
+        )
 
     def compacted(self) -> Snapshot:
         """The same items in one segment of the index's kind; itself where there is nothing to do."""
@@ -144,7 +247,7 @@ class Snapshot:
         if centroids is None:  # what suited the old size need not suit the new one
             options = parse_options(self.kind, dataclasses.asdict(self.options), self.n_bits, self.n_live)
             tuned = None
-        segment = merged(list(self.segments), self.kind, options, self.n_classes, centroids)
+        segment = self._merged([live_block(s) for s in self.segments], self.kind, options, centroids)
         return self._next(segments=(segment,), options=options, tuned=tuned)
 
     def describe(self) -> dict[str, Any]:
@@ -157,7 +260,9 @@ class Snapshot:
             "exact": KINDS[self.kind].exact,
             "options": dataclasses.asdict(self.options),
             "n_classes": self.n_classes,
+            "columns": {column.name: str(column.type) for column in self.schema or ()},
             "segments": len(self.segments),
+            "added_rows": sum(segment.n_live for segment in self.segments[1:]),
             "removed_rows": self.n_dead,
             "updates": self.updates,
             "memory_mapped": bool(self.segments) and self.segments[0].rows.mapped,
@@ -171,10 +276,25 @@ class Snapshot:
     def unsaved(self) -> Snapshot:
         """The same, not written anywhere yet."""
         segments = tuple(dataclasses.replace(segment, record=None) for segment in self.segments)
-        return dataclasses.replace(self, segments=segments, seal=None)
+        return dataclasses.replace(self, segments=segments, seal=None, removed_ids_file=None)
 
     def at_version(self, version: int) -> Snapshot:
         return dataclasses.replace(self, version=version)
+
+    def _merged(
+        self, blocks: list[CodeBlock], kind: str, options: KindOptions, centroids: np.ndarray | None = None
+    ) -> Segment:
+        """One segment of several blocks."""
+        return build_segment(
+            blocks,
+            sum(len(block.ids) for block in blocks),
+            kind,
+            options,
+            n_bits=self.n_bits,
+            n_classes=self.n_classes,
+            schema=self.schema,
+            centroids=centroids,
+        )
 
     def _next(self, **changes: Any) -> Snapshot:
         return dataclasses.replace(self, version=self.version + 1, **changes)
@@ -190,37 +310,3 @@ class Snapshot:
                 f"the index holds no id {first} ({int(missing.sum())} of {len(ids)} ids are unknown; "
                 f"it has {self.n_live} items)"
             )
-
-
-def merged(
-    segments: list[Segment],
-    kind: str,
-    options: KindOptions,
-    n_classes: int | None,
-    centroids: np.ndarray | None = None,
-) -> Segment:
-    """One segment of all live rows of several, in id order."""
-    ids = np.concatenate([segment.rows.ids[segment.live_positions] for segment in segments])
-    codes = np.concatenate([segment.rows.take(segment.live_positions) for segment in segments])
-    order = np.argsort(ids, kind="stable")
-    place = np.empty(len(order), dtype=np.int64)  # where each row goes
-    place[order] = np.arange(len(order))
-    labels, rows, start = [], [], 0
-    for segment in segments:
-        if segment.rows.postings is not None:
-            found, row = segment.rows.postings.take(segment.live_positions, len(segment.rows))
-            labels.append(found)
-            rows.append(place[row + start])
-        start += segment.n_live
-    postings = None
-    if labels and n_classes is not None:
-        postings = Postings.from_pairs(np.concatenate(labels), np.concatenate(rows), n_classes)
-    ids = ids[order]
-    given = None if is_plain_range(ids) else ids
-    index = KINDS[kind].build(options, codes[order], given, centroids)
-    return Segment(KINDS[kind].rows(index, postings), options)
-
-
-def is_plain_range(ids: np.ndarray) -> bool:
-    """Whether ascending distinct ids are 0..n-1, which need not be stored."""
-    return not len(ids) or (int(ids[0]) == 0 and int(ids[-1]) == len(ids) - 1)

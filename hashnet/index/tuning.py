@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from hashnet.errors import IndexMismatch, Unsupported
-from hashnet.index.kinds import KINDS
 from hashnet.index.kinds.ivf import IvfOptions
 from hashnet.index.segment import Segment
 from hashnet.index.snapshot import Snapshot
@@ -75,14 +74,14 @@ def sample_queries(segment: Segment, n: int, seed: int) -> np.ndarray:
 
 def distance_recall(segment: Segment, queries: np.ndarray, k: int, truth: np.ndarray) -> float:
     """Share of the true k neighbours' places filled by results at most ``truth`` (q,) away."""
-    _, distances = KINDS["ivf"].search(segment, queries, k, None, "kernel")
+    _, distances = segment.search(queries, k, None, "kernel")
     found = (distances >= 0) & (distances <= truth[:, None])
     return float(found.sum() / (len(queries) * min(k, segment.n_live)))
 
 
 def _kth_distance(segment: Segment, queries: np.ndarray, k: int, nlist: int) -> np.ndarray:
     """The true distance of the k-th neighbour, by scanning every list."""
-    _, distances = KINDS["ivf"].search(_with_nprobe(segment, nlist), queries, k, None, "kernel")
+    _, distances = _with_nprobe(segment, nlist).search(queries, k, None, "kernel")
     return distances.max(axis=1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,34 @@ def check_queries(codes: Any, state: Snapshot) -> np.ndarray:
     queries = check_width(codes, state.n_bits)
     refuse_empty(state)
     return queries
+
+
+def check_logits(logits: Any, state: Snapshot) -> np.ndarray:
+    """``logits`` as C-contiguous float32 (q, n_bits); one row may come as 1-D."""
+    array = np.atleast_2d(as_array(logits, "logits"))
+    if array.ndim != 2 or array.dtype.kind not in "fiu":
+        raise IndexMismatch(
+            f"logits must be numbers of shape (q, {state.n_bits}), got {array.dtype} of shape {array.shape}"
+        )
+    if array.shape[1] != state.n_bits:
+        raise IndexMismatch(
+            f"the index has {state.n_bits} bits, the logits have {array.shape[1]} columns; give one logit "
+            "per bit, of the model the index was made with (Encoder.logits)"
+        )
+    array = np.ascontiguousarray(array, dtype=np.float32)
+    if not np.isfinite(array).all():
+        row = int((~np.isfinite(array).all(axis=1)).argmax())
+        raise IndexMismatch(f"row {row} of the logits holds NaN or infinity; look at the model or its input")
+    refuse_empty(state)
+    return array
+
+
+def check_oversample(oversample: Any, k: int, n_queries: int) -> int:
+    """How many candidates are re-ranked for k results: k x ``oversample``, which is >= 1."""
+    is_number = isinstance(oversample, (int, float, np.number)) and not isinstance(oversample, bool)
+    if not is_number or not 1 <= oversample < np.inf:
+        raise IndexMismatch(f"oversample must be a number >= 1, got {oversample!r}")
+    return check_search_size(math.ceil(k * oversample), n_queries)
 
 
 def refuse_empty(state: Snapshot) -> None:

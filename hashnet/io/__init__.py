@@ -1,8 +1,18 @@
 """Files by path or URI, configurations, progress, events, and Arrow arrays."""
 
 from hashnet.io import config, events, storage
-from hashnet.io.arrow import TableBuffer, as_array, binary_column, binary_matrix, rechunk
-from hashnet.io.artefact import Artefact, Description, Header, fingerprint, wrong_files
+from hashnet.io.arrow import TableBuffer, as_array, binary_column, binary_matrix, rechunk, type_from_text
+from hashnet.io.artefact import (
+    Artefact,
+    Description,
+    Header,
+    check_file,
+    fingerprint,
+    read_checked,
+    read_sealed,
+    sealed,
+    write_sealed,
+)
 from hashnet.io.config import REQUIRED, Renamed, check_whole, key
 from hashnet.io.lazy import lazy_names
 from hashnet.io.progress import Progress, counted, duration, speed
@@ -18,6 +28,7 @@ __all__ = [
     "as_array",
     "binary_column",
     "binary_matrix",
+    "check_file",
     "check_whole",
     "config",
     "counted",
@@ -26,8 +37,12 @@ __all__ = [
     "fingerprint",
     "key",
     "lazy_names",
+    "read_checked",
+    "read_sealed",
     "rechunk",
+    "sealed",
     "speed",
     "storage",
-    "wrong_files",
+    "type_from_text",
+    "write_sealed",
 ]

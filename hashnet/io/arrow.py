@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import repeat
@@ -26,6 +27,19 @@ def as_array(values: Any, name: str) -> np.ndarray:
         raise CodeError(
             f"{name} are not an array: their rows differ in length; give rows of one length"
         ) from error
+
+
+def type_from_text(text: str) -> pa.DataType:
+    """The Arrow type that ``str`` of a type names: a plain one, a timestamp, or a list of one of these.
+
+    >>> type_from_text("list<element: string>"), type_from_text("timestamp[us, tz=UTC]")
+    (ListType(list<element: string>), TimestampType(timestamp[us, tz=UTC]))
+    """
+    if found := re.fullmatch(r"list<(?:element|item): (.+)>", text):
+        return pa.list_(pa.field(text[5:].partition(":")[0], type_from_text(found[1])))
+    if found := re.fullmatch(r"timestamp\[(\w+), tz=(.+)\]", text):
+        return pa.timestamp(found[1], found[2])
+    return pa.type_for_alias(text)
 
 
 def binary_matrix(column: pa.ChunkedArray | pa.Array, width: int) -> np.ndarray:

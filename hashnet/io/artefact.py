@@ -1,4 +1,4 @@
-"""What the artefacts of a run have in common: one header on disk, and the same five verbs.
+"""What the artefacts of a run have in common: one header on disk, the same five verbs, checked files.
 
 An artefact is a folder (or file) that one stage writes and later ones read: manifest, model, codes, index,
 report. Its header is a small JSON file, written last, so that it makes the artefact count:
@@ -11,6 +11,11 @@ report. Its header is a small JSON file, written last, so that it makes the arte
 
 Beside these the header lists the artefact's own facts and its files, each with its sha256. A package
 that owns an artefact subclasses ``Artefact``; ``hashnet.Run`` names where each one lies.
+
+A damaged file is never used. A file that is read whole is hashed in memory, and what was hashed is what is
+parsed (``read_checked``); one that is read in pieces is hashed once before (``check_file``); a small JSON
+file that no header lists yet carries its own seal (``write_sealed``, ``read_sealed``). ``verify=False``
+of a reader skips the hashing.
 """
 
 from __future__ import annotations
@@ -20,11 +25,16 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from hashnet.errors import FormatError, HashnetError
+import pyarrow as pa
+
+from hashnet.errors import FormatError, HashnetError, StorageError
 from hashnet.io import storage
+
+READERS = 8  # files hashed at once
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,7 @@ class Artefact(abc.ABC):
     header_file: ClassVar[str]  # in the artefact's folder
     seal_name: ClassVar[str] = "seal"
     made_by: ClassVar[str]  # the command that makes one, for errors
+    fix: ClassVar[str] = ""  # what to do about a damaged file, where that is not ``made_by``
     error: ClassVar[type[HashnetError]] = FormatError  # raised where it is missing
 
     def __init__(self, uri: str) -> None:
@@ -84,6 +95,10 @@ class Artefact(abc.ABC):
         """Whether a complete one is there."""
         return storage.exists(self.header_uri)
 
+    def begun(self) -> bool:
+        """Whether its folder is there, complete or not."""
+        return storage.exists(self.uri)
+
     @abc.abstractmethod
     def open(self) -> Any:
         """The artefact, ready to use; an error that names the fix where it is missing or damaged."""
@@ -98,8 +113,29 @@ class Artefact(abc.ABC):
         return Description(self.uri, values["kind"], self.facts(values), dict(values.get("lineage") or {}))
 
     def verify(self) -> list[str]:
-        """A sentence for each file that is missing or damaged; empty where the artefact is sound."""
-        return list(wrong_files(self.uri, self.header().files))
+        """A sentence for everything that is wrong; empty where the artefact is sound."""
+        return list(self.damage())
+
+    def damage(self) -> Iterator[str]:
+        """A sentence for each file that is missing or damaged."""
+        files = self.files(self.read())
+        uris = [storage.join(self.uri, name) for name in files]
+        with ThreadPoolExecutor(READERS) as pool:
+            for name, wrong in zip(files, pool.map(_wrong, uris, files.values()), strict=True):
+                if wrong:
+                    yield f"{name} {wrong}"
+
+    def check(self) -> None:
+        """FormatError at the first file that is missing or damaged."""
+        for sentence in self.damage():
+            raise FormatError(f"{self.uri}: {sentence}; restore it, or {self.fix or self.made_by}")
+
+    def read_file(self, name: str) -> pa.Buffer:
+        """The bytes of a file that the header lists; FormatError unless they are the recorded ones."""
+        recorded = self.files(self.read()).get(name)
+        if recorded is None:
+            raise FormatError(f"{self.uri} does not list a file {name}")
+        return read_checked(storage.join(self.uri, name), recorded, self.fix or self.made_by)
 
     def header(self) -> Header:
         """The typed header."""
@@ -118,31 +154,14 @@ class Artefact(abc.ABC):
             raise self.error(
                 f"{self.uri} holds no {self.kind} (it has no {self.header_file}); {self.made_by}"
             )
-        values = storage.check_format(
-            storage.read_json(self.header_uri), self.header_uri, self.kind, self.format_version
-        )
-        seal = values.get(self.seal_name)
-        if seal is not None and seal != fingerprint(values, without=(self.seal_name,)):
-            raise FormatError(
-                f"{self.header_uri} was changed or damaged after it was written: its {self.seal_name} does "
-                f"not fit its content; restore it, or {self.made_by}"
-            )
-        return values
+        return read_sealed(self.header_uri, self.kind, self.format_version, self.made_by, self.seal_name)
 
     def write_header(
         self, values: Mapping[str, Any], *, sha256: str | None = None, lineage: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Writes the header, the moment from which the artefact counts; returns what it holds."""
-        whole = {
-            **values,
-            "kind": self.kind,
-            "format_version": self.format_version,
-            "sha256": sha256,
-            "lineage": dict(lineage),
-        }
-        whole[self.seal_name] = fingerprint(whole, without=(self.seal_name,))
-        storage.write_json(self.header_uri, whole)
-        return whole
+        whole = {**values, "sha256": sha256, "lineage": dict(lineage)}
+        return write_sealed(self.header_uri, self.kind, self.format_version, whole, self.seal_name)
 
     @abc.abstractmethod
     def files(self, values: Mapping[str, Any]) -> dict[str, str]:
@@ -160,11 +179,58 @@ def fingerprint(values: Mapping[str, Any], without: tuple[str, ...] = ()) -> str
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
-def wrong_files(uri: str, files: Mapping[str, str]) -> Iterator[str]:
-    """A sentence for each listed file that is missing or whose sha256 differs."""
-    for name, recorded in files.items():
-        where = storage.join(uri, name)
-        if not storage.exists(where):
-            yield f"{name} is missing"
-        elif (found := storage.sha256_of(where)) != recorded:
-            yield f"{name} is damaged: its sha256 is {found[:12]}…, recorded is {recorded[:12]}…"
+def sealed(kind: str, version: int, values: Mapping[str, Any], seal_name: str = "seal") -> dict[str, Any]:
+    """The values with their kind, their format version and a seal of it all."""
+    whole = {**values, "kind": kind, "format_version": version}
+    return whole | {seal_name: fingerprint(whole, without=(seal_name,))}
+
+
+def write_sealed(
+    uri: str, kind: str, version: int, values: Mapping[str, Any], seal_name: str = "seal"
+) -> dict[str, Any]:
+    """Writes the sealed values as JSON; returns what the file holds."""
+    whole = sealed(kind, version, values, seal_name)
+    storage.write_json(uri, whole)
+    return whole
+
+
+def read_sealed(uri: str, kind: str, version: int, fix: str, seal_name: str = "seal") -> dict[str, Any]:
+    """The JSON that ``write_sealed`` wrote; older files without a seal are read. FormatError otherwise."""
+    values = storage.check_format(storage.read_json(uri), uri, kind, version)
+    seal = values.get(seal_name)
+    if seal is not None and seal != fingerprint(values, without=(seal_name,)):
+        raise FormatError(
+            f"{uri} was changed or damaged after it was written: its {seal_name} does not fit its content; "
+            f"restore it, or {fix}"
+        )
+    return values
+
+
+def read_checked(uri: str, sha256: str, fix: str) -> pa.Buffer:
+    """A file's bytes; FormatError unless they have this sha256: what was hashed is what is returned."""
+    try:
+        data = storage.read_buffer(uri)
+    except StorageError as error:
+        if storage.exists(uri):
+            raise
+        raise FormatError(f"{uri} is missing; restore it, or {fix}") from error
+    if (found := hashlib.sha256(data).hexdigest()) != sha256:
+        raise FormatError(f"{uri} {_differs(found, sha256)}; restore it, or {fix}")
+    return data
+
+
+def check_file(uri: str, sha256: str, fix: str) -> None:
+    """FormatError unless the file has this sha256; for files that are too large to be read whole."""
+    if wrong := _wrong(uri, sha256):
+        raise FormatError(f"{uri} {wrong}; restore it, or {fix}")
+
+
+def _wrong(uri: str, sha256: str) -> str | None:
+    if not storage.exists(uri):
+        return "is missing"
+    found = storage.sha256_of(uri)
+    return None if found == sha256 else _differs(found, sha256)
+
+
+def _differs(found: str, recorded: str) -> str:
+    return f"is damaged: its sha256 is {found[:12]}…, recorded is {str(recorded)[:12]}…"

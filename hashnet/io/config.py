@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import hashlib
 import json
 import math
 import numbers
@@ -29,6 +30,7 @@ from hashnet.errors import ConfigError, HashnetError
 from hashnet.io import storage
 
 C = TypeVar("C")
+SEAL = b"# sha256 of the lines below: "
 
 
 class _Required:
@@ -113,7 +115,7 @@ def load(
     mistakes: list[str] = []
     values: dict[str, Any] = {}
     if config_file is not None:
-        values.update(_read_yaml(config_file, mistakes))
+        values.update(_read_yaml(config_file, mistakes, saved))
         if saved:
             values = _translated(cls, values)
     for word in overrides:
@@ -139,8 +141,16 @@ def save(config: Any, uri: str) -> None:
     """Writes the resolved configuration as YAML, each key with its value."""
     import yaml  # not where only keys are declared, as in a client
 
-    text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
-    storage.write_bytes(uri, text.encode())
+    text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True).encode()
+    storage.write_bytes(uri, SEAL + hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
+
+
+def check_saved(uri: str) -> None:
+    """ConfigError where the file that ``save`` wrote is damaged; its keys are not looked at."""
+    mistakes: list[str] = []
+    _read_yaml(uri, mistakes, saved=True)
+    if mistakes:
+        raise ConfigError(mistakes)
 
 
 def describe(cls: type) -> str:
@@ -166,12 +176,21 @@ class _Text(str):
     """A value from the command line: still text, read by the type of its key."""
 
 
-def _read_yaml(uri: str, mistakes: list[str]) -> dict[str, Any]:
+def _read_yaml(uri: str, mistakes: list[str], saved: bool) -> dict[str, Any]:
     import yaml
 
     try:
-        text = storage.read_bytes(uri).decode()
-        values = yaml.safe_load(text) or {}
+        data = storage.read_bytes(uri)
+        seal, _, content = data.partition(b"\n")  # older saved files have no seal
+        if saved and seal.startswith(SEAL) and seal != SEAL + hashlib.sha256(content).hexdigest().encode():
+            mistakes.append(
+                f"{uri} was changed or damaged after it was written: its sha256 does not fit its content; "
+                "restore it, or delete its first line if the change is yours"
+            )
+            return {}
+        values = yaml.safe_load(data.decode()) or {}
+        if saved and not values:
+            mistakes.append(f"{uri} is empty; restore it")
     except HashnetError as error:
         mistakes.append(f"cannot read the configuration {uri}: {error}")
         return {}

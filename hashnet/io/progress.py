@@ -26,6 +26,7 @@ class Progress:
         self.file = file or sys.stderr
         self._started = time.monotonic()
         self._last_line = self._started - max(LINE_EVERY_S - FIRST_LINE_S, 0)
+        self._first: tuple[float, int] | None = None  # when something was done first, and how much
         self._said: int | None = None  # how many were done at the last line
         self._info: dict[str, Any] = {}
         self._bar: Any = None
@@ -38,12 +39,16 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Units per second since the start, without those done before."""
-        return (self.done - self._start_done) / max(time.monotonic() - self._started, 1e-9)
+        """Units per second since the first of them were done: what starts slowly soon has a true rate."""
+        started, done = self._started, self._start_done
+        if self._first is not None and self.done > self._first[1]:
+            started, done = self._first
+        return (self.done - done) / max(time.monotonic() - started, 1e-9)
 
     def update(self, n: int = 1, **info: Any) -> None:
         """``n`` more are done; ``info`` is shown beside the count."""
         self.done += n
+        self._first = self._first or (time.monotonic(), self.done)
         self._info.update(info)
         if self._bar is not None:
             self._bar.set_postfix(self._info, refresh=False)

@@ -185,13 +185,18 @@ def open_input(uri: str | os.PathLike) -> pa.NativeFile:
         raise StorageError(f"cannot open {uri}: {error}") from error
 
 
-def read_bytes(uri: str | os.PathLike) -> bytes:
-    """The whole content of a file."""
+def read_buffer(uri: str | os.PathLike) -> pa.Buffer:
+    """The whole content of a file as an Arrow buffer, which Parquet is parsed from without a copy."""
     with open_input(uri) as source:
         try:
-            return source.read()
+            return source.read_buffer()
         except OSError as error:
             raise StorageError(f"cannot read {uri}: {error}") from error
+
+
+def read_bytes(uri: str | os.PathLike) -> bytes:
+    """The whole content of a file."""
+    return read_buffer(uri).to_pybytes()
 
 
 @contextmanager

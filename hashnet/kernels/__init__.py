@@ -1,5 +1,6 @@
-"""Compiled loops: exact Hamming search, inverted lists, the counts of an evaluation; and their threads."""
+"""Compiled loops: exact search by distance and by score, inverted lists, counts of an evaluation; threads."""
 
+from hashnet.kernels.asymmetric import merge_scores, score_codes, top_scores
 from hashnet.kernels.bitslice import ITEMS, bit_planes, plan_queries
 from hashnet.kernels.exact import merge_hits, merge_top_k, pad_columns, top_k, warm_up, within_radius
 from hashnet.kernels.hamming import block_scratch
@@ -28,6 +29,7 @@ __all__ = [
     "count_and_rank",
     "default_threads",
     "merge_hits",
+    "merge_scores",
     "merge_top_k",
     "new_scratch",
     "pad_columns",
@@ -35,7 +37,9 @@ __all__ = [
     "popcount",
     "run_all",
     "scan_lists",
+    "score_codes",
     "top_k",
+    "top_scores",
     "warm_up",
     "within_radius",
 ]

@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 
 from hashnet.codes import as_words
-from hashnet.kernels.hamming import CodeRange, RowFilter, block_scratch, scan_radius, scan_top_k
+from hashnet.kernels.hamming import CodeRange, block_scratch, scan_radius, scan_top_k
 from hashnet.kernels.jit import compiled
 from hashnet.kernels.threads import default_threads, run_all
 
@@ -33,18 +33,17 @@ def top_k(
     k: int,
     *,
     allowed: np.ndarray | None = None,
-    skip: np.ndarray | None = None,
     threads: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(positions int64, distances int32), both (q, k), of the k nearest rows; -1, -1 where there are none.
 
     ``codes`` uint8 (n, n_bytes) and ``queries`` uint8 (q, n_bytes), C-contiguous; ``allowed`` uint8
-    (n,) marks the rows that may be found; ``skip`` int64 (q,) is one row each query must not find.
+    (n,) marks the rows that may be found.
     """
     n, n_queries = len(codes), len(queries)
     width = min(k, n)
-    flat, words, only = _arguments(codes, queries, allowed, skip)
-    by_query, ranges = _divide(n, n_queries, threads)
+    flat, words, only = _arguments(codes, queries, allowed)
+    by_query, ranges = divide(n, n_queries, threads)
 
     def scan(low: int, high: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         positions = np.full((last - first, width), -1, dtype=np.int64)
@@ -52,7 +51,7 @@ def top_k(
         scan_top_k(
             CodeRange(flat, codes.shape[1], low, high),
             words[first:last],
-            RowFilter(only.allowed, only.skip[first:last]),
+            only,
             block_scratch(codes.shape[1] * 8),
             positions,
             distances,
@@ -75,21 +74,20 @@ def within_radius(
     radius: int,
     *,
     allowed: np.ndarray | None = None,
-    skip: np.ndarray | None = None,
     threads: int | None = None,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each query (positions int64 (m,), distances int32 (m,)) of all rows with distance <= radius."""
     n, n_queries = len(codes), len(queries)
-    flat, words, only = _arguments(codes, queries, allowed, skip)
+    flat, words, only = _arguments(codes, queries, allowed)
     radius = min(radius, codes.shape[1] * 8)
-    by_query, ranges = _divide(n, n_queries, threads)
+    by_query, ranges = divide(n, n_queries, threads)
 
     def scan(low: int, high: int, first: int, last: int) -> list[tuple[np.ndarray, np.ndarray]]:
         counts, positions, distances = scan_radius(
             CodeRange(flat, codes.shape[1], low, high),
             words[first:last],
             radius,
-            RowFilter(only.allowed, only.skip[first:last]),
+            only,
             block_scratch(codes.shape[1] * 8),
         )
         ends = np.cumsum(counts)[:-1]
@@ -112,21 +110,22 @@ def warm_up(n_bits: int) -> None:
 
 
 def _arguments(
-    codes: np.ndarray, queries: np.ndarray, allowed: np.ndarray | None, skip: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, RowFilter]:
+    codes: np.ndarray, queries: np.ndarray, allowed: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Codes, queries and filter as arrays of the one type each that the kernels are compiled for."""
-    flat = codes.reshape(-1)
-    if not flat.flags.writeable:  # numba would compile anew for read-only arrays; nothing is written
-        flat = np.frombuffer(
-            memoryview((ctypes.c_uint8 * flat.size).from_address(flat.ctypes.data)), np.uint8
-        )
     words = np.array(as_words(queries))  # a copy: aligned and writable whatever came
-    if skip is None:
-        skip = np.full(len(queries), -1, dtype=np.int64)
-    return flat, words, RowFilter(np.empty(0, np.uint8) if allowed is None else allowed, skip)
+    return writable_bytes(codes), words, np.empty(0, np.uint8) if allowed is None else allowed
 
 
-def _divide(n: int, n_queries: int, threads: int | None) -> tuple[bool, list[tuple[int, int, int, int]]]:
+def writable_bytes(codes: np.ndarray) -> np.ndarray:
+    """The same bytes, flat: numba would compile anew for read-only arrays, though nothing is written."""
+    flat = codes.reshape(-1)
+    if flat.flags.writeable:
+        return flat
+    return np.frombuffer(memoryview((ctypes.c_uint8 * flat.size).from_address(flat.ctypes.data)), np.uint8)
+
+
+def divide(n: int, n_queries: int, threads: int | None) -> tuple[bool, list[tuple[int, int, int, int]]]:
     """(by query?, ranges (low, high, first, last)): many queries are divided, else the database is."""
     threads = threads or default_threads()
     if threads == 1 or n * n_queries < SMALL:
@@ -164,11 +163,11 @@ def merge_hits(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, 
     return ids[order], distances[order]
 
 
-def pad_columns(array: np.ndarray, k: int) -> np.ndarray:
-    """``array`` (q, width) cut or filled up with -1 to (q, k)."""
+def pad_columns(array: np.ndarray, k: int, unused: float = -1) -> np.ndarray:
+    """``array`` (q, width) cut or filled up with ``unused`` to (q, k)."""
     if array.shape[1] >= k:
         return np.ascontiguousarray(array[:, :k])
-    wide = np.full((len(array), k), -1, dtype=array.dtype)
+    wide = np.full((len(array), k), unused, dtype=array.dtype)
     wide[:, : array.shape[1]] = array
     return wide
 

@@ -16,10 +16,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hashnet.kernels.jit import LANES, compiled, lanes_below, load32, load64, lowest_bit, popcount
+from hashnet.kernels.jit import (
+    LANES,
+    compiled,
+    four_distances,
+    lanes_below,
+    load32,
+    load64,
+    lowest_bit,
+    popcount,
+)
 
 BLOCK = 4096  # codes of 8 bytes: 32 KB, plus 4 KB of distances
 GROUP = 32  # queries that share a block while it is in the cache
+LONG = 32  # bytes: longer codes are read as they lie, 64 bytes at a time
+LONG_BYTES = 128 << 10  # of a block of long codes
+u64 = np.uint64
 CANDIDATES = 1 << 22  # held at once by one thread, 38 MB: a huge k makes groups smaller
 
 
@@ -30,13 +42,6 @@ class CodeRange(NamedTuple):
     row_bytes: int
     low: int
     high: int
-
-
-class RowFilter(NamedTuple):
-    """Which rows queries may find."""
-
-    allowed: np.ndarray  # uint8 (n,): 1 where a row may be found; empty where all may
-    skip: np.ndarray  # int64 (q,): one row that query q must not find, -1 for none
 
 
 @compiled
@@ -81,6 +86,8 @@ def block_distances(codes, at, row_bytes, count, words, query, out):  # type: ig
         a, b = query[0], query[1]
         for i in range(count):
             out[i] = popcount(load64(codes, at + i * 16) ^ a) + popcount(load64(codes, at + i * 16 + 8) ^ b)
+    elif row_bytes > LONG:
+        _long_distances(codes, at, row_bytes, count, query, out)
     elif words.size == 0:  # 32 bytes
         a, b, c, d = query[0], query[1], query[2], query[3]
         for i in range(count):
@@ -107,9 +114,45 @@ def block_distances(codes, at, row_bytes, count, words, query, out):  # type: ig
 
 
 @compiled
+def _long_distances(codes, at, row_bytes, count, query, out):  # type: ignore[no-untyped-def]
+    """The same for rows of more than 32 bytes, four at a time; the last few and odd ends go singly."""
+    chunks, rest = row_bytes // LANES, row_bytes % LANES
+    fours = count // 4 * 4
+    for i in range(0, fours, 4):
+        packed = four_distances(codes, at + i * row_bytes, row_bytes, query, chunks)
+        for part in range(4):
+            out[i + part] = (packed >> u64(16 * part)) & u64(0xFFFF)
+    for i in range(count):
+        if i >= fours:
+            out[i] = _rest_distance(codes, at + i * row_bytes, row_bytes, query, 0)
+        elif rest:
+            out[i] += _rest_distance(codes, at + i * row_bytes + LANES * chunks, rest, query, 8 * chunks)
+
+
+@compiled
+def _rest_distance(codes, at, n_bytes, query, w):  # type: ignore[no-untyped-def]
+    """The distance of ``n_bytes`` from ``at`` on to the words of the query from ``w`` on."""
+    distance = u64(0)
+    for word in range(n_bytes // 8):
+        distance += popcount(load64(codes, at + 8 * word) ^ query[w + word])
+    if n_bytes % 8:
+        whole, last = n_bytes // 8, u64(0)
+        for b in range(n_bytes % 8):
+            last |= u64(codes[at + 8 * whole + b]) << u64(8 * b)
+        distance += popcount(last ^ query[w + whole])
+    return distance
+
+
+@compiled
+def block_rows(row_bytes):  # type: ignore[no-untyped-def]
+    """Rows of a block: BLOCK, or fewer long ones, so that they stay in the cache."""
+    return BLOCK if row_bytes <= LONG else max(LANES, LONG_BYTES // row_bytes // LANES * LANES)
+
+
+@compiled
 def transposed_words(row_bytes, n_queries):  # type: ignore[no-untyped-def]
     """Room for a block's transposed copy; empty where reading the rows as they lie is faster."""
-    as_they_lie = row_bytes in (4, 8) or (row_bytes in (16, 32) and n_queries < 8)
+    as_they_lie = row_bytes in (4, 8) or row_bytes > LONG or (row_bytes in (16, 32) and n_queries < 8)
     return np.empty((0 if as_they_lie else (row_bytes + 7) // 8, BLOCK), np.uint64)
 
 
@@ -119,14 +162,13 @@ def block_scratch(n_bits: int) -> np.ndarray:
 
 
 @compiled
-def scan_top_k(rows, queries, only, out, positions, distances):  # type: ignore[no-untyped-def]
+def scan_top_k(rows, queries, allowed, out, positions, distances):  # type: ignore[no-untyped-def]
     """Fills ``positions`` int64 and ``distances`` int32 (q, k) with the k nearest of a CodeRange.
 
-    ``queries`` uint64 (q, words), ``only`` a RowFilter, ``out`` a ``block_scratch``. Unused slots
-    stay as they are.
+    ``queries`` uint64 (q, words); ``allowed`` uint8 (n,) is 1 where a row may be found, or empty where all
+    may; ``out`` a ``block_scratch``. Unused slots stay as they are.
     """
     codes, row_bytes, low, high = rows
-    allowed, skip = only
     n_bits, n_queries, k = row_bytes * 8, len(queries), positions.shape[1]
     # candidates of each query of a group: row, distance, and per distance how many there are
     room = min(2 * k + max(k, 4 * LANES), high - low)
@@ -137,7 +179,7 @@ def scan_top_k(rows, queries, only, out, positions, distances):  # type: ignore[
     used = np.empty(group, np.int64)  # candidates kept
     bounds = np.empty(group, np.int64)  # only items nearer than this still matter
     within = np.empty(group, np.int64)  # candidates at most ``bound`` away
-    words = transposed_words(row_bytes, n_queries)
+    words, block = transposed_words(row_bytes, n_queries), block_rows(row_bytes)
     filtered = len(allowed) > 0
     for first in range(0, n_queries, group):
         size = min(group, n_queries - first)
@@ -145,8 +187,8 @@ def scan_top_k(rows, queries, only, out, positions, distances):  # type: ignore[
         used[:] = 0
         within[:] = 0
         bounds[:] = n_bits + 1
-        for start in range(low, high, BLOCK):
-            count = min(BLOCK, high - start)
+        for start in range(low, high, block):
+            count = min(block, high - start)
             if words.size:
                 fill_words(codes, start * row_bytes, len(codes), row_bytes, count, words)
             for j in range(size):
@@ -154,7 +196,6 @@ def scan_top_k(rows, queries, only, out, positions, distances):  # type: ignore[
                 block_distances(codes, start * row_bytes, row_bytes, count, words, queries[first + j], out)
                 out[count : count + LANES] = n_bits + 1  # never below a bound
                 bound, n_used, n_within = bounds[j], used[j], within[j]
-                skipped = skip[first + j]
                 for lane in range(0, count, LANES):
                     mask = lanes_below(out, lane, out.dtype.type(bound))
                     while mask != 0:
@@ -163,7 +204,7 @@ def scan_top_k(rows, queries, only, out, positions, distances):  # type: ignore[
                         distance = np.int64(out[i])
                         row = start + i
                         # the bound may have moved since the 64 were compared
-                        if distance >= bound or row == skipped or (filtered and allowed[row] == 0):
+                        if distance >= bound or (filtered and allowed[row] == 0):
                             continue
                         found[j, n_used] = row
                         far[j, n_used] = out[i]
@@ -213,39 +254,37 @@ def _sort_candidates(found, far, n_used, counts, bound, k, positions, distances)
 
 
 @compiled
-def scan_radius(rows, queries, radius, only, out):  # type: ignore[no-untyped-def]
+def scan_radius(rows, queries, radius, allowed, out):  # type: ignore[no-untyped-def]
     """(counts int64 (q,), positions int64, distances int32): all of a CodeRange within ``radius``.
 
     The hits of query 0 come first, then those of query 1 and so on, each by (distance, position).
     """
     codes, row_bytes, low, high = rows
-    allowed, skip = only
     n_bits, n_queries = row_bytes * 8, len(queries)
     counts = np.zeros(n_queries, np.int64)
     positions, distances, n_all = np.empty(1024, np.int64), np.empty(1024, np.int32), 0
     found, keys, n_found = np.empty(1024, np.int64), np.empty(1024, np.int64), 0
-    words = transposed_words(row_bytes, n_queries)
+    words, block = transposed_words(row_bytes, n_queries), block_rows(row_bytes)
     filtered = len(allowed) > 0
     steps = radius + 1
     bound = out.dtype.type(steps)
     for first in range(0, n_queries, GROUP):
         size = min(GROUP, n_queries - first)
         n_found = 0
-        for start in range(low, high, BLOCK):
-            count = min(BLOCK, high - start)
+        for start in range(low, high, block):
+            count = min(block, high - start)
             if words.size:
                 fill_words(codes, start * row_bytes, len(codes), row_bytes, count, words)
             for j in range(size):
                 block_distances(codes, start * row_bytes, row_bytes, count, words, queries[first + j], out)
                 out[count : count + LANES] = n_bits + 1
-                skipped = skip[first + j]
                 for lane in range(0, count, LANES):
                     mask = lanes_below(out, lane, bound)
                     while mask != 0:
                         i = lane + lowest_bit(mask)
                         mask &= mask - np.uint64(1)
                         row = start + i
-                        if row == skipped or (filtered and allowed[row] == 0):
+                        if filtered and allowed[row] == 0:
                             continue
                         if n_found == len(found):
                             found, keys = _doubled(found, n_found), _doubled(keys, n_found)

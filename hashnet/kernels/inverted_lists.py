@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hashnet.kernels.hamming import BLOCK, block_distances, fill_words, transposed_words
+from hashnet.kernels.hamming import block_distances, block_rows, fill_words, transposed_words
 from hashnet.kernels.jit import LANES, compiled, lanes_below, load64, lowest_bit
 
 ANY_ID = np.iinfo(np.int64).max
@@ -31,19 +31,20 @@ class InvertedLists(NamedTuple):
 
 
 @compiled
-def scan_lists(lists, probes, queries, dead, exclude, out, ids, distances):  # type: ignore[no-untyped-def]
+def scan_lists(lists, probes, queries, listed, allowed, out, ids, distances):  # type: ignore[no-untyped-def]
     """Fills ``ids`` int64 and ``distances`` int32 (q, k) from the lists in ``probes`` int64 (q, nprobe).
 
-    ``dead`` are removed ids, ascending; ``exclude`` int64 (q,) one id that a query must not find, or -1;
-    ``out`` a ``block_scratch``. Returns how many hits each query has, int64 (q,).
+    ``listed`` are ascending ids: the only ones that may be found where ``allowed``, else those that may not.
+    ``out`` is a ``block_scratch``. Returns how many hits each query has, int64 (q,).
     """
+    restricted = allowed or len(listed) > 0
     memory, code_at, id_at, sizes, row_bytes = lists
     n_bits, k = row_bytes * 8, ids.shape[1]
     room = 2 * k + max(k, 4 * LANES)
     found = np.empty(room, np.int64)
     far = np.empty(room, out.dtype)
     counts = np.empty(n_bits + 2, np.int64)
-    words = transposed_words(row_bytes, 1)
+    words, block = transposed_words(row_bytes, 1), block_rows(row_bytes)
     hits = np.zeros(len(queries), np.int64)
     for q in range(len(queries)):
         counts[:] = 0
@@ -55,8 +56,8 @@ def scan_lists(lists, probes, queries, dead, exclude, out, ids, distances):  # t
             if inverted < 0:
                 continue
             end = code_at[inverted] + sizes[inverted] * row_bytes
-            for start in range(0, sizes[inverted], BLOCK):
-                count = min(BLOCK, sizes[inverted] - start)
+            for start in range(0, sizes[inverted], block):
+                count = min(block, sizes[inverted] - start)
                 at = code_at[inverted] + start * row_bytes
                 if words.size:
                     fill_words(memory, at, end, row_bytes, count, words)
@@ -72,7 +73,7 @@ def scan_lists(lists, probes, queries, dead, exclude, out, ids, distances):  # t
                         # the bound may have moved since the 64 were compared
                         if distance > bound or (distance == bound and number > last_id):
                             continue
-                        if number == exclude[q] or (len(dead) and _holds(dead, number)):
+                        if restricted and _holds(listed, number) != allowed:
                             continue
                         found[used] = number
                         far[used] = out[i]

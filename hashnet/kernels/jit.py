@@ -13,9 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding
 import numba
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.core.caching import UserWideCacheLocator
 from numba.extending import intrinsic
 
@@ -74,7 +76,7 @@ def compiled(function: Callable) -> Any:
 LANES = 64  # distances compared at once: one 512-bit register of bytes, two of AVX2
 
 
-def _read(context: Any, builder: Any, array_type: Any, array: Any, start: Any, kind: Any) -> Any:
+def read_vector(context: Any, builder: Any, array_type: Any, array: Any, start: Any, kind: Any) -> Any:
     """A load from ``array[start]`` on that assumes no alignment; x86 and ARM do it at full speed."""
     data = context.make_array(array_type)(context, builder, array).data
     pointer = builder.bitcast(builder.gep(data, [start]), kind.as_pointer())
@@ -88,7 +90,7 @@ def load64(typingctx, codes, start):  # type: ignore[no-untyped-def]
     """The 8 bytes ``codes[start : start + 8]`` as uint64, little-endian."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return _read(context, builder, signature.args[0], args[0], args[1], ir.IntType(64))
+        return read_vector(context, builder, signature.args[0], args[0], args[1], ir.IntType(64))
 
     return types.uint64(codes, types.intp), codegen
 
@@ -98,7 +100,7 @@ def load32(typingctx, codes, start):  # type: ignore[no-untyped-def]
     """The 4 bytes ``codes[start : start + 4]`` as uint32, little-endian."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return _read(context, builder, signature.args[0], args[0], args[1], ir.IntType(32))
+        return read_vector(context, builder, signature.args[0], args[0], args[1], ir.IntType(32))
 
     return types.uint32(codes, types.intp), codegen
 
@@ -109,7 +111,7 @@ def lanes_below(typingctx, distances, start, bound):  # type: ignore[no-untyped-
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         vector = ir.VectorType(context.get_data_type(signature.args[0].dtype), LANES)
-        found = _read(context, builder, signature.args[0], args[0], args[1], vector)
+        found = read_vector(context, builder, signature.args[0], args[0], args[1], vector)
         nothing = ir.Constant(vector, ir.Undefined)
         one = builder.insert_element(nothing, args[2], ir.IntType(32)(0))
         every_lane = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
@@ -117,6 +119,74 @@ def lanes_below(typingctx, distances, start, bound):  # type: ignore[no-untyped-
         return builder.bitcast(builder.icmp_unsigned("<", found, bounds), ir.IntType(LANES))
 
     return types.uint64(distances, types.intp, distances.dtype), codegen
+
+
+@intrinsic
+def four_distances(typingctx, codes, start, row_bytes, query, n_chunks):  # type: ignore[no-untyped-def]
+    """Hamming distances of ``query`` uint64 to four rows of ``codes`` uint8: 16 bits each of a uint64.
+
+    Rows begin at ``start``, ``start + row_bytes`` …; the first ``n_chunks`` x 64 bytes of each are compared.
+    Ones are counted per byte, 64 bytes at once; a byte holds those of 31 chunks, and 16 bits all of them.
+    """
+    lanes, quarter = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(ir.IntType(64), 4)
+
+    def shifted(builder: Any, vector: Any, bits: int) -> Any:
+        return builder.shl(vector, ir.Constant(quarter, [bits] * 4))
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        codes, start, row_bytes, query, n_chunks = args
+        word, zeros = start.type, ir.Constant(lanes, [0] * LANES)
+        kind = ir.FunctionType(lanes, [lanes])
+        ones = cgutils.get_or_insert_function(builder.module, kind, f"llvm.ctpop.v{LANES}i8")
+        sums = [cgutils.alloca_once_value(builder, zeros) for _ in range(4)]
+        with cgutils.for_range(builder, n_chunks) as loop:
+            place = builder.mul(loop.index, word(8))
+            wanted = read_vector(context, builder, signature.args[3], query, place, lanes)
+            at = builder.add(start, builder.mul(loop.index, word(LANES)))
+            for total in sums:
+                here = read_vector(context, builder, signature.args[0], codes, at, lanes)
+                different = builder.call(ones, [builder.xor(here, wanted)])
+                builder.store(builder.add(builder.load(total), different), total)
+                at = builder.add(at, row_bytes)
+        parts = [_sum_bytes(builder, builder.load(total)) for total in sums]  # of each row, four partial sums
+        packed = parts[0]
+        for number in range(1, 4):
+            packed = builder.or_(packed, shifted(builder, parts[number], 16 * number))
+        found = builder.extract_element(packed, ir.IntType(32)(0))
+        for lane in range(1, 4):
+            found = builder.add(found, builder.extract_element(packed, ir.IntType(32)(lane)))
+        return found
+
+    return types.uint64(codes, types.intp, types.intp, query, types.intp), codegen
+
+
+def _sum_bytes(builder: Any, vector: Any) -> Any:
+    """Four numbers of 64 bits that add up to the 64 bytes of a vector, each of which is at most 127."""
+    int32, byte, long = ir.IntType(32), ir.IntType(8), ir.IntType(64)
+    halves = [
+        builder.shuffle_vector(
+            vector, vector, ir.Constant(ir.VectorType(int32, 32), list(range(first, first + 32)))
+        )
+        for first in (0, 32)
+    ]
+    total = builder.add(*halves)
+    if has_avx2():
+        kind = ir.FunctionType(ir.VectorType(long, 4), [ir.VectorType(byte, 32)] * 2)
+        add_up = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.psad.bw")
+        return builder.call(add_up, [total, ir.Constant(ir.VectorType(byte, 32), [0] * 32)])
+    words = builder.bitcast(total, ir.VectorType(long, 4))
+    for bits, mask in ((8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0x00000000FFFFFFFF)):
+        masks = ir.Constant(words.type, [mask] * 4)
+        above = builder.lshr(words, ir.Constant(words.type, [bits] * 4))
+        words = builder.add(builder.and_(words, masks), builder.and_(above, masks))
+    return words
+
+
+def has_avx2() -> bool:
+    """Whether code is compiled for a machine with AVX2, which shuffles and adds up bytes."""
+    if numba.config.CPU_NAME or numba.config.CPU_FEATURES:  # type: ignore[attr-defined]
+        return False
+    return bool(llvmlite.binding.get_host_cpu_features().get("avx2"))
 
 
 @intrinsic

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from hashnet.losses.cnnh import CNNHLoss, similarity_codes
     from hashnet.losses.dhn import DHNLoss
     from hashnet.losses.dnnh import DNNHLoss
-    from hashnet.losses.methods import METHODS, DeepMethod, Loss, make_loss
-    from hashnet.losses.pairwise import PairwiseLoss, Similarity
-    from hashnet.losses.similarity import LabelSimilarity, TableSimilarity
+    from hashnet.losses.label_term import LabelTermLoss
+    from hashnet.losses.methods import AUTO, METHODS, DeepMethod, Loss, make_loss, variant_for
+    from hashnet.losses.pairwise import LabelSimilarity, PairwiseLoss, Similarity, TableSimilarity
 
 __all__, __getattr__ = lazy_names(
     __name__,
@@ -23,8 +23,8 @@ __all__, __getattr__ = lazy_names(
         "cnnh": ["CNNHLoss", "similarity_codes"],
         "dhn": ["DHNLoss"],
         "dnnh": ["DNNHLoss"],
-        "methods": ["DeepMethod", "Loss", "METHODS", "make_loss"],
-        "pairwise": ["PairwiseLoss", "Similarity"],
-        "similarity": ["LabelSimilarity", "TableSimilarity"],
+        "label_term": ["LabelTermLoss"],
+        "methods": ["AUTO", "DeepMethod", "Loss", "METHODS", "make_loss", "variant_for"],
+        "pairwise": ["LabelSimilarity", "PairwiseLoss", "Similarity", "TableSimilarity"],
     },
 )

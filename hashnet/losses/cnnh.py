@@ -18,8 +18,7 @@ import torch
 
 from hashnet.kernels import compiled
 from hashnet.labels import as_multi_hot, pack_labels
-from hashnet.losses.pairwise import Similarity
-from hashnet.losses.similarity import LabelSimilarity
+from hashnet.losses.pairwise import LabelSimilarity, Similarity
 from hashnet.models import relax
 
 if TYPE_CHECKING:

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 class DHNLoss:
     """Callable like PairwiseLoss: cross-entropy + ``quantisation`` * mean log cosh(|g| - 1).
 
-    g = tanh(z): beta is always 1, or ``inf`` to measure the signs (where the second term is 0).
+    g = tanh(z): beta is always 1, or ``inf`` to measure the signs (where the second term is 0). As published,
+    ``alpha`` is 1; an alpha that adapts to n_bits (None) is HashNet's own gain.
     """
 
     def __init__(
-        self, similarity: Similarity, n_bits: int, *, alpha: float | None = None, quantisation: float = 0.1
+        self, similarity: Similarity, n_bits: int, *, alpha: float | None = 1.0, quantisation: float = 0.1
     ) -> None:
         self.cross_entropy = PairwiseLoss(similarity, n_bits, alpha=alpha, weights="none")
         self.quantisation = quantisation
@@ -30,7 +31,7 @@ class DHNLoss:
 
     @classmethod
     def from_config(cls, config: TrainConfig, similarity: Similarity) -> Self:
-        return cls(similarity, config.n_bits, alpha=config.alpha, quantisation=config.quantisation)
+        return cls(similarity, config.n_bits, alpha=config.alpha_value, quantisation=config.quantisation)
 
     def __call__(
         self, logits: torch.Tensor, rows: torch.Tensor, valid: torch.Tensor, beta: float

@@ -23,7 +23,8 @@ class Loss(Protocol):
 
     ``rows`` are positions in the training set the loss was made for, ``valid`` is false for padding, and
     ``beta=inf`` gives the loss of the signs themselves. ``guessing`` is the loss of relaxed codes of 0, which
-    have learnt nothing; None where it says nothing about learning.
+    have learnt nothing; None where it says nothing about learning. A loss with weights of its own has them in
+    an attribute ``module``, which is trained with the model.
     """
 
     guessing: float | None
@@ -33,9 +34,9 @@ class Loss(Protocol):
     ) -> torch.Tensor: ...
 
 
-# Settings worth trying on held-out training rows. All networks are trained for the same number of epochs, and
-# HashNet's variants and DHN have the same trials. alpha * n_bits, unlike alpha, suits other code lengths too.
-_PAIRWISE_GRID: Mapping[str, list[Any]] = {"lr": [0.01, 0.02, 0.03], "alpha_n_bits": [10, 15]}
+# Settings worth trying on held-out training rows, besides the learning rates of the kind of backbone. All
+# networks are trained for the same number of epochs. alpha * n_bits, unlike alpha, suits other lengths too.
+_PAIRWISE_GRID: Mapping[str, list[Any]] = {"alpha_n_bits": [10, 15]}
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ class DeepMethod:
     """A method that ``variant=NAME`` trains: its loss, its head, and what unset keys become.
 
     ``loss`` names a class as "module:Class" in this package. ``labels_only`` says that the loss is defined on
-    the labelled training rows alone: neither on a pairs table nor on other rows.
+    the labelled training rows alone: neither on a pairs table nor on other rows. ``alpha`` None is
+    10 / n_bits, ``jaccard_power`` is that of c_ij. ``own`` marks variants that are not in the paper and stay
+    out of its tables.
     """
 
     title: str  # in tables and figures
@@ -54,6 +57,9 @@ class DeepMethod:
     head: str = "linear"
     grid: Mapping[str, list[Any]] = field(default_factory=lambda: _PAIRWISE_GRID)
     labels_only: bool = False
+    alpha: float | None = None
+    jaccard_power: float = 1.0
+    own: bool = False
 
     def defaults(self) -> dict[str, Any]:
         """Configuration keys that the method sets where the user does not."""
@@ -62,23 +68,45 @@ class DeepMethod:
         }  # fmt: skip
 
 
-PAIRWISE = "pairwise:PairwiseLoss"
+PAIRWISE, LABEL_TERM = "pairwise:PairwiseLoss", "label_term:LabelTermLoss"
 METHODS: dict[str, DeepMethod] = {  # in the order of the paper's tables; the first four are its Table 3
     "hashnet+c": DeepMethod("HashNet+C", PAIRWISE, "staged", "global", continuous=True),
     "hashnet": DeepMethod("HashNet", PAIRWISE, "staged", "global"),
     "hashnet-w": DeepMethod("HashNet-W", PAIRWISE, "staged"),
     "hashnet-sgn": DeepMethod("HashNet-sgn", PAIRWISE, class_weights="global"),
-    "dhn": DeepMethod("DHN", "dhn:DHNLoss"),
-    "dnnh": DeepMethod(
-        "DNNH", "dnnh:DNNHLoss", head="slices", grid={"lr": [0.01, 0.02], "margin": [1.0, 2.0, 4.0]}
+    "dhn": DeepMethod("DHN", "dhn:DHNLoss", alpha=1.0, grid={"quantisation": [0.01, 0.1, 1.0]}),
+    "dnnh": DeepMethod("DNNH", "dnnh:DNNHLoss", head="relu_slices", grid={"margin": [1.0, 2.0, 4.0]}),
+    "cnnh": DeepMethod("CNNH", "cnnh:CNNHLoss", grid={}, labels_only=True),
+    # Not the paper's: labels beside the pairs; DHN with HashNet's alpha, which is HashNet without weights and
+    # continuation.
+    "hashnet+c+l": DeepMethod(
+        "HashNet+C+L", LABEL_TERM, "staged", "global", continuous=True, jaccard_power=2.0,
+        labels_only=True, own=True,
     ),
-    "cnnh": DeepMethod(
-        "CNNH", "cnnh:CNNHLoss", grid={"lr": [0.003, 0.01, 0.02, 0.03]}, labels_only=True
+    "hashnet+l": DeepMethod("HashNet+L", LABEL_TERM, "staged", "global", labels_only=True, own=True),
+    "dhn+a": DeepMethod(
+        "DHN, adaptive alpha", "dhn:DHNLoss", grid={"quantisation": [0.01, 0.1, 1.0]}, own=True
     ),
 }  # fmt: skip
+AUTO = "auto"  # as a variant: the one that suits the data
 
 
-def make_loss(config: TrainConfig, similarity: Similarity) -> Loss:
-    """The loss of the configured method for rows of that similarity."""
-    module, _, name = METHODS[config.variant].loss.partition(":")
+def variant_for(multi_label: bool | None) -> str:
+    """The variant that suits the data: None where there are no labels, only pairs.
+
+    >>> variant_for(None), variant_for(False), variant_for(True)
+    ('hashnet', 'hashnet+l', 'hashnet+c+l')
+    """
+    if multi_label is None:
+        return "hashnet"
+    return "hashnet+c+l" if multi_label else "hashnet+l"
+
+
+def make_loss(config: TrainConfig, similarity: Similarity, *, trained: bool = True) -> Loss:
+    """The loss of the configured method for rows of that similarity.
+
+    ``trained=False`` measures other rows: without the label term, whose classifier is not at hand.
+    """
+    loss = config.method.loss
+    module, _, name = (PAIRWISE if loss == LABEL_TERM and not trained else loss).partition(":")
     return getattr(importlib.import_module(f"hashnet.losses.{module}"), name).from_config(config, similarity)

@@ -1,4 +1,4 @@
-"""HashNet's weighted pairwise cross-entropy (Eqs. 1-4).
+"""HashNet's weighted pairwise cross-entropy (Eqs. 1-4), and where the similarity of pairs comes from.
 
     P(s_ij = 1 | g) = sigmoid(alpha <g_i, g_j>)                                     (Eq. 3)
     J = sum w_ij ( log(1 + exp(alpha <g_i, g_j>)) - alpha s_ij <g_i, g_j> ) / sum w_ij   (Eq. 4)
@@ -9,23 +9,97 @@ c_ij as printed is 0 for every dissimilar pair, which would remove them, so c_ij
 similarity for similar pairs and 1 for dissimilar ones; with c_ij, similar pairs weigh
 |S| / (sum of c_ij over S1), else a small c_ij undoes the balance; and the sum is divided by the sum
 of weights, so that ln 2 = 0.693 always means that nothing has been learnt.
+
+Which pairs of a batch are similar follows from labels, or from a table of pairs alone. A loss holds one of
+these for its whole training set and looks up the rows of a batch in it: positions 0..n-1 in that set.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
+import numpy as np
 import torch
 from torch.nn import functional
 
-from hashnet.errors import ConfigError
-from hashnet.labels import PAIR_WEIGHTS, PairCounts, check_pairs
-from hashnet.losses.similarity import BatchPairs
+from hashnet.errors import ConfigError, DataError
+from hashnet.labels import PAIR_WEIGHTS, PairCounts, as_multi_hot, check_pairs, count_pairs
 from hashnet.models import relax
 
 if TYPE_CHECKING:
     from hashnet.training import TrainConfig
+
+
+SAMPLE_ROWS = 4096  # 16 M pairs: their mean is good to a thousandth
+
+
+class BatchPairs(NamedTuple):
+    """The pairs of a batch of n rows, all (n, n): similar bool, known bool, jaccard float or None.
+
+    ``known`` is false for a row with itself and for pairs of unknown similarity.
+    """
+
+    similar: torch.Tensor
+    known: torch.Tensor
+    jaccard: torch.Tensor | None
+
+
+class LabelSimilarity:
+    """Similar means: at least one shared label. ``labels`` are multi-hot (n, n_classes) or ids (n,)."""
+
+    def __init__(self, labels: Any, device: torch.device | str = "cpu") -> None:
+        multi_hot = as_multi_hot(labels)
+        self.counts = count_pairs(multi_hot)
+        self.labels = torch.from_numpy(np.ascontiguousarray(multi_hot)).to(device)
+
+    def mean_jaccard(self, power: float) -> float:
+        """The mean of Jaccard ** power over similar pairs, from a seeded sample of the rows."""
+        rows = np.random.default_rng(0).permutation(len(self.labels))[:SAMPLE_ROWS]
+        found = self.pairs(torch.from_numpy(np.sort(rows)).to(self.labels.device), jaccard=True)
+        assert found.jaccard is not None
+        return float(found.jaccard[found.similar & found.known].pow(power).mean())
+
+    def pairs(self, rows: torch.Tensor, jaccard: bool = False) -> BatchPairs:
+        y = self.labels[rows].float()  # (n, n_classes)
+        shared = y @ y.T  # counts, exact in float32
+        known = rows[:, None] != rows[None, :]
+        if not jaccard:
+            return BatchPairs(shared > 0, known, None)
+        size = y.sum(dim=1)
+        union = size[:, None] + size[None, :] - shared
+        return BatchPairs(shared > 0, known, shared / union.clamp(min=1))
+
+
+class TableSimilarity:
+    """Similarity from listed pairs alone; a pair that is not listed carries no loss.
+
+    ``a``, ``b`` are positions (m,) of the two rows, ``similar`` bool (m,); the order inside a pair does
+    not matter. ``n_rows`` is the size of the training set.
+    """
+
+    def __init__(self, a: Any, b: Any, similar: Any, n_rows: int, device: torch.device | str = "cpu") -> None:
+        first, second = np.asarray(a, dtype=np.int64), np.asarray(b, dtype=np.int64)
+        similar = np.asarray(similar, dtype=bool)
+        if not len(first) == len(second) == len(similar):
+            raise DataError(f"pairs of unequal length: {len(first)}, {len(second)} and {len(similar)}")
+        keys = np.minimum(first, second) * n_rows + np.maximum(first, second)
+        keys, where = np.unique(keys[first != second], return_index=True)
+        similar = similar[first != second][where]
+        self.counts = PairCounts(len(keys), int(similar.sum()), float(similar.sum()))
+        self.n_rows = n_rows
+        self.keys = torch.from_numpy(keys).to(device)  # sorted, so that a lookup is a binary search
+        self.similar = torch.from_numpy(similar).to(device)
+
+    def pairs(self, rows: torch.Tensor, jaccard: bool = False) -> BatchPairs:
+        if jaccard:
+            raise DataError("a table of pairs has no label sets: continuous similarity needs labels")
+        low, high = torch.minimum(rows[:, None], rows), torch.maximum(rows[:, None], rows)
+        keys = low * self.n_rows + high  # (n, n)
+        found = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
+        known = self.keys[found] == keys
+        return BatchPairs(self.similar[found] & known, known, None)
 
 
 class Similarity(Protocol):
@@ -52,7 +126,7 @@ class PairwiseLoss:
     """Callable: the loss of a batch, as ``sum(w l) / sum(w)``.
 
     ``weights``: ``global`` (|S1| and |S0| of the whole training set), ``batch`` or ``none`` (w = 1).
-    ``continuous`` turns c_ij on (HashNet+C). ``alpha`` defaults to 10 / n_bits.
+    ``continuous`` turns c_ij on (HashNet+C): Jaccard ** ``power``. ``alpha`` defaults to 10 / n_bits.
     """
 
     guessing = math.log(2)
@@ -65,11 +139,16 @@ class PairwiseLoss:
         alpha: float | None = None,
         weights: str = "global",
         continuous: bool = False,
+        power: float = 1.0,
     ) -> None:
         if weights not in PAIR_WEIGHTS:
             raise ConfigError(f"weights must be one of {', '.join(PAIR_WEIGHTS)}, got {weights!r}")
         counts = check_pairs(similarity.counts)
-        self.similarity, self.weights, self.continuous = similarity, weights, continuous
+        self.similarity, self.weights, self.continuous, self.power = similarity, weights, continuous, power
+        if continuous and power != 1 and isinstance(similarity, LabelSimilarity):
+            counts = dataclasses.replace(
+                counts, jaccard_sum=counts.n_similar * similarity.mean_jaccard(power)
+            )
         self.alpha = 10 / n_bits if alpha is None else alpha
         self.class_weights = class_weights(counts, continuous) if weights == "global" else (1.0, 1.0)
         self._last: tuple[torch.Tensor, torch.Tensor, BatchPairs, torch.Tensor] | None = None
@@ -91,9 +170,10 @@ class PairwiseLoss:
         return cls(
             similarity,
             config.n_bits,
-            alpha=config.alpha,
+            alpha=config.alpha_value,
             weights=config.pair_weights,
             continuous=config.continuous_on,
+            power=config.method.jaccard_power,
         )
 
     def _known(
@@ -109,15 +189,16 @@ class PairwiseLoss:
 
     def _weights(self, pairs: BatchPairs, valid: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """w_ij (n, n), 0 for pairs that do not count."""
-        counted = (pairs.known & valid[:, None] & valid[None, :]).to(dtype)
-        similar = pairs.similar.to(dtype) * counted
-        dissimilar = counted - similar
+        counted = pairs.known if valid.all() else pairs.known & valid[:, None] & valid[None, :]
+        w_similar, w_dissimilar = (torch.tensor(w, dtype=dtype) for w in self.class_weights)
         if pairs.jaccard is not None:
-            similar = similar * pairs.jaccard.to(dtype)
-        if self.weights == "batch":
-            return counted.sum() * (_shares(similar) + _shares(dissimilar))
-        w_similar, w_dissimilar = self.class_weights
-        return w_similar * similar + w_dissimilar * dissimilar
+            jaccard = pairs.jaccard.to(dtype)
+            w_similar = w_similar * (jaccard if self.power == 1 else jaccard**self.power)
+        weight = torch.where(pairs.similar, w_similar, w_dissimilar) * counted
+        if self.weights != "batch":
+            return weight
+        similar = weight * pairs.similar
+        return counted.sum() * (_shares(similar) + _shares(weight - similar))
 
 
 def _shares(weight: torch.Tensor) -> torch.Tensor:

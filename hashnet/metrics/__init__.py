@@ -12,28 +12,38 @@ from hashnet.metrics.evaluation import (
     build_shard,
     evaluate,
     rank_limit,
+    refuse_unlabelled,
     validation_k,
     validation_map,
 )
 from hashnet.metrics.measures import QueryMeasures, query_block_size
-from hashnet.metrics.relevance import LabelSets, refuse_unlabelled
+from hashnet.metrics.neighbours import (
+    NeighbourArtefact,
+    NeighbourReport,
+    VectorSample,
+    exact_neighbours,
+    neighbour_report,
+)
 from hashnet.metrics.report import DEFINITIONS, EvalReport, RadiusCurve, RankCurve, ReportArtefact
-from hashnet.metrics.shard import QueryCounts
-from hashnet.metrics.tie_breaking import tie_hash
+from hashnet.metrics.shard import QueryCounts, tie_hash
 
 __all__ = [
     "DEFINITIONS",
     "Difference",
     "EvalReport",
-    "LabelSets",
+    "NeighbourArtefact",
+    "NeighbourReport",
     "QueryCounts",
     "QueryMeasures",
     "RadiusCurve",
     "RankCurve",
     "ReportArtefact",
+    "VectorSample",
     "build_report",
     "build_shard",
     "evaluate",
+    "exact_neighbours",
+    "neighbour_report",
     "paired_difference",
     "query_block_size",
     "rank_limit",

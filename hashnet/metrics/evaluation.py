@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,9 @@ import numpy as np
 from hashnet.codes import check_codes
 from hashnet.errors import CodeError, ConfigError, DataError
 from hashnet.io import as_array, check_whole
-from hashnet.metrics.average_precision import mean_by_class
+from hashnet.labels import LabelSets
 from hashnet.metrics.bootstrap import interval
-from hashnet.metrics.measures import QueryMeasures, curve_ranks, query_block_size
-from hashnet.metrics.relevance import LabelSets, check_labels
+from hashnet.metrics.measures import QueryMeasures, curve_ranks, mean_by_class, query_block_size
 from hashnet.metrics.report import ClassScore, EvalReport, RadiusCurve, RankCurve
 from hashnet.metrics.shard import Shard
 
@@ -157,10 +157,9 @@ def _checked(
             raise DataError(f"there are no {what} labels, and relevance needs them")
         if not len(codes):
             raise DataError(f"there are no {what} codes")
-        if not isinstance(labels, LabelSets):
-            labels = np.atleast_1d(as_array(labels, f"{what} labels"))
-        if len(codes) != len(labels):
-            raise CodeError(f"there are {len(codes)} {what} codes, but {len(labels)} rows of {what} labels")
+        n_labels = len(np.atleast_1d(as_array(labels, f"{what} labels")))
+        if len(codes) != n_labels:
+            raise CodeError(f"there are {len(codes)} {what} codes, but {n_labels} rows of {what} labels")
     return query_codes, database_codes, rank_limit(k, len(database_codes))
 
 
@@ -176,6 +175,33 @@ def _checked_ids(ids: Any, n: int) -> np.ndarray:
     if ids.shape != (n,) or ids.dtype.kind not in "iu":
         raise CodeError(f"database ids must be {n} whole numbers, got shape {ids.shape} of {ids.dtype}")
     return ids
+
+
+def check_labels(query_labels: Any, database_labels: Any) -> tuple[LabelSets, LabelSets]:
+    """Both label sets over the same classes; a query without a label is refused."""
+    given = [as_array(query_labels, "query labels"), as_array(database_labels, "database labels")]
+    widths = [labels.shape[1] for labels in given if labels.ndim == 2]
+    if len(set(widths)) > 1:
+        raise CodeError(
+            f"query labels have {widths[0]} classes, database labels {widths[1]}; "
+            "give both over the same list of classes"
+        )
+    width = widths[0] if widths else None  # class ids say no width
+    queries = LabelSets.of(given[0], width, "query labels")
+    database = LabelSets.of(given[1], width, "database labels")
+    refuse_unlabelled(queries)
+    n_classes = max(queries.n_classes, database.n_classes)
+    return replace(queries, n_classes=n_classes), replace(database, n_classes=n_classes)
+
+
+def refuse_unlabelled(queries: LabelSets) -> None:
+    """Raises DataError when a query has no label: nothing could be relevant to it."""
+    empty = queries.per_row == 0
+    if empty.any():
+        raise DataError(
+            f"{int(empty.sum())} queries have no label (the first is row {int(empty.argmax())}), "
+            "so nothing can be relevant to them; leave them out"
+        )
 
 
 def _mean(values: np.ndarray) -> float:

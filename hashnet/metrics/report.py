@@ -212,8 +212,15 @@ class ReportArtefact(Artefact):
         values = self.read()
         return values.get("lineage") or values.get("made_from")  # the older name
 
+    def list_page(self) -> None:
+        """Enters the page and the figures, which are drawn after the report, into the header."""
+        figures = [f"figures/{name}" for name in storage.list_names(storage.join(self.uri, "figures"))]
+        drawn = {name: storage.sha256_of(storage.join(self.uri, name)) for name in ("report.html", *figures)}
+        values = self.read() | {"files": drawn}
+        self.write_header(values, sha256=values.get("sha256"), lineage=self.made_from() or {})
+
     def files(self, values: Mapping[str, Any]) -> dict[str, str]:
-        return {}
+        return dict(values.get("files") or {})
 
     def facts(self, values: Mapping[str, Any]) -> dict[str, Any]:
         plain = (str, int, float, bool, type(None))

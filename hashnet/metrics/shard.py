@@ -3,8 +3,13 @@
     Shard.build(codes, labels, row_ids).count(queries, …) → QueryCounts     for every piece
     QueryCounts.merge(pieces, k) → QueryCounts                                of the whole database
 
-Counts are integers and keys are ordered by (distance, hash of the row id), so the merged result
-is the same, bit for bit, however the database was cut.
+A candidate is one uint64, and ascending keys are the ranking:
+
+    distance (11 bits) | hash of the row id (52 bits) | relevant (1 bit)
+
+Items at equal distance are ordered by a seeded hash of their row id, which depends neither on shards nor
+on storage order: a database stored sorted by class is not ranked better than a shuffled one, and the
+merged result is the same, bit for bit, however the database was cut.
 """
 
 from __future__ import annotations
@@ -17,21 +22,42 @@ import numpy as np
 
 from hashnet.codes import as_words, check_codes
 from hashnet.kernels import (
+    HASH_BITS,
     ITEMS,
     ClassItems,
     PlaneItems,
     Queries,
     bit_planes,
+    compiled,
     count_and_rank,
     default_threads,
     new_scratch,
     plan_queries,
 )
-from hashnet.metrics.relevance import LabelSets, class_items
-from hashnet.metrics.tie_breaking import tie_hash
+from hashnet.labels import LabelSets
 
 QUERIES = 64  # queries that share a block of the database while it is in the cache
 SCRATCH = 1 << 24  # words a thread may hold for candidates and marks: 128 MiB
+RARE = 64  # a class on fewer than one item in 64 is kept as a list of places, any other as a bit mask
+_MASK = np.uint64(2**HASH_BITS - 1)
+_ODD_1, _ODD_2 = np.uint64(0x9E6C63D0876A9), np.uint64(0xD1B54A32D192D)  # odd: multiplying is a bijection
+
+
+def tie_hash(row_ids: np.ndarray, seed: int = 0) -> np.ndarray:
+    """uint64 (n,) below 2**52, different for different row ids below 2**52.
+
+    >>> len(set(tie_hash(np.arange(1000)).tolist()))
+    1000
+    """
+    with np.errstate(over="ignore"):
+        x = np.asarray(row_ids).astype(np.int64).view(np.uint64)
+        x = (x ^ (x >> np.uint64(HASH_BITS))) & _MASK
+        for turn in range(2):
+            x = (x + np.uint64((seed * 2 + turn + 1) * 0x9E3779B97F4A7 % 2**HASH_BITS)) & _MASK
+            x = ((x ^ (x >> np.uint64(27))) * _ODD_1) & _MASK
+            x = ((x ^ (x >> np.uint64(24))) * _ODD_2) & _MASK
+            x = x ^ (x >> np.uint64(26))
+    return x
 
 
 @dataclass(frozen=True)
@@ -39,7 +65,7 @@ class QueryCounts:
     """What one piece of the database says about q queries.
 
     ``counts`` int64 (2, q, n_bits + 1): all and relevant items at each distance. ``keys`` uint64
-    (q, m): the m <= k best candidates, ascending (``hashnet.metrics.tie_breaking`` says what a key holds).
+    (q, m): the m <= k best candidates, ascending.
     """
 
     counts: np.ndarray
@@ -113,3 +139,30 @@ class Shard:
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(work, (starts[place::threads] for place in range(threads))))
         return QueryCounts(counts[:, :, : self.n_bits + 1].copy(), keys)
+
+
+def class_items(labels: LabelSets, places: np.ndarray, n_words: int) -> ClassItems:
+    """ClassItems of rows that lie at ``places`` int64 (n,), in masks of ``n_words`` words."""
+    sizes = np.bincount(labels.classes, minlength=labels.n_classes)[: labels.n_classes]
+    frequent = sizes * RARE >= max(len(labels), 1)
+    mask_of = np.where(frequent, np.cumsum(frequent) - 1, -1).astype(np.int32)
+    list_start = np.zeros(labels.n_classes + 1, dtype=np.int64)
+    np.cumsum(np.where(frequent, 0, sizes), out=list_start[1:])
+    masks = np.zeros((int(frequent.sum()), n_words), dtype=np.uint64)
+    lists = np.zeros(list_start[-1], dtype=np.int32)
+    _fill(labels.start, labels.classes, places, mask_of, masks, list_start[:-1].copy(), lists)
+    return ClassItems(mask_of, masks, list_start, lists)
+
+
+@compiled
+def _fill(start, classes, places, mask_of, masks, free, lists):  # type: ignore[no-untyped-def]
+    """Writes each row's place into the mask or the list of each of its classes."""
+    for row in range(len(start) - 1):
+        place = places[row]
+        for a in range(start[row], start[row + 1]):
+            c = classes[a]
+            if mask_of[c] >= 0:
+                masks[mask_of[c], place >> 6] |= np.uint64(1) << np.uint64(place & 63)
+            else:
+                lists[free[c]] = place
+                free[c] += 1

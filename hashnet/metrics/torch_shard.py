@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hashnet.codes import check_codes, unpack_codes
-from hashnet.metrics.relevance import LabelSets
-from hashnet.metrics.shard import QueryCounts
-from hashnet.metrics.tie_breaking import HASH_BITS, tie_hash
+from hashnet.kernels import HASH_BITS
+from hashnet.labels import LabelSets
+from hashnet.metrics.shard import QueryCounts, tie_hash
 
 if TYPE_CHECKING:
     import torch

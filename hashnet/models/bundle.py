@@ -1,8 +1,9 @@
 """The model bundle: a folder with everything that is needed to encode, and nothing that can run code.
 
     model.safetensors   weights and buffers (pixel and feature standardisation among them)
+    history.json        losses by step, where the model was trained by a run
     model.json          how to build the empty model, preprocessing, class names, training summary,
-                        and the sha256 of the weights; written last, so that it makes the bundle count
+                        and the sha256 of the files; written last, so that it makes the bundle count
 
 ``sha256`` of a bundle covers weights, architecture and preprocessing: what decides which code an
 input gets. Class names and the summary do not. What a bundle says can be read without torch.
@@ -11,7 +12,7 @@ input gets. Class names and the summary do not. What a bundle says can be read w
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +48,8 @@ class ModelArtefact(Artefact):
     kind, header_file = "model", "model.json"
     made_by = "train one with jobs/train.py"
 
-    def open(self) -> tuple[HashModel, BundleInfo]:
-        return load_bundle(self.uri)
+    def open(self, verify: bool = True) -> tuple[HashModel, BundleInfo]:
+        return load_bundle(self.uri, verify)
 
     def info(self) -> BundleInfo:
         """What the bundle says, without reading its weights."""
@@ -66,7 +67,7 @@ class ModelArtefact(Artefact):
         return values
 
     def files(self, values: Mapping[str, Any]) -> dict[str, str]:
-        return {WEIGHTS: values["weights_sha256"]}
+        return {WEIGHTS: values["weights_sha256"], **(values.get("files") or {})}
 
     def facts(self, values: Mapping[str, Any]) -> dict[str, Any]:
         info = _info(values)
@@ -90,8 +91,12 @@ def save_bundle(
     summary: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
     lineage: Mapping[str, Any] | None = None,
+    files: Sequence[str] = (),
 ) -> str:
-    """Writes the bundle into the folder ``uri`` and returns its sha256."""
+    """Writes the bundle into the folder ``uri`` and returns its sha256.
+
+    ``files`` are further ones that lie there already, as the history: the header lists their sha256.
+    """
     from safetensors.torch import save
 
     state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
@@ -113,6 +118,7 @@ def save_bundle(
             "class_names": list(class_names) if class_names is not None else None,
             "summary": summary or {},
             "config": config or {},
+            "files": {name: storage.sha256_of(storage.join(uri, name)) for name in files},
         },
         sha256=sha256,
         lineage=lineage or {},
@@ -125,7 +131,7 @@ def bundle_info(uri: str) -> BundleInfo:
     return _info(ModelArtefact(uri).read())
 
 
-def load_bundle(uri: str) -> tuple[HashModel, BundleInfo]:
+def load_bundle(uri: str, verify: bool = True) -> tuple[HashModel, BundleInfo]:
     """The model in eval mode, on the CPU, and what the bundle says; damaged weights are refused."""
     import torch
     from safetensors.torch import load
@@ -133,14 +139,9 @@ def load_bundle(uri: str) -> tuple[HashModel, BundleInfo]:
     from hashnet.models.hash_model import build_model
     from hashnet.models.weights import fit_weights
 
-    about = ModelArtefact(uri).read()
-    weights = storage.read_bytes(storage.join(uri, WEIGHTS))
-    found = hashlib.sha256(weights).hexdigest()
-    if found != about["weights_sha256"]:
-        raise FormatError(
-            f"{storage.join(uri, WEIGHTS)} has sha256 {found[:12]}…, but {ModelArtefact.header_file} says "
-            f"{about['weights_sha256'][:12]}…: the file is damaged or from another bundle"
-        )
+    artefact = ModelArtefact(uri)
+    about = artefact.read()
+    weights = artefact.read_file(WEIGHTS) if verify else storage.read_buffer(storage.join(uri, WEIGHTS))
     info = _info(about)
     if info.modality == "image" and info.preprocess_version != PREPROCESS_VERSION:
         raise FormatError(
@@ -149,7 +150,7 @@ def load_bundle(uri: str) -> tuple[HashModel, BundleInfo]:
         )
     with torch.random.fork_rng(devices=[]):  # building draws random weights; nobody else should notice
         model = build_model(**about["arguments"])
-    fit_weights(model, load(weights), uri)
+    fit_weights(model, load(weights.to_pybytes()), uri)
     return model.eval(), info
 
 

@@ -1,4 +1,4 @@
-"""HashModel: backbone → standardised features → dropout → hash layer → logits → relaxed codes or signs.
+"""HashModel: backbone → scaled features → noise, dropout → hash layer → logits → relaxed codes or signs.
 
 >>> import torch
 >>> model = build_model("features", n_bits=16, n_features=8)
@@ -37,11 +37,9 @@ class LinearHead(nn.Module):
 
 
 class SliceHead(nn.Module):
-    """Divide and encode (DNNH): a layer of ``width`` units per bit, each slice → one unit.
+    """Divide and encode (DNNH) as older versions had it: a layer of ``width`` units per bit, slice → unit.
 
-    Its logits go through a sigmoid in DNNH's loss; a bit is 1 where the sigmoid is >= 0.5, which is
-    where the logit is >= 0, as everywhere else. There is nothing between the two layers, so they are
-    multiplied first: a batch then passes ``width`` times fewer weights, with the same gradient.
+    There is nothing between the two layers, so they are multiplied first. Bundles with it still load.
     """
 
     def __init__(self, n_features: int, n_bits: int, width: int = 50) -> None:
@@ -59,11 +57,23 @@ class SliceHead(nn.Module):
         return functional.linear(features, weight[:, 0], bias + self.bias)
 
 
-HEADS = {"linear": LinearHead, "slices": SliceHead}
+class ReluSliceHead(SliceHead):
+    """Divide and encode (DNNH): a layer of ``width`` units per bit, a ReLU, each slice → one unit.
+
+    Its logits go through a sigmoid in DNNH's loss; a bit is 1 where the sigmoid is >= 0.5, which is
+    where the logit is >= 0, as everywhere else.
+    """
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:  # (n, d) → (n, n_bits)
+        slices = functional.relu(self.divide(features)).unflatten(1, (self.n_bits, self.width))
+        return (slices * self.weight).sum(dim=2) + self.bias
+
+
+HEADS = {"linear": LinearHead, "slices": SliceHead, "relu_slices": ReluSliceHead}
 
 
 def make_head(name: str, n_features: int, n_bits: int) -> nn.Module:
-    """The head called ``name``: ``linear`` or ``slices``."""
+    """The head called ``name``: a key of HEADS."""
     if name not in HEADS:
         raise ModelError(f"unknown head {name!r}; there are {', '.join(HEADS)}")
     return HEADS[name](n_features, n_bits)
@@ -79,45 +89,68 @@ def to_signs(logits: torch.Tensor) -> torch.Tensor:
     return (logits >= 0).to(logits.dtype) * 2 - 1
 
 
-ROUNDING = 1e-7  # of single precision, as a share of a value
+class RowRandomness(nn.Module):
+    """What training draws at random for each row: a slice of what is drawn for the whole batch.
 
-
-class RowDropout(nn.Module):
-    """Dropout whose mask is a slice of the whole batch's mask, after ``begin``.
-
-    Workers then drop what one worker with the whole batch would, and a resumed step drops what the
-    interrupted one did. Without ``begin`` it is ordinary dropout.
+    Workers then draw what one worker with the whole batch would, and a resumed step draws what the
+    interrupted one did.
     """
 
-    def __init__(self, p: float) -> None:
+    def __init__(self, level: float) -> None:
         super().__init__()
-        self.p = p
+        self.level = level
         self._step: tuple[int, int, int] | None = None
 
     def begin(self, seed: int, first: int, total: int) -> None:
-        """The next batch is rows ``first``… of ``total``, and its mask follows from ``seed``."""
+        """The next batch is rows ``first``… of ``total``, and what is drawn for it follows from ``seed``."""
         self._step = seed, first, total
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.training or self.p == 0:
-            return x
-        if self._step is None:
-            return functional.dropout(x, self.p)
-        seed, first, total = self._step
-        width = x[0].numel()
-        # Sixteen random bits per value: four times as fast as one float each
-        drawn = np.frombuffer(np.random.default_rng(seed).bytes(2 * total * width), dtype=np.uint16)
-        mine = drawn.reshape(total, width)[first : first + len(x)] >= round(self.p * 65_536)
-        keep = torch.from_numpy(mine).to(x.device, x.dtype).view_as(x)
-        return x * keep / (1 - self.p)
+        return self.disturb(x) if self.training and self.level else x
+
+    def disturb(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def _draw(self, x: torch.Tensor, kind: type[np.generic]) -> torch.Tensor:
+        """Random whole numbers over the full range of ``kind``, in the shape of x.
+
+        Random bytes are many times as fast as one random float per value. Without ``begin`` they follow
+        torch's seed.
+        """
+        seed, first, total = self._step or (int(torch.randint(2**62, ())), 0, len(x))
+        row = x[0].numel() * np.dtype(kind).itemsize  # bytes
+        drawn = bytearray(np.random.Generator(np.random.SFC64(seed)).bytes(total * row))
+        mine = np.frombuffer(drawn, dtype=kind, count=x.numel(), offset=first * row)
+        return torch.from_numpy(mine).view(x.shape).to(x.device)
+
+
+class RowDropout(RowRandomness):
+    """Dropout: ``level`` is the share of values that become 0."""
+
+    def disturb(self, x: torch.Tensor) -> torch.Tensor:
+        keep = self._draw(x, np.int16) >= round(self.level * 65_536) - 32_768
+        return x * keep / (1 - self.level)
+
+
+class RowNoise(RowRandomness):
+    """Noise of deviation ``level`` added to every value.
+
+    Its distribution hardly changes when the features are rotated, as it is equally strong in all directions:
+    where dropout removes whole columns, the result depends on what the columns are.
+    """
+
+    def disturb(self, x: torch.Tensor) -> torch.Tensor:
+        # uniform over 256 steps, whose deviation is 256 / sqrt(12)
+        return x.add(self._draw(x, np.int8).to(x.dtype), alpha=self.level * 12**0.5 / 256)
 
 
 class HashModel(nn.Module):
     """Logits (n, n_bits) of uint8 pictures (n, 3, h, w) or of float rows (n, n_inputs).
 
-    The pixels' mean and standard deviation and the training features' (``feature_mean``,
-    ``feature_std``) are buffers: the weights file is complete. ``arguments`` are those of ``build_model``,
-    without weights, from which an equal untrained model is built.
+    The pixels' mean and standard deviation, and the training features' mean and scale (``feature_mean``,
+    ``feature_std``: one number, or one per column in older models), are buffers: the weights file is
+    complete. ``arguments`` are those of ``build_model``, without weights, from which an equal untrained
+    model is built.
     """
 
     pixel_mean: torch.Tensor
@@ -133,16 +166,17 @@ class HashModel(nn.Module):
         *,
         head: str = "linear",
         dropout: float = 0.0,
+        noise: float = 0.0,
         arguments: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.n_bits, self.spec = check_n_bits(n_bits), spec
         self.arguments = arguments or {}
         self.backbone = backbone
-        self.dropout = RowDropout(dropout)
+        self.noise, self.dropout = RowNoise(noise), RowDropout(dropout)
         self.head = make_head(head, spec.n_features, n_bits)
-        # A row of the `features` backbone is standardised before the hidden layer, a picture's features
-        # after the backbone: in both cases where values of unknown scale come in.
+        # A row of the `features` backbone is scaled before the hidden layer, a picture's features after the
+        # backbone: in both cases where values of unknown scale come in.
         width = spec.n_inputs if spec.modality == "features" else spec.n_features
         self.register_buffer("feature_mean", torch.zeros(width or 0))
         self.register_buffer("feature_std", torch.ones(width or 0))
@@ -155,39 +189,27 @@ class HashModel(nn.Module):
         return self.spec.modality
 
     def raw_features(self, x: torch.Tensor) -> torch.Tensor:
-        """The values that are standardised: the rows themselves, or the backbone's output for pictures."""
+        """The values that are scaled: the rows themselves, or the backbone's output for pictures."""
         if self.spec.modality == "features":
             return x.to(self.feature_mean.dtype)
         return self.backbone((x.to(self.pixel_mean.dtype) - self.pixel_mean) / self.pixel_std)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """The hash layer's input before dropout, float (n, spec.n_features)."""
-        features = (self.raw_features(x) - self.feature_mean) / self.feature_std
+        features = self.noise((self.raw_features(x) - self.feature_mean) / self.feature_std)
         return self.backbone(features) if self.spec.modality == "features" else features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.dropout(self.features(x)))
 
-    def set_standardisation(self, mean: torch.Tensor, std: torch.Tensor) -> None:
-        """Keeps the training features' mean and standard deviation (a constant column keeps std 1)."""
-        if mean.shape != self.feature_mean.shape or std.shape != self.feature_std.shape:
+    def set_scaling(self, mean: torch.Tensor, scale: torch.Tensor | float) -> None:
+        """Keeps the features' mean (d,) and what they are divided by: one number, or one per column."""
+        if mean.shape != self.feature_mean.shape:
             raise ModelError(
-                f"standardisation of {tuple(mean.shape)} values for features of "
-                f"{tuple(self.feature_mean.shape)}"
+                f"a mean of {tuple(mean.shape)} values for features of {tuple(self.feature_mean.shape)}"
             )
         self.feature_mean.copy_(mean)
-        self.feature_std.copy_(usable_std(mean, std))
-
-
-def usable_std(mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
-    """``std``, except for columns that are nearly constant relative to their mean or to other columns.
-
-    Such a column stays small: a unit that hardly ever fires would otherwise outweigh all others when it does.
-    """
-    moving = std[std > 0]
-    typical = moving.median() if len(moving) else std.new_zeros(())
-    beside = torch.maximum(mean.abs(), typical)
-    return torch.where(std > ROUNDING * beside, std, beside.clamp(min=1))
+        self.feature_std.copy_(torch.as_tensor(scale).to(self.feature_std))
 
 
 def build_model(
@@ -199,6 +221,7 @@ def build_model(
     weights: str = "random",
     download: bool = False,
     dropout: float = 0.0,
+    noise: float = 0.0,
     head: str = "linear",
     resize: int | None = None,
     crop: int | None = None,
@@ -212,7 +235,7 @@ def build_model(
     check_n_bits(n_bits)
     arguments = {
         "backbone": backbone, "n_bits": n_bits, "n_features": n_features, "hidden": hidden,
-        "dropout": dropout, "head": head, "resize": resize, "crop": crop, "flip": flip,
+        "dropout": dropout, "noise": noise, "head": head, "resize": resize, "crop": crop, "flip": flip,
     }  # fmt: skip
     module, spec = make_backbone(
         backbone,
@@ -224,4 +247,4 @@ def build_model(
         crop=crop,
         flip=flip,
     )
-    return HashModel(module, spec, n_bits, head=head, dropout=dropout, arguments=arguments)
+    return HashModel(module, spec, n_bits, head=head, dropout=dropout, noise=noise, arguments=arguments)

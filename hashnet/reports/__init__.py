@@ -1,4 +1,4 @@
-"""Figures and pages: the report of one run, and of a comparison."""
+"""Figures and pages: the report of one run, of its near-duplicates, and of a comparison."""
 
 from typing import TYPE_CHECKING
 
@@ -7,13 +7,17 @@ from hashnet.io import lazy_names
 if TYPE_CHECKING:
     from hashnet.reports import figures
     from hashnet.reports.comparison.report import ComparisonInfo, write_comparison_report
+    from hashnet.reports.dedup_report import write_dedup_report
+    from hashnet.reports.neighbours_report import write_neighbour_report
     from hashnet.reports.run_report import RunSources, write_run_report
 
 __all__, __getattr__ = lazy_names(
     __name__,
     {
         "comparison.report": ["ComparisonInfo", "write_comparison_report"],
+        "dedup_report": ["write_dedup_report"],
         "figures": ["figures"],
+        "neighbours_report": ["write_neighbour_report"],
         "run_report": ["RunSources", "write_run_report"],
     },
 )

@@ -9,17 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from hashnet import __version__
 from hashnet.errors import HashnetError
 from hashnet.io import storage
-from hashnet.metrics import EvalReport
+from hashnet.metrics import DEFINITIONS, EvalReport
 from hashnet.reports import examples, figures
-from hashnet.reports.run_page import PageFigure, RunPage, run_page
-from hashnet.reports.style import figure_of, inline_svg, to_png, to_svg
+from hashnet.reports.style import figure_of, inline_svg, render, to_png, to_svg
 from hashnet.run import Run
 from hashnet.store import CodeStore
 
@@ -43,14 +42,30 @@ class RunSources:
     beside: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Plot:
+class Plot(NamedTuple):
     """A drawn figure of the report."""
 
     name: str
     title: str
     note: str
     ax: Axes
+
+
+class Card(NamedTuple):
+    """One of the numbers at the top."""
+
+    name: str
+    value: str
+    note: str
+
+
+class MetricRow(NamedTuple):
+    """One line of the table of metrics; ``note`` is the interval, where there is one."""
+
+    name: str
+    value: str
+    definition: str
+    note: str = ""
 
 
 def write_run_report(values: dict[str, Any], sources: RunSources, out: str) -> str:
@@ -62,39 +77,97 @@ def write_run_report(values: dict[str, Any], sources: RunSources, out: str) -> s
     run = sources.run
     store, queries = run.codes.open(), run.query_codes.open()
     summary = model_summary(run)
-    # for a few pictures, hashing every part of the manifest would take too long
-    manifest = _or_none(lambda: run.manifest.open(check=False))
+    manifest = _or_none(lambda: run.manifest.open())
     class_names = list(manifest.class_names) if manifest and manifest.class_names else None
     plots = evaluation_figures(report, reports_beside(report, sources.beside))
     plots += training_figures(run, summary)
     plots += code_figures(store, class_names, report.seed)
     pictures = examples.Pictures(manifest, class_names, sources.base_uri)
-    page = RunPage(
+    page = render(
+        "run_page.html",
         title=f"Evaluation of {run.name}",
-        figures=[_write_figure(plot, out) for plot in plots],
-        examples=examples.gather(store, queries, report, pictures),
+        subtitle=f"{report.n_queries:,} queries against {report.n_database:,} items, {report.n_bits}-bit "
+        f"codes, {report.n_classes:,} classes, ranked to k = {report.k:,}.",
+        cards=cards(report),
         warnings=summary.get("warnings", []),
-        made_from={
-            "run": run.name,
-            "model": store.lineage.get("model_sha256", "unknown"),
-            "database codes": store.sha256,
-            "query codes": queries.sha256,
-            "ties and bootstrap": f"seed {report.seed}",
-            "hashnet": __version__,
-        },
+        figures=[(plot, write_figure(plot, out)) for plot in plots],
+        examples=examples.gather(store, queries, report, pictures),
+        rows=metric_rows(report),
+        made_from_title="Made from",
+        made_from=[
+            ("run", run.name),
+            ("model", store.lineage.get("model_sha256", "unknown")),
+            ("database codes", store.sha256),
+            ("query codes", queries.sha256),
+            ("ties and bootstrap", f"seed {report.seed}"),
+            ("hashnet", __version__),
+        ],
     )
     uri = storage.join(out, "report.html")
-    storage.write_bytes(uri, run_page(report, page).encode())
+    storage.write_bytes(uri, page.encode())
     return uri
 
 
-def _write_figure(plot: Plot, out: str) -> PageFigure:
-    """Writes the figure's SVG and PNG files; returns it for the page."""
+def write_figure(plot: Plot, out: str) -> str:
+    """Writes the figure's SVG and PNG files; returns the SVG element for the page."""
     figure = figure_of(plot.ax)
     svg = to_svg(figure)
     storage.write_bytes(storage.join(out, "figures", f"{plot.name}.svg"), svg.encode())
     storage.write_bytes(storage.join(out, "figures", f"{plot.name}.png"), to_png(figure))
-    return PageFigure(plot.name, plot.title, plot.note, inline_svg(svg, plot.name, plot.title))
+    return inline_svg(svg, plot.name, plot.title)
+
+
+def cards(report: EvalReport) -> list[Card]:
+    """The numbers at the top."""
+    low, high = report.map_interval
+    times = f"MAP is {report.map / report.chance:.1f} times that" if report.chance else "nothing is relevant"
+    empty = f"{report.empty_within(2):.1%} of balls are empty"
+    return [
+        Card(f"MAP@{report.k:,}", f"{report.map:.4f}", f"95 % interval {low:.4f} – {high:.4f}"),
+        Card("tie-aware MAP", f"{report.map_tie_aware:.4f}", "relevant denominator, all tie orders"),
+        Card("P@H≤2", f"{report.precision_within(2):.4f}", empty),
+        Card("chance", f"{report.chance:.4f}", times),
+        Card("without a hit", f"{report.queries_without_hit:,}", f"of {report.n_queries:,} queries"),
+    ]
+
+
+def metric_rows(report: EvalReport) -> list[MetricRow]:
+    """Every metric with its value and its definition."""
+    k = f"MAP@{report.k:,}"
+    named = (
+        (k, "map"),
+        (f"{k}, hits only", "map_retrieved_hits_only"),
+        (f"{k}, relevant", "map_relevant"),
+        (f"{k}, tie-aware", "map_tie_aware"),
+        (f"{k}, relevant last", "map_relevant_last"),
+        (f"{k}, relevant first", "map_relevant_first"),
+        ("queries without a hit", "queries_without_hit"),
+        ("queries without a relevant item", "queries_without_relevant"),
+        ("chance level", "chance"),
+    )
+    rows = [_metric_row(name, getattr(report, field), field, report) for name, field in named]
+    for n in (10, 100, 1000):
+        if n in report.by_rank.ranks:
+            rows.append(_metric_row(f"precision@{n:,}", report.precision_at(n), "precision_at"))
+            rows.append(_metric_row(f"recall@{n:,}", report.recall_at(n), "recall_at"))
+    rows.append(_metric_row("P@H≤2", report.precision_within(2), "precision_within"))
+    rows.append(_metric_row("recall, H≤2", report.recall_within(2), "recall_within"))
+    rows.append(_metric_row("empty balls, H≤2", report.empty_within(2), "empty_within"))
+    rows.append(MetricRow("intervals", "95 %", DEFINITIONS["interval"]))
+    rows.append(MetricRow("per class", f"{len(report.per_class):,}", DEFINITIONS["per_class"]))
+    return rows
+
+
+def _metric_row(
+    name: str, value: float | int, definition: str, report: EvalReport | None = None
+) -> MetricRow:
+    interval = getattr(report, f"{definition}_interval", None)
+    return MetricRow(
+        name,
+        f"{value:,}" if isinstance(value, int) else f"{value:.4f}",
+        DEFINITIONS[definition],
+        f"{interval[0]:.4f} – {interval[1]:.4f}" if interval else "",
+    )
 
 
 def evaluation_figures(report: EvalReport, lengths: list[EvalReport]) -> list[Plot]:

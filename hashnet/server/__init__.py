@@ -1,7 +1,7 @@
 """The HTTP application of a served run: routes, schemas, authentication, limits, the search page. No Ray.
 
-``build_app`` makes the ASGI application over a ``Backend``, which reaches the index (``LiveIndex``), the
-model (``BatchEncoder``) and the writer (``IndexWriter``), in this process or in others.
+``build_app`` makes the ASGI application over a ``Backend``, which reaches the index (``IndexService``), the
+model (``EncoderProcess``) and the writer (``IndexWriter``). ``serve_standalone`` runs it on one machine.
 """
 
 from typing import TYPE_CHECKING
@@ -12,21 +12,23 @@ if TYPE_CHECKING:
     from hashnet.server.app import build_app
     from hashnet.server.auth import READ_TOKEN, WRITE_TOKEN, Access, is_loopback
     from hashnet.server.backend import Backend
-    from hashnet.server.batch_encoder import BatchEncoder
-    from hashnet.server.errors import ApiError, error_response, result_or_raise
-    from hashnet.server.live_index import IndexWriter, LiveIndex
-    from hashnet.server.messages import (
-        AddItems,
+    from hashnet.server.batching import Batcher
+    from hashnet.server.encoder import BatchEncoder, EncodeRequest, EncoderProcess, serve_encoder
+    from hashnet.server.errors import ApiError, error_response
+    from hashnet.server.http_server import HttpServer, welcome
+    from hashnet.server.live_index import (
         IndexedItems,
         IndexInfo,
-        RemoveItems,
+        IndexService,
+        LiveIndex,
+        SearchOptions,
         SearchRequest,
         SearchResponse,
-        Written,
     )
-    from hashnet.server.middleware import SECURITY_HEADERS, Telemetry, is_write
-    from hashnet.server.served_run import ServedRun
-    from hashnet.server.settings import NO_MODEL, Limits, ServeConfig
+    from hashnet.server.middleware import Telemetry
+    from hashnet.server.settings import NO_MODEL, Limits, ServeConfig, ServedRun
+    from hashnet.server.standalone import listen, serve_standalone
+    from hashnet.server.writer import AddItems, Change, IndexWriter, RemoveItems, Written
 
 __all__, __getattr__ = lazy_names(
     __name__,
@@ -34,20 +36,22 @@ __all__, __getattr__ = lazy_names(
         "app": ["build_app"],
         "auth": ["Access", "READ_TOKEN", "WRITE_TOKEN", "is_loopback"],
         "backend": ["Backend"],
-        "batch_encoder": ["BatchEncoder"],
-        "errors": ["ApiError", "error_response", "result_or_raise"],
-        "live_index": ["IndexWriter", "LiveIndex"],
-        "messages": [
-            "AddItems",
+        "batching": ["Batcher"],
+        "encoder": ["BatchEncoder", "EncodeRequest", "EncoderProcess", "serve_encoder"],
+        "errors": ["ApiError", "error_response"],
+        "live_index": [
             "IndexInfo",
+            "IndexService",
             "IndexedItems",
-            "RemoveItems",
+            "LiveIndex",
+            "SearchOptions",
             "SearchRequest",
             "SearchResponse",
-            "Written",
         ],
-        "middleware": ["SECURITY_HEADERS", "Telemetry", "is_write"],
-        "served_run": ["ServedRun"],
-        "settings": ["Limits", "NO_MODEL", "ServeConfig"],
+        "middleware": ["Telemetry"],
+        "settings": ["Limits", "NO_MODEL", "ServeConfig", "ServedRun"],
+        "standalone": ["listen", "serve_standalone"],
+        "http_server": ["HttpServer", "welcome"],
+        "writer": ["AddItems", "Change", "IndexWriter", "RemoveItems", "Written"],
     },
 )

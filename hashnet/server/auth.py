@@ -7,6 +7,7 @@ import hmac
 import ipaddress
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hashnet.errors import ConfigError
 from hashnet.server.errors import ApiError
@@ -77,6 +78,7 @@ class Access:
             raise ApiError("unauthorized", "send the token as: Authorization: Bearer TOKEN", 401)
 
 
+@lru_cache(maxsize=100)
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches the address."""
     if host == "localhost":

@@ -1,7 +1,7 @@
-"""Backend: what the routes need of the index, the model, the writer and the items.
+"""Backend: a served run as the routes see it. It holds the items and reaches index, model and writer.
 
-The calls that may cross a process boundary are abstract: ``cluster.serve`` sends them to Ray Serve replicas.
-Everything that needs no other process is here.
+The index is in this process (``IndexService``) or in slices on others. The model and, on a cluster, the
+writer are elsewhere, because torch and faiss never share a process and an index has one writer.
 """
 
 from __future__ import annotations
@@ -11,32 +11,48 @@ import contextlib
 import hashlib
 import logging
 import time
-from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 
 from hashnet.client import Queries
+from hashnet.codes import pack_signs
 from hashnet.errors import BadImage, HashnetError
+from hashnet.server.encoder import EncodeRequest
 from hashnet.server.errors import ApiError
-from hashnet.server.messages import (
-    AddItems,
-    IndexedItems,
-    IndexInfo,
-    RemoveItems,
-    SearchRequest,
-    SearchResponse,
-    Written,
-)
+from hashnet.server.live_index import IndexedItems, IndexInfo, SearchRequest, SearchResponse
 from hashnet.server.schemas import ItemOut
-from hashnet.server.served_run import ServedRun
+from hashnet.server.settings import ServedRun
+from hashnet.server.writer import AddItems, Change, Written
 from hashnet.store import StoredItem
 
 log = logging.getLogger(__name__)
 
 REOPEN_S = 5.0  # between two checks whether the code store has grown
 MAX_DECODING = 4  # thumbnails decoded at the same time: a large picture is 150 MB of pixels
+
+
+class Index(Protocol):
+    """The index, here or in slices on other processes. ``min_version``: that version or a newer one."""
+
+    async def search(self, request: SearchRequest) -> SearchResponse: ...
+
+    async def lookup(
+        self, ids: np.ndarray, with_labels: bool = False, min_version: int = 0
+    ) -> IndexedItems: ...
+
+    async def info(self, min_version: int = 0) -> IndexInfo: ...
+
+
+class Model(Protocol):
+    """The process that holds the model."""
+
+    async def encode(self, request: EncodeRequest) -> np.ndarray: ...
+
+    async def ready(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -48,98 +64,87 @@ class Thumbnail:
     etag: str
 
 
-class Backend(ABC):
+class Backend:
     """The parts of a served run behind the HTTP routes."""
 
-    def __init__(self, served: ServedRun, timeout_s: float) -> None:
-        self.served, self.timeout_s = served, timeout_s
+    def __init__(
+        self,
+        served: ServedRun,
+        index: Index,
+        model: Model | None,
+        write: Callable[[Change], Awaitable[Written]],
+        timeout_s: float,
+    ) -> None:
+        self.served, self.index, self.model, self.write, self.timeout_s = (
+            served,
+            index,
+            model,
+            write,
+            timeout_s,
+        )
         self.stored = served.open_items()
         self._decoding = ThreadPoolExecutor(MAX_DECODING, thread_name_prefix="thumbnail")
         self._reopened = 0.0
 
-    # -- calls that may go to another process
+    async def ready(self) -> None:
+        """Returns once everything is loaded; ApiError (503) as long as it is not."""
+        await self.index.info()
+        if self.model is not None:
+            await self.model.ready()
 
-    @abstractmethod
-    async def search_index(self, request: SearchRequest) -> SearchResponse:
-        """The response of the index to a search by codes or ids."""
+    async def logits(self, queries: Queries) -> np.ndarray:
+        """float32 (n, n_bits) of pictures or features."""
+        assert self.model is not None  # what cannot be encoded was refused by the parser
+        return await self.model.encode(EncodeRequest(queries, time.time() + self.timeout_s))
 
-    @abstractmethod
-    async def index_info(self) -> IndexInfo:
-        """The index as it is served at the moment."""
-
-    @abstractmethod
-    async def lookup(self, ids: np.ndarray, with_labels: bool = False) -> IndexedItems:
-        """As LiveIndex.lookup."""
-
-    @abstractmethod
     async def encode(self, queries: Queries) -> np.ndarray:
         """Codes uint8 (n, n_bits // 8) of pictures or features."""
-
-    @abstractmethod
-    async def write(self, change: AddItems | RemoveItems) -> Written:
-        """The index after the change."""
-
-    async def ready(self) -> None:
-        """Returns once everything is loaded."""
-        await self.index_info()
-
-    # -- what the routes use
+        return pack_signs(await self.logits(queries))
 
     async def search(self, request: SearchRequest) -> SearchResponse:
         """Encodes the queries where needed, then searches."""
         queries = request.queries
+        by_code, logits = queries.kind != "ids", None
         if queries.kind not in ("codes", "ids"):
-            queries = Queries("codes", await self.encode(queries))
-        by_code = queries.kind == "codes"
-        response = await self.search_index(
+            logits = await self.logits(queries)
+            queries = Queries("codes", pack_signs(logits))
+        response = await self.index.search(
             replace(
                 request,
                 queries=queries,
+                logits=logits if request.options.asymmetric else None,
                 with_codes=request.with_codes and not by_code,  # they are known here already
                 deadline=time.time() + self.timeout_s,
             )
         )
         return replace(response, query_codes=queries.values) if by_code else response
 
-    async def items(self, ids: np.ndarray) -> list[ItemOut]:
+    async def add(self, queries: Queries, change: AddItems) -> Written:
+        """Adds items, encoding them where needed."""
+        codes = queries.values if queries.kind == "codes" else await self.encode(queries)
+        return await self.write(replace(change, codes=codes))
+
+    async def items(self, ids: np.ndarray, min_version: int = 0) -> list[ItemOut]:
         """The items with these ids; ApiError (unknown_id) where one is not indexed."""
-        found = await self.lookup(ids, with_labels=True)
+        found = await self.index.lookup(ids, with_labels=True, min_version=min_version)
         if not found.held.all():
             raise ApiError("unknown_id", f"the index holds no item {int(ids[~found.held][0])}", 404)
-        labels = {} if found.labels is None else dict(zip(ids.tolist(), found.labels, strict=True))
-        return await self.describe(ids, found.codes, labels)
+        return await self._describe(ids, found)
 
-    async def describe(
-        self, ids: np.ndarray, codes: np.ndarray, labels: dict[int, list[int]] | None = None
-    ) -> list[ItemOut]:
-        """Uri, labels, code and thumbnail of indexed items whose codes are known.
-
-        ``labels`` are the index's own, by id. Where they are not given, those of items that are not in
-        the code store are looked up.
-        """
-        records: list[StoredItem | None] = [None] * len(ids)
-        if self.stored is not None and len(ids):
-            records = await asyncio.to_thread(self._look_up_fresh, ids.tolist())
-        texts = [code.tobytes().hex() for code in codes]
-        # An id that was removed and given to another item is not the one in the code store.
-        records = [
-            record if record is not None and record.code == text else None
-            for record, text in zip(records, texts, strict=True)
-        ]
-        if labels is None and None in records:
-            labels = await self._index_labels(ids[[record is None for record in records]])
-        return [
-            self._item(id_, text, record, (labels or {}).get(id_))
-            for id_, text, record in zip(ids.tolist(), texts, records, strict=True)
-        ]
+    async def hits(self, ids: np.ndarray, codes: np.ndarray) -> list[ItemOut]:
+        """Hits, described; their codes were found with them. One removed meanwhile has no labels."""
+        found = await self.index.lookup(ids, with_labels=True)
+        labels, columns = (_spread(values, found.held) for values in (found.labels, found.columns))
+        return await self._describe(ids, replace(found, codes=codes, labels=labels, columns=columns))
 
     async def sample(self, n: int, seed: int) -> tuple[int, list[ItemOut]]:
         """(version, up to ``n`` random indexed items)."""
         if self.stored is None:
-            return (await self.index_info()).version, []
+            return (await self.index.info()).version, []
         ids = np.array(await asyncio.to_thread(self.stored.sample, n, seed), dtype=np.int64)
-        found = await self.lookup(ids)
-        return found.version, await self.describe(ids[found.held], found.codes[found.held])
+        found = await self.index.lookup(ids, with_labels=True)
+        held = replace(found, codes=found.codes[found.held])
+        return found.version, await self._describe(ids[found.held], held)
 
     async def thumbnail(self, id_: int) -> Thumbnail:
         """A small picture of an indexed item."""
@@ -157,14 +162,28 @@ class Backend(ABC):
         data, media_type = small
         return Thumbnail(data, media_type, f'"{hashlib.sha256(data).hexdigest()[:16]}"')
 
-    async def add(self, queries: Queries, ids: np.ndarray, labels: list[list[int]] | None) -> Written:
-        """Adds items, encoding them where needed."""
-        codes = queries.values if queries.kind == "codes" else await self.encode(queries)
-        return await self.write(AddItems(codes, ids, labels))
+    async def _describe(self, ids: np.ndarray, found: IndexedItems) -> list[ItemOut]:
+        """Uri, labels, code and thumbnail of indexed items.
 
-    async def _index_labels(self, ids: np.ndarray) -> dict[int, list[int]]:
-        found = await self.lookup(ids, with_labels=True)
-        return {} if found.labels is None else dict(zip(ids[found.held].tolist(), found.labels, strict=True))
+        Labels are the index's, which may be newer than the code store's; those of an index without labels
+        come from there.
+        """
+        records: list[StoredItem | None] = [None] * len(ids)
+        if self.stored is not None and len(ids):
+            records = await asyncio.to_thread(self._look_up_fresh, ids.tolist())
+        unknown = [None] * len(ids)
+        rows = zip(
+            ids.tolist(),
+            found.codes,
+            records,
+            found.labels or unknown,
+            found.columns or unknown,
+            strict=True,
+        )
+        return [
+            self._item(id_, code.tobytes().hex(), record, labels, columns)
+            for id_, code, record, labels, columns in rows
+        ]
 
     def _look_up_fresh(self, ids: list[int]) -> list[StoredItem | None]:
         """Items of the code store; a missing one may have been encoded since the store was opened."""
@@ -186,17 +205,26 @@ class Backend(ABC):
             return [None] * len(ids)
 
     def _item(
-        self, id_: int, code: str, record: StoredItem | None, index_labels: list[int] | None
+        self,
+        id_: int,
+        code: str,
+        record: StoredItem | None,
+        labels: list[int] | None,
+        columns: dict[str, Any] | None,
     ) -> ItemOut:
-        """One item; ``record`` is what the code store has of it, None where it is not from there."""
-        labels = index_labels if record is None else record.labels
+        """One item; ``record`` is what the code store has under its id."""
+        if record is not None and record.code != code:
+            record = None  # the id was removed and given to another item
+        if labels is None and record is not None:
+            labels = record.labels
         return ItemOut(
             id=id_,
-            uri=None if record is None else record.uri,
+            uri=(columns or {}).get("uri") if record is None else record.uri,
             labels=labels,
             label_names=self._names(labels),
             code=code,
             thumbnail=f"/v1/items/{id_}/thumbnail" if record is not None and self.served.pictures else None,
+            columns=columns,
         )
 
     def _names(self, labels: list[int] | None) -> list[str] | None:
@@ -204,3 +232,11 @@ class Backend(ABC):
         if names is None or labels is None:
             return None
         return [names[label] if label < len(names) else f"class {label}" for label in labels]
+
+
+def _spread(values: list[Any] | None, held: np.ndarray) -> list[Any] | None:
+    """Values of the items that are held, with None in the places of the others."""
+    if values is None:
+        return None
+    of_held = iter(values)
+    return [next(of_held) if one else None for one in held]

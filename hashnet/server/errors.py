@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-from typing import TypeVar
-
-from pydantic_core import to_json
+import orjson
 from starlette.responses import Response
 
-from hashnet.errors import HashnetError, IndexMismatch, RequestRejected, UnknownId, Unsupported
-
-log = logging.getLogger(__name__)
-T = TypeVar("T")
+from hashnet.errors import CodeError, HashnetError, IndexMismatch, RequestRejected, UnknownId, Unsupported
 
 
 class ApiError(HashnetError):
@@ -34,8 +28,8 @@ class ApiError(HashnetError):
         return 1 if self.status in (429, 503) else None
 
     @classmethod
-    def of(cls, error: HashnetError) -> ApiError:
-        """What a client is told about ``error``; details of a server failure go to the log instead."""
+    def of(cls, error: BaseException) -> ApiError | None:
+        """What a client is told about ``error``; None for a failure of the server."""
         if isinstance(error, ApiError):
             return error
         message = str(error.args[0]) if error.args else str(error)
@@ -45,17 +39,9 @@ class ApiError(HashnetError):
             return cls("unknown_id", message, 404)
         if isinstance(error, Unsupported):
             return cls("unsupported", message)
-        if isinstance(error, (IndexMismatch, ValueError)):
+        if isinstance(error, (IndexMismatch, CodeError)):
             return cls("invalid_request", message)
-        log.error("a request failed", exc_info=error)
-        return cls("internal", "the server failed; its log has the details", 500)
-
-
-def result_or_raise(result: T | ApiError) -> T:
-    """The result, or the error in its place, raised."""
-    if isinstance(result, ApiError):
-        raise result
-    return result
+        return None
 
 
 def server_failure(request_id: str) -> ApiError:
@@ -71,4 +57,4 @@ def error_response(error: ApiError, request_id: str) -> Response:
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     body = {"error": {"code": error.code, "message": error.message, "request_id": request_id}}
-    return Response(to_json(body), error.status, headers, media_type="application/json")
+    return Response(orjson.dumps(body), error.status, headers, media_type="application/json")

@@ -1,35 +1,165 @@
-"""LiveIndex: the index inside a process, searched in batches and followed; IndexWriter: its only writer."""
+"""LiveIndex: the index inside a process, searched and followed. IndexService: the same for asyncio."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from hashnet.errors import HashnetError, IdTaken, IndexMismatch, LineageMismatch, StaleIndex
+from hashnet.client import Queries
+from hashnet.errors import HashnetError, IndexMismatch
 from hashnet.results import SearchResult
+from hashnet.server.batching import Batcher
 from hashnet.server.errors import ApiError
-from hashnet.server.messages import (
-    AddItems,
-    IndexedItems,
-    IndexInfo,
-    RemoveItems,
-    SearchOptions,
-    SearchRequest,
-    SearchResponse,
-    Written,
-)
-from hashnet.server.served_run import check_model
+from hashnet.server.middleware import Telemetry
+from hashnet.server.settings import check_model
 
 log = logging.getLogger(__name__)
 
 RADIUS_BLOCK = 16  # queries of a radius search between two checks of how many hits there are
+BULK = 64  # queries from which a request is searched apart from small ones, which would wait for it
+MAX_TOGETHER = 256  # queries of small requests searched together
+INLINE_S = 0.002  # a search shorter than this runs on the event loop
+WAIT_FOR_VERSION_S = 2.0
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How to search: either ``k`` or ``radius``. Requests with equal options are searched together."""
+
+    k: int | None = None
+    radius: int | None = None
+    labels: tuple[int, ...] | None = None  # only items with one of these class ids
+    exclude_self: bool = False  # leave a queried id out of its own hits
+    asymmetric: bool = False  # rank by logits against codes, not by Hamming distance
+    where: str | None = None  # a condition on the items' columns
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """One checked search, from the parsed request to the index."""
+
+    queries: Queries  # codes or ids by the time it reaches the index
+    options: SearchOptions
+    max_hits: int
+    logits: np.ndarray | None = None  # float32 (q, n_bits), of asymmetric ranking
+    min_version: int = 0
+    with_items: bool = False  # describe the hits: the response needs their codes
+    with_codes: bool = False  # the response needs the codes of the queries
+    text_ids: bool = False  # write ids as text, for clients whose numbers are not exact
+    deadline: float = float("inf")  # as time.time()
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+
+@dataclass(frozen=True)
+class SearchResponse:
+    """The hits of one request: one (q, k) SearchResult, or a list of q 1-D ones after a radius search."""
+
+    version: int
+    hits: SearchResult | list[SearchResult]
+    query_codes: np.ndarray | None = None  # uint8 (q, bytes), where requested
+    hit_codes: np.ndarray | None = None  # uint8, of all used hits, query after query, where requested
+
+
+@dataclass(frozen=True)
+class IndexInfo:
+    """What is served at the moment."""
+
+    n_bits: int
+    size: int
+    kind: str
+    engine: str
+    version: int
+    n_classes: int | None
+    lineage: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class IndexedItems:
+    """Items looked up by id in one version of the index."""
+
+    version: int
+    held: np.ndarray  # bool (n,): whether each id is indexed
+    codes: np.ndarray  # uint8 (n, bytes); 0 where it is not
+    labels: list[list[int]] | None  # of those that are; None where not requested or not stored
+    columns: list[dict[str, Any]] | None = None  # the same, keys among them
+
+
+class IndexService:
+    """A LiveIndex for the HTTP application: concurrent searches run together, new versions are followed.
+
+    Requests of many queries have a thread of their own, so that small ones do not wait for them.
+    """
+
+    def __init__(self, index: LiveIndex, follow_s: float, telemetry: Telemetry) -> None:
+        self.index, self.follow_s, self.telemetry = index, follow_s, telemetry
+        self._small: Batcher = Batcher(self._search, max_rows=MAX_TOGETHER, inline_s=INLINE_S, name="search")
+        self._bulk: Batcher = Batcher(self._search, max_rows=1, name="bulk")
+        self._following = asyncio.Lock()
+        self._follower: asyncio.Task | None = None
+
+    async def search(self, request: SearchRequest) -> SearchResponse:
+        """The response to one request, from its ``min_version`` or a newer one."""
+        await self._reach(request.min_version)
+        return await (self._bulk if len(request) >= BULK else self._small).submit(request)
+
+    async def lookup(self, ids: np.ndarray, with_labels: bool = False, min_version: int = 0) -> IndexedItems:
+        """As LiveIndex.lookup."""
+        await self._reach(min_version)
+        return await asyncio.to_thread(self.index.lookup, ids, with_labels)
+
+    async def info(self, min_version: int = 0) -> IndexInfo:
+        """As LiveIndex.info."""
+        await self._reach(min_version)
+        return self.index.info()
+
+    async def follow(self) -> None:
+        """Looks for a new version once; where storage cannot be read, the version held here stays."""
+        try:
+            async with self._following:
+                if await asyncio.to_thread(self.index.follow):
+                    self.telemetry.index(self.index.version, len(self.index.index))
+        except Exception as error:
+            log.warning("cannot look for a new index version: %s", error)
+
+    async def _reach(self, version: int) -> None:
+        """Returns when this version is served here; 503 when it does not come in time."""
+        if self._follower is None:  # the first call: an event loop is running now
+            self._follower = asyncio.create_task(self._follow_forever())
+        if self.index.version >= version:
+            return
+        until = time.monotonic() + WAIT_FOR_VERSION_S
+        await self.follow()
+        while self.index.version < version:
+            if time.monotonic() > until:
+                raise _version_behind(self.index.version, version)
+            await asyncio.sleep(0.02)
+            await self.follow()
+
+    async def _follow_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self.follow_s)
+            await self.follow()
+
+    def _search(self, requests: Sequence[SearchRequest]) -> list[SearchResponse | HashnetError]:
+        started = time.perf_counter()
+        results = self.index.search(requests)
+        refused = sum(
+            len(request)
+            for request, result in zip(requests, results, strict=True)
+            if isinstance(result, HashnetError)
+        )
+        seconds = time.perf_counter() - started
+        self.telemetry.search(self.index.index.kind, seconds, sum(map(len, requests)), refused)
+        return results
 
 
 class LiveIndex:
@@ -90,10 +220,10 @@ class LiveIndex:
         self.index = newest
         return True
 
-    def search(self, requests: Sequence[SearchRequest]) -> list[SearchResponse | ApiError]:
+    def search(self, requests: Sequence[SearchRequest]) -> list[SearchResponse | HashnetError]:
         """One response per request, all from the same version; equal options are searched together."""
         index = self.index
-        results: list[SearchResponse | ApiError | None] = [None] * len(requests)
+        results: list[SearchResponse | HashnetError | None] = [None] * len(requests)
         codes: list[np.ndarray] = [np.empty(0)] * len(requests)
         groups: dict[SearchOptions, list[int]] = defaultdict(list)
         now = time.time()
@@ -107,7 +237,7 @@ class LiveIndex:
                 codes[i] = index.codes(queries.values) if queries.kind == "ids" else queries.values
                 groups[request.options].append(i)
             except HashnetError as error:
-                results[i] = ApiError.of(error)
+                results[i] = ApiError.of(error) or error
         for members in groups.values():
             found = _search_group(index, [requests[i] for i in members], [codes[i] for i in members])
             for i, result in zip(members, found, strict=True):
@@ -121,7 +251,11 @@ class LiveIndex:
         codes = np.zeros((len(ids), index.n_bits // 8), dtype=np.uint8)
         if held.any():
             codes[held] = index.codes(ids[held])
-        return IndexedItems(index.version, held, codes, index.labels(ids[held]) if with_labels else None)
+        labels = columns = None
+        if with_labels:
+            labels = index.labels(ids[held])
+            columns = None if index.schema is None else index.columns(ids[held]).to_pylist()
+        return IndexedItems(index.version, held, codes, labels, columns)
 
 
 def _version_behind(version: int, min_version: int) -> ApiError:
@@ -131,14 +265,14 @@ def _version_behind(version: int, min_version: int) -> ApiError:
 
 def _search_group(
     index: Any, requests: list[SearchRequest], codes: list[np.ndarray]
-) -> list[SearchResponse | ApiError]:
+) -> list[SearchResponse | HashnetError]:
     """Responses to requests with equal options, from one search; ``codes`` are uint8 (q, bytes) of each."""
     try:
         hits = _hits(index, requests, codes)
     except HashnetError as error:
-        return [ApiError.of(error)] * len(requests)
+        return [ApiError.of(error) or error] * len(requests)
     bounds = np.cumsum([0, *map(len, codes)])
-    results: list[SearchResponse | ApiError] = []
+    results: list[SearchResponse | HashnetError] = []
     for request, own, start, stop in zip(requests, codes, bounds[:-1], bounds[1:], strict=True):
         part = hits[start:stop] if isinstance(hits, list) else _rows(hits, start, stop)
         if isinstance(part, list) and sum(map(len, part)) > request.max_hits:
@@ -156,21 +290,27 @@ def _hits(
     options = requests[0].options
     joined = np.concatenate(codes) if len(codes) > 1 else codes[0]
     _check_labels(index, options.labels)
-    where = None if options.labels is None else {"labels": list(options.labels)}
+    where: dict[str, Any] = {} if options.labels is None else {"labels": list(options.labels)}
+    if options.where is not None:
+        where["condition"] = options.where
     own_ids = np.concatenate([r.queries.values for r in requests]) if options.exclude_self else None
     if options.k is None:
-        return _search_radius(index, joined, requests, where, own_ids)
+        return _search_radius(index, joined, requests, where or None, own_ids)
     if len(index) == 0:
         unused = np.full((len(joined), options.k), -1)
-        return SearchResult(unused.astype(np.int64), unused.astype(np.int32))
-    return index.search(joined, k=options.k, where=where, exclude_self=own_ids)
+        scores = np.full(unused.shape, -np.inf, np.float32) if options.asymmetric else None
+        return SearchResult(unused.astype(np.int64), unused.astype(np.int32), index.version, scores)
+    if options.asymmetric:
+        logits = np.concatenate([request.logits for request in requests])
+        return index.search(logits=logits, k=options.k, where=where or None, exclude_self=own_ids)
+    return index.search(joined, k=options.k, where=where or None, exclude_self=own_ids)
 
 
 def _search_radius(
     index: Any,
     codes: np.ndarray,
     requests: list[SearchRequest],
-    where: dict[str, list[int]] | None,
+    where: dict[str, Any] | None,
     own_ids: np.ndarray | None,
 ) -> list[SearchResult]:
     """A radius search that stops searching for a request once it has more hits than it may return."""
@@ -217,7 +357,8 @@ def _too_many(request: SearchRequest) -> ApiError:
 def _rows(hits: SearchResult, start: int, stop: int) -> SearchResult:
     if start == 0 and stop == len(hits.ids):
         return hits
-    return replace(hits, ids=hits.ids[start:stop], distances=hits.distances[start:stop])
+    scores = None if hits.scores is None else hits.scores[start:stop]
+    return replace(hits, ids=hits.ids[start:stop], distances=hits.distances[start:stop], scores=scores)
 
 
 def _used_ids(hits: SearchResult | list[SearchResult]) -> np.ndarray:
@@ -225,58 +366,3 @@ def _used_ids(hits: SearchResult | list[SearchResult]) -> np.ndarray:
     if isinstance(hits, list):
         return np.concatenate([hit.ids for hit in hits] or [np.zeros(0, np.int64)])
     return hits.ids[hits.distances >= 0]
-
-
-ATTEMPTS = 5  # at one change, when another process writes the index too
-
-
-class IndexWriter:
-    """The single writer of an index: when ``write`` returns, the change is on disk as a new version."""
-
-    def __init__(self, uri: str, model_sha256: str | None) -> None:
-        from hashnet.index import BinaryIndex
-
-        self.uri, self.model_sha256 = uri, model_sha256
-        self.index = BinaryIndex.load(uri)
-
-    def write(self, change: AddItems | RemoveItems) -> Written:
-        """The index after the change; ApiError where it cannot be made."""
-        try:
-            for _ in range(ATTEMPTS):
-                with suppress(StaleIndex):  # a job is compacting or building it: nothing was changed yet
-                    return self._apply(change)
-        except LineageMismatch as error:
-            raise ApiError("index_changed", str(error), 409) from error
-        except IdTaken as error:
-            raise ApiError("id_taken", str(error), 409) from error
-        except HashnetError as error:
-            raise ApiError.of(error) from error
-        raise ApiError(
-            "unavailable", "another process keeps writing the index; nothing was changed, try again", 503
-        )
-
-    def _apply(self, change: AddItems | RemoveItems) -> Written:
-        self.index.refresh()
-        check_model(self.index.lineage, self.model_sha256, self.uri)  # it may have been rebuilt with another
-        if isinstance(change, AddItems):
-            self.index.add(change.codes, change.ids, self._multi_hot(change))
-        else:
-            self.index.remove(change.ids)
-        return Written(self.index.version, len(self.index))
-
-    def _multi_hot(self, change: AddItems) -> np.ndarray | None:
-        """uint8 (n, n_classes) of the items' labels."""
-        if change.labels is None:
-            return None
-        n_classes = self.index.n_classes
-        if n_classes is None:
-            raise ApiError("no_labels", "this index was built without labels; add the items without them")
-        multi_hot = np.zeros((len(change.ids), n_classes), dtype=np.uint8)
-        for row, labels in enumerate(change.labels):
-            if any(label >= n_classes for label in labels):
-                raise ApiError(
-                    "unknown_label",
-                    f"item {int(change.ids[row])} has class {max(labels)}; there are {n_classes}",
-                )
-            multi_hot[row, labels] = 1
-        return multi_hot

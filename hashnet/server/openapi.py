@@ -7,11 +7,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from hashnet.client import wire
-from hashnet.server import schemas as s
-from hashnet.server.served_run import ServedRun
-from hashnet.server.settings import Limits
+from hashnet.server.schemas import ErrorOut
+from hashnet.server.settings import Limits, ServedRun
 
-ERRORS = [400, 404, 413, 415, 422]
+ERRORS = [400, 404, 408, 413, 415, 422]
+WRITE_ERRORS = [*ERRORS, 403, 409, 504, 507]
 _MEANING = {
     304: "not changed",
     400: "the body cannot be parsed (invalid_json, bad_arrow)",
@@ -19,6 +19,7 @@ _MEANING = {
     403: "not allowed with this token, or writing is off (write_token_needed, writes_off)",
     404: "no such item or path (unknown_id, no_picture, not_found)",
     409: "an id is taken (id_taken), or the index on disk was made with another model (index_changed)",
+    408: "the body did not arrive in time (timeout)",
     413: "too much (too_large, too_many, too_many_hits, image_too_large)",
     415: "wrong content type (wrong_content_type)",
     421: "this server responds only to its local name (wrong_host)",
@@ -26,6 +27,7 @@ _MEANING = {
     429: "too many requests are in flight (overloaded); try again after Retry-After seconds",
     503: "not now (unavailable, timeout, version_behind); try again after Retry-After seconds",
     504: "no response in time; whether the change was made is not known (timeout)",
+    507: "the server's disk is full; nothing was changed (disk_full)",
 }
 _EVERYWHERE = (401, 421, 429, 503)
 
@@ -51,7 +53,7 @@ def route_options(
     for status in sorted({*errors, *_EVERYWHERE}):
         responses[status] = {"description": _MEANING[status]}
         if status != 304:
-            responses[status]["model"] = s.ErrorOut
+            responses[status]["model"] = ErrorOut
         if status in (429, 503):
             responses[status]["headers"] = {"Retry-After": {"schema": {"type": "string"}, "required": True}}
     for status, content in (further or {}).items():
@@ -62,6 +64,16 @@ def route_options(
     if body is not None:
         options["openapi_extra"] = {"requestBody": body}
     return options
+
+
+def query_parameters(model: type[BaseModel]) -> list[dict[str, Any]]:
+    """The fields of a model as optional parameters of the query string."""
+    listed = []
+    for name, field in model.model_json_schema()["properties"].items():
+        (schema,) = (variant for variant in field["anyOf"] if variant != {"type": "null"})
+        described = {"description": field["description"]} if "description" in field else {}
+        listed.append({"name": name, "in": "query", "required": False, "schema": schema, **described})
+    return listed
 
 
 def request_body(

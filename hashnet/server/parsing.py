@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from fastapi import Request
 
 from hashnet.client import Queries, wire
 from hashnet.server import schemas as s
 from hashnet.server.errors import ApiError
-from hashnet.server.messages import SearchOptions, SearchRequest
-from hashnet.server.served_run import ServedRun
-from hashnet.server.settings import Limits
+from hashnet.server.live_index import SearchOptions, SearchRequest
+from hashnet.server.middleware import RequestRecord
+from hashnet.server.settings import Limits, ServedRun
+from hashnet.server.writer import AddItems
 
 JSON = "application/json"
 DEFAULT_K = 10
@@ -24,16 +24,16 @@ MAX_JSON_HITS = 200_000  # in a response; writing more as JSON keeps a process b
 MAX_ITEMS = 2000  # hits of one response that can come with uri, labels and code
 
 
-def accepts_arrow(request: Request) -> bool:
+def accepts_arrow(record: RequestRecord) -> bool:
     """Whether the client wants an Arrow stream back."""
-    return wire.ARROW in request.headers.get("accept", "")
+    return wire.ARROW in record.header(b"accept")
 
 
-async def read_search(
-    request: Request, params: s.SearchParams, limits: Limits, served: ServedRun
+def read_search(
+    record: RequestRecord, params: s.SearchParams, limits: Limits, served: ServedRun
 ) -> SearchRequest:
     """The search of a request; its options come from the query string or from a JSON body."""
-    kind, body = await _body(request, limits)
+    kind, body = _content_type(record), record.body
     options = params.given()
     if kind == JSON:
         parsed: s.SearchBody = _parsed(s.SearchBody, body, limits)
@@ -49,12 +49,12 @@ async def read_search(
     else:
         raise _wrong_type(kind, f"{JSON}, {wire.ARROW} or image/*")
     check_queries(queries, limits, served)
-    return _search_request(queries, options, limits, served, as_json=not accepts_arrow(request))
+    return _search_request(queries, options, limits, served, as_json=not accepts_arrow(record))
 
 
-async def read_encode(request: Request, limits: Limits, served: ServedRun) -> Queries:
+def read_encode(record: RequestRecord, limits: Limits, served: ServedRun) -> Queries:
     """The pictures or features to encode."""
-    kind, body = await _body(request, limits)
+    kind, body = _content_type(record), record.body
     if kind == JSON:
         queries = s.queries_of(_parsed(s.EncodeBody, body, limits))
     elif kind == wire.ARROW:
@@ -70,18 +70,22 @@ async def read_encode(request: Request, limits: Limits, served: ServedRun) -> Qu
     return queries
 
 
-async def read_add(
-    request: Request, limits: Limits, served: ServedRun
-) -> tuple[Queries, np.ndarray, list[list[int]] | None]:
-    """(codes, pictures or features; ids int64 (n,); class ids of each item or None)."""
-    kind, body = await _body(request, limits)
+def read_add(record: RequestRecord, limits: Limits, served: ServedRun) -> tuple[Queries, AddItems]:
+    """(codes, pictures or features; what is to be added, its codes still missing unless they were given)."""
+    kind, body = _content_type(record), record.body
+    upsert, columns = False, None
     if kind == JSON:
         parsed: s.AddBody = _parsed(s.AddBody, body, limits)
-        queries, ids, labels = s.queries_of(parsed), np.asarray(parsed.item_ids, np.int64), parsed.labels
+        queries, ids, upsert = s.queries_of(parsed), np.asarray(parsed.item_ids, np.int64), parsed.upsert
+        labels, columns = parsed.labels, _columns(parsed)
     elif kind == wire.ARROW:
-        table = _table(body, limits)
-        queries = wire.read_queries(table, also=("id", "labels"))
+        table = wire.read_table(body)
+        own = ("id", "labels", *wire.COLUMNS.values())
+        further = [name for name in table.column_names if name not in own]
+        queries = wire.read_queries(table, also=("id", "labels", *further))
         ids, labels = _ids(table), _labels(table)
+        columns = table.select(further) if further else None
+        upsert = (table.schema.metadata or {}).get(b"upsert") == b"true"
     else:
         raise _wrong_type(kind, f"{JSON} or {wire.ARROW}")
     if len(ids) != len(queries):
@@ -90,25 +94,37 @@ async def read_add(
         raise ApiError("invalid_request", f"{len(queries)} items came with {len(labels)} lists of labels")
     if len(np.unique(ids)) != len(ids) or (ids < 0).any():
         raise ApiError("invalid_request", "ids must be different from each other and not negative")
-    check_queries(queries, limits, served)
-    return queries, ids, labels
+    check_queries(queries, None if queries.kind == "codes" else limits, served)
+    class_ids = None if labels is None else _class_id_lists(labels, served.class_names or [])
+    return queries, AddItems(queries.values, ids, class_ids, upsert, columns)
 
 
-async def read_remove(request: Request, limits: Limits) -> np.ndarray:
+def _columns(body: s.AddBody) -> pa.Table | None:
+    """Keys and further columns of the items in a JSON body."""
+    given = dict(body.columns or {}) | ({} if body.keys is None else {"key": body.keys})
+    if not given:
+        return None
+    try:
+        return pa.table(given)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise ApiError("invalid_request", f"columns: {str(error).splitlines()[0][:200]}") from None
+
+
+def read_remove(record: RequestRecord, limits: Limits) -> np.ndarray:
     """The ids to remove."""
-    kind, body = await _body(request, limits)
+    kind, body = _content_type(record), record.body
     if kind == JSON:
         ids = np.asarray(_parsed(s.RemoveBody, body, limits).ids, dtype=np.int64)
     elif kind == wire.ARROW:
-        ids = _ids(_table(body, limits))
+        ids = _ids(wire.read_table(body))
     else:
         raise _wrong_type(kind, f"{JSON} or {wire.ARROW}")
-    _check_rows(len(ids), limits)
+    _check_rows(len(ids), None)
     return np.unique(ids)
 
 
-def check_queries(queries: Queries, limits: Limits, served: ServedRun) -> None:
-    """Refuses queries that this index and this model cannot take."""
+def check_queries(queries: Queries, limits: Limits | None, served: ServedRun) -> None:
+    """Refuses queries that this index and this model cannot take, or more of them than the limits allow."""
     _check_rows(len(queries), limits)
     if queries.kind not in served.accepts:
         sentence = f"this server takes {', '.join(served.accepts)}, not {queries.kind}"
@@ -141,6 +157,10 @@ def _search_request(
     exclude_self, with_items = bool(given.get("exclude_self")), bool(given.get("items"))
     if exclude_self and queries.kind != "ids":
         raise ApiError("invalid_request", "exclude_self is for queries by ids")
+    asymmetric = given.get("ranking") == "asymmetric"
+    if asymmetric and (radius is not None or queries.kind not in ("images", "features")):
+        sentence = "ranking=asymmetric is for the k nearest of pictures or features: it needs their logits"
+        raise ApiError("invalid_request", sentence)
     max_hits = limits.max_hits
     if as_json:
         _check_json_hits((k or 0) * len(queries), with_items)
@@ -149,11 +169,19 @@ def _search_request(
         )  # the index keeps it for a radius
     return SearchRequest(
         queries,
-        SearchOptions(k, radius, _class_ids(given.get("labels"), served.class_names or []), exclude_self),
+        SearchOptions(
+            k,
+            radius,
+            _class_ids(given.get("labels"), served.class_names or []),
+            exclude_self,
+            asymmetric,
+            given.get("where"),
+        ),
         max_hits=max_hits,
         min_version=given.get("min_version") or 0,
         with_items=with_items,
         with_codes=as_json,
+        text_ids=bool(given.get("text_ids")),
     )
 
 
@@ -175,39 +203,36 @@ def _check_json_hits(n_hits: int, with_items: bool) -> None:
 
 
 def _class_ids(labels: list[int | str] | None, class_names: list[str]) -> tuple[int, ...] | None:
-    """Class ids of a label filter given as ids or names; a name that is a number is a name first.
+    """Class ids of a label filter given as ids or names, ascending.
 
     The index checks whether the classes exist, since each version has its own.
     """
     if labels is None:
         return None
     names = {name: i for i, name in enumerate(class_names)}
-    found = set()
-    for label in labels:
-        number = label if isinstance(label, int) else names.get(label)
-        if number is None and str(label).isascii() and str(label).isdigit() and len(str(label)) < 10:
-            number = int(label)
-        if number is None:
-            some = ", ".join(list(names)[:8]) or "no names, give class ids"
-            raise ApiError("unknown_label", f"there is no class {str(label)[:40]!r}; there are {some}")
-        found.add(number)
-    return tuple(sorted(found))
+    return tuple(sorted({_class_id(label, names) for label in labels}))
 
 
-async def _body(request: Request, limits: Limits) -> tuple[str, bytes]:
-    """(content type, body); a body above the limit is not read to its end."""
-    length = request.headers.get("content-length", "")
-    too_large = ApiError("too_large", f"the body must have at most {limits.max_body_bytes:,} bytes", 413)
-    if length.isdigit() and int(length) > limits.max_body_bytes:
-        raise too_large
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limits.max_body_bytes:
-            raise too_large
-        chunks.append(chunk)
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    return kind, b"".join(chunks)
+def _class_id_lists(labels: list[list[int | str]], class_names: list[str]) -> list[list[int]]:
+    """Class ids of each item's labels, given as ids or names."""
+    names = {name: i for i, name in enumerate(class_names)}
+    return [[_class_id(label, names) for label in row] for row in labels]
+
+
+def _class_id(label: int | str, names: dict[str, int]) -> int:
+    """The class id of a label; a name that is a number is a name first."""
+    number = label if isinstance(label, int) else names.get(label)
+    if number is None and str(label).isascii() and str(label).isdigit() and len(str(label)) < 10:
+        number = int(label)
+    if number is None:
+        some = ", ".join(list(names)[:8]) + (", …" if len(names) > 8 else "")
+        known = some or "no names, give class ids"
+        raise ApiError("unknown_label", f"there is no class {str(label)[:40]!r}; there are {known}")
+    return number
+
+
+def _content_type(record: RequestRecord) -> str:
+    return record.header(b"content-type").partition(";")[0].strip().lower()
 
 
 def _parsed(model: Any, body: bytes, limits: Limits) -> Any:
@@ -227,10 +252,10 @@ def _table(body: bytes, limits: Limits) -> pa.Table:
     return table
 
 
-def _check_rows(n: int, limits: Limits) -> None:
+def _check_rows(n: int, limits: Limits | None) -> None:
     if n == 0:
         raise ApiError("no_queries", "the request is empty")
-    if n > limits.max_batch:
+    if limits is not None and n > limits.max_batch:
         raise ApiError("too_many", f"a request has at most {limits.max_batch} rows, got {n}", 413)
 
 
@@ -245,16 +270,18 @@ def _ids(table: pa.Table) -> np.ndarray:
     return wire.read_queries(table.select(["id"])).values
 
 
-def _labels(table: pa.Table) -> list[list[int]] | None:
+def _labels(table: pa.Table) -> list[list[int | str]] | None:
     if "labels" not in table.column_names:
         return None
     column = table["labels"]
     is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-    if not is_list or not pa.types.is_integer(column.type.value_type) or column.null_count:
-        raise ApiError("bad_arrow", f"the column labels must hold lists of int32, got {column.type}", 400)
+    named = is_list and pa.types.is_string(column.type.value_type)
+    if not (named or (is_list and pa.types.is_integer(column.type.value_type))) or column.null_count:
+        sentence = f"the column labels must hold lists of int32 or of names, got {column.type}"
+        raise ApiError("bad_arrow", sentence, 400)
     if (pc.max(pc.list_value_length(column)).as_py() or 0) > s.MAX_LABELS:
         raise ApiError("too_many", f"an item has at most {s.MAX_LABELS} labels", 413)
     lists = column.to_pylist()
-    if any(label is None or not 0 <= label < 2**31 for row in lists for label in row):
-        raise ApiError("bad_arrow", "labels must be class ids from 0", 400)
+    if any(label is None or not (named or 0 <= label < 2**31) for row in lists for label in row):
+        raise ApiError("bad_arrow", "labels must be class ids from 0, or names", 400)
     return lists

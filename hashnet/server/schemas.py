@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
+from urllib.parse import parse_qs
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 
 from hashnet.client import Queries
 from hashnet.server.errors import ApiError
@@ -22,14 +31,31 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _whole_or_text(value: Any) -> Any:
+    """An id may be text: numbers above 2^53 are not exact in every client."""
+    is_number = isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20
+    return int(value) if is_number else _whole(value)
+
+
 WHOLE = BeforeValidator(_whole)
-Id = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1), WHOLE]
+Id = Annotated[
+    int,
+    Field(strict=True, ge=0, le=2**63 - 1),
+    BeforeValidator(_whole_or_text),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
+                {"type": "string", "pattern": "^[0-9]{1,18}$", "description": "the same as text"},
+            ]
+        }
+    ),
+]
 Finite = Annotated[float, Field(allow_inf_nan=False, ge=-3.4028234663852886e38, le=3.4028234663852886e38)]
 Label = (
     Annotated[int, Field(strict=True, ge=0, le=2**31 - 1), WHOLE]
     | Annotated[str, Field(strict=True, max_length=200)]
 )
-ClassId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1), WHOLE]
 QueryClassId = Annotated[int, Field(ge=0, le=2**31 - 1)]  # text in an address, so not strict
 Base64 = Annotated[
     str, Field(json_schema_extra={"contentEncoding": "base64"}, description="a picture file, base64")
@@ -38,12 +64,13 @@ Version = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1), WHOLE]
 
 # Validation of a list stops at the first mistake: a large body of wrong entries would make millions.
 FIRST = Field(fail_fast=True)
+MAX_CONDITION = 2000  # characters
 MAX_LABELS = 1000  # of one item, and of a filter
 Codes = Annotated[list[Hex], FIRST]
 Images = Annotated[list[Base64], FIRST]
 Features = Annotated[list[Annotated[list[Finite], Field(min_length=1, fail_fast=True)]], FIRST]
 Ids = Annotated[list[Id], FIRST]
-ClassIds = Annotated[list[Annotated[list[ClassId], Field(max_length=MAX_LABELS, fail_fast=True)]], FIRST]
+LabelLists = Annotated[list[Annotated[list[Label], Field(max_length=MAX_LABELS, fail_fast=True)]], FIRST]
 
 
 class Strict(BaseModel):
@@ -81,7 +108,21 @@ class QueryBody(Strict):
     ids: Ids | None = Field(None, min_length=1, description="ids of indexed items")
 
 
-SEARCH_OPTIONS = {"k", "radius", "labels", "exclude_self", "items", "min_version"}
+Ranking = Literal["hamming", "asymmetric"]
+RANKING = "by Hamming distance, or by the logits of pictures or features against the codes (finer, slower)"
+SEARCH_OPTIONS = {
+    "k",
+    "radius",
+    "labels",
+    "exclude_self",
+    "items",
+    "min_version",
+    "text_ids",
+    "ranking",
+    "where",
+}
+WHERE = "a condition on the items' columns, such as: year >= 2020 and city in ('Rome', 'Oslo')"
+TEXT_IDS = "write ids as text, for clients whose numbers are not exact above 2^53"
 
 
 class SearchParams(BaseModel):
@@ -94,6 +135,9 @@ class SearchParams(BaseModel):
     exclude_self: bool | None = None
     items: bool | None = None
     min_version: int | None = Field(None, ge=0, le=2**63 - 1)
+    text_ids: bool | None = Field(None, description=TEXT_IDS)
+    ranking: Ranking | None = Field(None, description=RANKING)
+    where: str | None = Field(None, max_length=MAX_CONDITION, description=WHERE)
 
     def given(self) -> dict[str, Any]:
         """The options that were given, by the names they have in a JSON body."""
@@ -101,6 +145,9 @@ class SearchParams(BaseModel):
         if labels := [*(self.labels or ()), *(self.label_ids or ())]:
             options["labels"] = labels
         return options
+
+
+NO_PARAMS = SearchParams.model_validate({})
 
 
 class SearchBody(QueryBody):
@@ -128,6 +175,9 @@ class SearchBody(QueryBody):
     exclude_self: bool = Field(False, strict=True, description="leave a queried id out of its own hits")
     items: bool = Field(False, strict=True, description="include uri, labels and code of each hit")
     min_version: Version = Field(0, description="search this index version or a newer one")
+    text_ids: bool = Field(False, strict=True, description=TEXT_IDS)
+    ranking: Ranking = Field("hamming", description=RANKING)
+    where: str | None = Field(None, max_length=MAX_CONDITION, description=WHERE)
 
 
 class EncodeBody(Strict):
@@ -144,30 +194,40 @@ class AddBody(Strict):
 
     model_config = _exactly_one("codes", "images", "features")
 
-    item_ids: Ids = Field(min_length=1, description="ids that are not in the index yet")
+    item_ids: Ids = Field(
+        min_length=1, description="ids that are not in the index yet, unless upsert is true"
+    )
     codes: Codes | None = Field(None, min_length=1)
     images: Images | None = Field(None, min_length=1)
     features: Features | None = Field(None, min_length=1)
-    labels: ClassIds | None = Field(None, description="class ids of each item")
+    labels: LabelLists | None = Field(None, description="classes of each item, ids or names")
+    upsert: bool = Field(False, strict=True, description="replace items that have one of these ids")
+    keys: Annotated[list[str], FIRST] | None = Field(None, description="a key of each item")
+    columns: dict[str, list[Any]] | None = Field(None, description="column name → one value per item")
 
 
 class RemoveBody(Strict):
     ids: Ids = Field(min_length=1)
 
 
+OutId = int | Annotated[str, Field(description="where text_ids is true")]
+
+
 class ItemOut(BaseModel):
-    id: int
+    id: OutId
     uri: str | None = Field(description="where it came from; null where unknown")
     labels: list[int] | None = Field(description="class ids; null where the database has none")
     label_names: list[str] | None = Field(description="their names; null where classes have none")
     code: str = Field(description="its packed code, hex")
     thumbnail: str | None = Field(description="path of its thumbnail; null where there is none")
+    columns: dict[str, Any] | None = Field(None, description="its key and further columns, where it has them")
 
 
 class HitsOut(BaseModel):
     code: str = Field(description="the query's code, hex")
-    ids: list[int] = Field(description="nearest first; equal distances by id")
+    ids: list[OutId] = Field(description="nearest first; equal distances by id")
     distances: list[int] = Field(description="bits that differ")
+    scores: list[float] | None = Field(None, description="of asymmetric ranking, the largest first")
     items: list[ItemOut] | None = Field(None, description="one per hit, where requested")
 
 
@@ -228,6 +288,17 @@ def parse(model: type[BaseModel], body: bytes) -> Any:
     """The validated body, or ApiError with the first few mistakes."""
     try:
         return model.model_validate_json(body)
+    except ValidationError as error:
+        raise explain(error) from None
+
+
+def parse_query(model: type[BaseModel], query_string: bytes) -> Any:
+    """The validated query string, or ApiError."""
+    given = parse_qs(query_string.decode("latin-1"), keep_blank_values=True)
+    lists = {"labels", "label_ids"}
+    values = {name: listed if name in lists else listed[-1] for name, listed in given.items()}
+    try:
+        return model.model_validate(values)
     except ValidationError as error:
         raise explain(error) from None
 

@@ -1,7 +1,8 @@
-"""CodeStore: a complete folder of code shards, read by its list; and write_store, to make one of arrays.
+"""CodeStore: a complete folder of code shards, read by its list; and the codes artefact of a run.
 
 >>> import tempfile
 >>> import numpy as np
+>>> from hashnet.store import write_store
 >>> codes = np.arange(24, dtype=np.uint8).reshape(3, 8)
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     store = write_store(folder + "/codes", codes, labels=np.array([0, 1, 1]))
@@ -15,8 +16,8 @@ Parquet's fixed-length bytes. ``hashnet.store.commit`` describes how the folder 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,14 +26,97 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hashnet import labels as label_sets
-from hashnet.codes import check_codes
-from hashnet.errors import CodeError, DataError, FormatError
-from hashnet.io import as_array, binary_column, binary_matrix, check_whole, rechunk, storage
-from hashnet.store.artefact import SUCCESS, CodesArtefact
-from hashnet.store.commit import ShardRecord, StoreWriter, read_quarantine, read_records
-from hashnet.store.plan import BIT_ORDER, PLAN, PlannedPart, StorePlan, read_plan
+from hashnet.errors import DataError, FormatError
+from hashnet.io import Artefact, Description, binary_matrix, check_whole, read_checked, rechunk, storage
+from hashnet.store.plan import (
+    PLAN,
+    QUARANTINE,
+    RECORDS,
+    REDO_SHARD,
+    REDO_STORE,
+    SUCCESS,
+    ShardRecord,
+    StorePlan,
+    read_plan,
+    read_quarantine,
+    read_record,
+    read_records,
+)
+from hashnet.store.statistics import health_problems
 
-ROWS_PER_SHARD = 8192
+
+class CodesArtefact(Artefact):
+    """A store of codes (or features) as an artefact of a run."""
+
+    header_file = "manifest.json"
+    made_by = "encode the database with jobs/encode_db.py"
+    fix = REDO_SHARD
+
+    def __init__(self, uri: str, kind: str | None = None) -> None:
+        super().__init__(uri)
+        self.kind = kind or self._begun_as()
+
+    def _begun_as(self) -> str:
+        """ "codes" or "features", whichever the folder's plan says; codes where it says nothing."""
+        values = storage.read_json(storage.join(self.uri, PLAN)) if self.begun() else {}
+        output = values.get("output") if isinstance(values, dict) else None
+        return output if output in ("codes", "features") else "codes"
+
+    def exists(self) -> bool:
+        """Whether the store is complete: every shard committed and listed."""
+        return storage.exists(storage.join(self.uri, SUCCESS))
+
+    def begun(self) -> bool:
+        """Whether encoding into this folder has begun, complete or not."""
+        return storage.exists(storage.join(self.uri, PLAN))
+
+    def open(self, verify: bool = True) -> Any:
+        return (CodeStore if self.kind == "codes" else FeatureStore).open(self.uri, verify)
+
+    def write(self, codes: np.ndarray, **columns: Any) -> Any:
+        from hashnet.store.commit import write_store
+
+        return write_store(self.uri, codes, **columns)
+
+    def describe(self) -> Description:
+        return super().describe() if self.exists() else Description(self.uri, self.kind)
+
+    def verify(self) -> list[str]:
+        if not self.exists():
+            records = storage.list_names(storage.join(self.uri, RECORDS))
+            done = sum(name.endswith(".json") for name in records)
+            return [f"encoding is not finished: {done} shards are; run jobs/encode_db.py again to continue"]
+        values = self.read()
+        return [*self.damage(), *health_problems(values["rows"], values.get("statistics") or {})]
+
+    def damage(self) -> Iterator[str]:
+        """Also of plan and records, whose content the header repeats."""
+        yield from super().damage()
+        values = self.read()
+        try:
+            check_frozen(self.uri, StorePlan.from_dict(values))
+            for shard in values["shards"]:
+                name = f"{shard['name']}.json"
+                if not storage.exists(storage.join(self.uri, RECORDS, name)):
+                    yield f"{RECORDS}/{name} is missing"
+                elif read_record(self.uri, name) != ShardRecord.from_dict(shard):
+                    yield f"{RECORDS}/{name} differs from the shard that {self.header_file} lists"
+        except FormatError as error:
+            yield str(error)
+
+    def files(self, values: Mapping[str, Any]) -> dict[str, str]:
+        shards = values["shards"]
+        refused = [shard for shard in shards if shard.get("quarantine_sha256")]
+        return {f"{shard['name']}.parquet": shard["sha256"] for shard in shards} | {
+            f"{QUARANTINE}/{shard['name']}.parquet": shard["quarantine_sha256"] for shard in refused
+        }
+
+    def facts(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        facts = {name: values.get(name) for name in ("rows", "bad_rows", "n_classes", "sha256")}
+        facts["n_bits" if values["kind"] == "codes" else "n_features"] = values["width"]
+        facts["shards"] = len(values["shards"])
+        statistics = values.get("statistics") or {}
+        return facts | {name: value for name, value in statistics.items() if not isinstance(value, list)}
 
 
 class ShardStore:
@@ -40,8 +124,8 @@ class ShardStore:
 
     output = ""
 
-    def __init__(self, uri: str, about: dict[str, Any]) -> None:
-        self.uri = str(uri)
+    def __init__(self, uri: str, about: dict[str, Any], verify: bool = True) -> None:
+        self.uri, self.verify_files = str(uri), verify
         self.plan = StorePlan.from_dict(about)
         self.shards = [ShardRecord.from_dict(record) for record in about["shards"]]
         self.n_rows: int = about["rows"]
@@ -52,19 +136,25 @@ class ShardStore:
         self.statistics: dict[str, Any] = about["statistics"]
 
     @classmethod
-    def open(cls, uri: str):  # type: ignore[no-untyped-def]
-        """The complete store at ``uri``; FormatError where it is missing or not finished."""
+    def open(cls, uri: str, verify: bool = True):  # type: ignore[no-untyped-def]
+        """The complete store at ``uri``; FormatError where it is missing, not finished or damaged.
+
+        A shard's sha256 is checked whenever it is read, unless ``verify`` is false.
+        """
         uri = str(uri)
         if not CodesArtefact(uri).exists():
             raise FormatError(_why_not(uri))
         artefact = CodesArtefact(uri, cls.output)
         about = artefact.read()
         try:
-            return cls(uri, about)
+            store = cls(uri, about, verify)
         except (KeyError, TypeError) as error:
             raise FormatError(
                 f"{artefact.header_uri} lacks {error}; it is damaged or was not written by hashnet"
             ) from error
+        if verify:
+            check_frozen(uri, store.plan)
+        return store
 
     def __len__(self) -> int:
         return self.n_rows
@@ -75,20 +165,45 @@ class ShardStore:
 
     @contextmanager
     def open_shard(self, shard: ShardRecord) -> Iterator[pq.ParquetFile]:
-        """One shard's Parquet file; FormatError where opening it, or reading it inside the block, fails."""
+        """One shard's Parquet file; FormatError where its bytes are damaged or cannot be read."""
+        with self._parsing(shard, self._source(shard)) as file:
+            yield file
+
+    @contextmanager
+    def _parsing(self, shard: ShardRecord, source: pa.NativeFile) -> Iterator[pq.ParquetFile]:
         remote = not storage.is_local(self.uri)  # there, columns are requested together
-        with storage.open_input(storage.join(self.uri, shard.file)) as source:
+        with source:
             try:
-                yield pq.ParquetFile(source, pre_buffer=remote)
+                yield pq.ParquetFile(source, pre_buffer=remote and not self.verify_files)
             except (pa.ArrowException, OSError) as error:
                 raise FormatError(f"{self.uri}/{shard.file} is damaged or out of reach: {error}") from error
+
+    def _source(self, shard: ShardRecord) -> pa.NativeFile:
+        """A shard's bytes, checked, or the open file where nothing is to be verified."""
+        where = storage.join(self.uri, shard.file)
+        if not self.verify_files:
+            return storage.open_input(where)
+        return pa.BufferReader(read_checked(where, shard.sha256, REDO_SHARD))
+
+    def _sources(self, shards: Sequence[ShardRecord]) -> Iterator[pa.NativeFile]:
+        """The source of each shard; a thread reads and hashes the next one while the caller parses."""
+        if len(shards) < 2 or not self.verify_files:
+            yield from map(self._source, shards)
+            return
+        with ThreadPoolExecutor(1) as pool:
+            following = pool.submit(self._source, shards[0])
+            for shard in shards[1:]:
+                ready, following = following, pool.submit(self._source, shard)
+                yield ready.result()
+            yield following.result()
 
     def tables(
         self, columns: list[str] | None = None, shards: Sequence[int] | None = None
     ) -> Iterator[pa.Table]:
         """One Arrow table per shard, in order; ``shards`` selects some by their position in the list."""
-        for shard in self.shards if shards is None else [self.shards[i] for i in shards]:
-            with self.open_shard(shard) as file:
+        chosen = self.shards if shards is None else [self.shards[i] for i in shards]
+        for shard, source in zip(chosen, self._sources(chosen), strict=True):
+            with self._parsing(shard, source) as file:
                 # plain single-threaded reads: twice as fast for files of this size, and callers
                 # that need more read several shards at once
                 table = file.read(columns=columns, use_threads=False)
@@ -97,6 +212,19 @@ class ShardStore:
                     f"{self.uri}/{shard.file} has {table.num_rows} rows, its record says {shard.rows}"
                 )
             yield table
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the manifest's further columns, in the shards beside row_id, uri, labels and code."""
+        return tuple(self.plan.columns)
+
+    def read(self, columns: list[str]) -> pa.Table:
+        """These columns of all rows, in storage order."""
+        unknown = [name for name in columns if name not in self.plan.schema.names]
+        if unknown:
+            raise DataError(f"{self.uri} has no column {unknown[0]!r}: {', '.join(self.plan.schema.names)}")
+        empty = self.plan.schema.empty_table().select(columns)
+        return pa.concat_tables([empty, *self.tables(columns)])
 
     def ids(self) -> np.ndarray:
         """Row ids, int64 (n,), in storage order."""
@@ -123,11 +251,8 @@ class ShardStore:
         return read_quarantine(self.uri, {shard.name: shard for shard in self.shards})
 
     def verify(self) -> None:
-        """Reads every shard and compares its sha256 with the list; FormatError at the first difference."""
-        for shard, path in zip(self.shards, self.paths(), strict=True):
-            found = storage.sha256_of(path)
-            if found != shard.sha256:
-                raise FormatError(f"{path} has sha256 {found[:12]}, the list says {shard.sha256[:12]}")
+        """Reads every file and compares its sha256 with the list; FormatError at the first difference."""
+        CodesArtefact(self.uri, self.output).check()
 
     def _matrix(self, table: pa.Table) -> np.ndarray:
         raise NotImplementedError
@@ -192,69 +317,6 @@ class FeatureStore(ShardStore):
         return features
 
 
-def write_store(
-    uri: str,
-    codes: np.ndarray,
-    ids: np.ndarray | None = None,
-    labels: np.ndarray | None = None,
-    uris: list[str] | None = None,
-    n_classes: int | None = None,
-    rows_per_shard: int = ROWS_PER_SHARD,
-    lineage: dict[str, Any] | None = None,
-    overwrite: bool = False,
-) -> CodeStore:
-    """A complete store of the given codes, uint8 (n, n_bits // 8); ids default to 0..n-1.
-
-    Rows are stored in the order of their ids, which must differ. A folder that holds a store is
-    refused unless ``overwrite``.
-    """
-    codes = check_codes(codes)
-    n = len(codes)
-    ids = np.arange(n, dtype=np.int64) if ids is None else as_array(ids, "ids")
-    if len(ids) and (ids.dtype.kind not in "iu" or ids.min() < 0):
-        raise CodeError(f"ids must be whole numbers from 0 on, got {ids.dtype}, the least {ids.min()}")
-    if len(ids) and int(ids.max()) > np.iinfo(np.int64).max:
-        raise CodeError(f"ids must fit into int64, got {ids.max()}")
-    ids = ids.astype(np.int64)
-    multi_hot = None if labels is None else label_sets.as_multi_hot(labels, n_classes)
-    for name, column in (("ids", ids), ("labels", multi_hot), ("uris", uris)):
-        if column is not None and len(column) != n:
-            raise CodeError(f"{n} codes came with {len(column)} {name}")
-    if len(np.unique(ids)) != n:
-        raise CodeError(f"ids must differ; {n - len(np.unique(ids))} of {n} are repeated")
-    if storage.exists(storage.join(uri, PLAN)):
-        if not overwrite:
-            raise DataError(f"{uri} holds a store already; give another folder or overwrite=True")
-        storage.delete(uri)
-    order = np.argsort(ids, kind="stable")
-    part = PlannedPart("arrays", hashlib.sha256(ids[order].tobytes() + codes[order].tobytes()).hexdigest(), n)
-    writer = StoreWriter(
-        uri,
-        StorePlan(
-            output="codes",
-            width=codes.shape[1] * 8,
-            rows_per_shard=rows_per_shard,
-            parts=(part,),
-            n_classes=None if multi_hot is None else multi_hot.shape[1],
-            lineage={"bit_order": BIT_ORDER} | (lineage or {}),
-        ),
-    ).begin()
-    for shard in writer.plan.ranges():
-        rows = order[shard.start : shard.stop]
-        lists = None if multi_hot is None else label_sets.to_lists(multi_hot[rows])
-        table = pa.table(
-            {
-                "row_id": ids[rows],
-                "uri": pa.array([None if uris is None else uris[i] for i in rows], pa.string()),
-                "labels": pa.nulls(len(rows), pa.list_(pa.int32())) if lists is None else lists,
-                "code": binary_column(codes[rows]),
-            }
-        )
-        writer.commit(shard, table)
-    writer.finish()
-    return CodeStore.open(uri)
-
-
 def _why_not(uri: str) -> str:
     plan = read_plan(uri)
     if plan is None:
@@ -264,3 +326,12 @@ def _why_not(uri: str) -> str:
         f"{uri} is not complete: {done} of {plan.n_shards} shards are there and no {SUCCESS}; "
         "run the same encode_db command again to finish it"
     )
+
+
+def check_frozen(uri: str, plan: StorePlan) -> None:
+    """FormatError unless the plan in the folder is this one, of the header, or one that extends it."""
+    found = read_plan(uri)
+    if found is None:
+        raise FormatError(f"{uri}/{PLAN} is missing; restore it, or {REDO_STORE}")
+    if differing := plan.difference(found):
+        raise FormatError(f"{uri} {differing} by {PLAN}: one of the two files is of another store")

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,50 +27,34 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hashnet.codes import bit_balance
-from hashnet.errors import FormatError
-from hashnet.io import binary_matrix, storage
-from hashnet.store.artefact import QUARANTINE, RECORDS, SUCCESS, CodesArtefact
-from hashnet.store.distinct_count import DistinctCounter
-from hashnet.store.plan import BIT_ORDER, FORMAT_VERSION, PLAN, ShardRange, StorePlan, check_plan, read_plan
+from hashnet import labels as label_sets
+from hashnet.codes import check_codes
+from hashnet.data import further_columns, plain_column, refuse_duplicates, schema_type
+from hashnet.errors import CodeError, DataError, FormatError
+from hashnet.io import as_array, binary_column, binary_matrix, storage
+from hashnet.store.code_store import CodesArtefact, CodeStore
+from hashnet.store.plan import (
+    BIT_ORDER,
+    FORMAT_VERSION,
+    PLAN,
+    QUARANTINE,
+    QUARANTINE_SCHEMA,
+    READERS,
+    RECORDS,
+    SUCCESS,
+    PlannedPart,
+    ShardRange,
+    ShardRecord,
+    StorePlan,
+    check_plan,
+    read_plan,
+    read_records,
+    write_plan,
+    write_record,
+)
+from hashnet.store.statistics import code_statistics
 
-READERS = 16  # files read at once, because each is a round trip on an object store
-QUARANTINE_SCHEMA = pa.schema([("row_id", pa.int64()), ("uri", pa.string()), ("reason", pa.string())])
-
-
-@dataclass(frozen=True)
-class ShardRecord:
-    """What is known of one committed shard.
-
-    A repair shard holds rows that were in quarantine and could be encoded later, from any range.
-    """
-
-    name: str
-    rows: int
-    bad_rows: int
-    sha256: str
-    bytes: int
-    part: str
-    part_sha256: str
-    start: int
-    stop: int
-    reasons: Mapping[str, int]
-    quarantine_sha256: str | None = None
-    repair: bool = False
-
-    @property
-    def file(self) -> str:
-        return f"{self.name}.parquet"
-
-    @classmethod
-    def from_dict(cls, about: Mapping[str, Any]) -> ShardRecord:
-        return cls(**{name: about[_KEYS.get(name, name)] for name in cls.__dataclass_fields__})
-
-    def to_dict(self) -> dict[str, Any]:
-        return {_KEYS.get(name, name): value for name, value in asdict(self).items()}
-
-
-_KEYS = {"repair": "mends"}  # names on disk that differ from the attribute's
+ROWS_PER_SHARD = 8192
 
 
 @dataclass(frozen=True)
@@ -85,8 +69,7 @@ class StoreWriter:
         check_plan(self.uri, self.plan)
         found = read_plan(self.uri)
         if found is None or len(found.parts) < len(self.plan.parts):
-            storage.make_folder(self.uri)
-            storage.write_json(storage.join(self.uri, PLAN), self.plan.to_dict())
+            write_plan(self.uri, self.plan)
         return self
 
     def commit(
@@ -127,8 +110,7 @@ class StoreWriter:
             quarantine_sha256=quarantine_sha256,
             repair=repair,
         )
-        values = {"kind": "shard record", "format_version": FORMAT_VERSION} | record.to_dict()
-        storage.write_json(storage.join(self.uri, RECORDS, f"{shard.name}.json"), values)
+        write_record(self.uri, record)
         return record
 
     @property
@@ -165,7 +147,7 @@ class StoreWriter:
             "rows": sum(record.rows for record in shards),
             "bad_rows": sum(record.bad_rows for record in shards if not record.repair) - repaired,
             "shards": [record.to_dict() for record in shards],
-            "statistics": code_statistics(self.uri, self.plan, shards) if self.plan.output == "codes" else {},
+            "statistics": self._statistics(shards) if self.plan.output == "codes" else {},
         }
         if self.was_extended():  # checked last, because the statistics take a while
             raise FormatError(
@@ -179,6 +161,19 @@ class StoreWriter:
         storage.write_bytes(storage.join(self.uri, SUCCESS), b"")
         self._remove_leftovers(shards)
         return header
+
+    def _statistics(self, shards: list[ShardRecord]) -> dict[str, Any]:
+        """See ``code_statistics``; holds ``READERS`` shards in memory."""
+
+        def read(record: ShardRecord) -> np.ndarray:
+            return binary_matrix(record.table(self.uri, ["code"])["code"], self.plan.width // 8)
+
+        def blocks() -> Iterator[np.ndarray]:
+            with ThreadPoolExecutor(READERS) as pool:
+                for start in range(0, len(shards), READERS):
+                    yield from pool.map(read, shards[start : start + READERS])
+
+        return code_statistics(blocks(), self.plan.width)
 
     def completed(self, shards: list[ShardRecord]) -> dict[str, Any] | None:
         """The header of the store, if it is complete and lists exactly these shards."""
@@ -237,54 +232,11 @@ def parquet_bytes(table: pa.Table) -> bytes:
         row_group_size=65_536,
         use_dictionary=["labels.list.element"],  # codes, ids and uris hardly ever repeat
         write_statistics=["row_id"],
+        write_page_checksum=True,  # for readers that do not check the sha256
         data_page_version="1.0",
         version="2.6",
     )
     return sink.getvalue().to_pybytes()
-
-
-def read_records(uri: str) -> dict[str, ShardRecord]:
-    """Committed shards by name: those that have a record and a file of the recorded size.
-
-    A repair shard counts while all its rows are in quarantine. When a range is encoded again later, its
-    rows are in the range's own shard and the repair shard no longer counts.
-    """
-    sizes = storage.list_sizes(uri)
-    names = [name for name in storage.list_names(storage.join(uri, RECORDS)) if name.endswith(".json")]
-
-    def read(name: str) -> ShardRecord:
-        where = storage.join(uri, RECORDS, name)
-        about = storage.check_format(storage.read_json(where), where, "shard record", FORMAT_VERSION)
-        return ShardRecord.from_dict(about)
-
-    with ThreadPoolExecutor(READERS) as pool:
-        records = list(pool.map(read, names))
-    whole = {record.name: record for record in records if sizes.get(record.file) == record.bytes}
-    repaired = any(record.repair for record in whole.values())
-    return _resolve_repairs(uri, whole)[1] if repaired else whole
-
-
-def read_quarantine(uri: str, records: Mapping[str, ShardRecord]) -> pa.Table:
-    """Bad rows (row_id, uri, reason) in row_id order that no repair shard holds."""
-    return _resolve_repairs(uri, records)[0].sort_by("row_id")
-
-
-def _resolve_repairs(uri: str, records: Mapping[str, ShardRecord]) -> tuple[pa.Table, dict[str, ShardRecord]]:
-    """The rows left in quarantine, and the records that count (see ``read_records``)."""
-    counting = {name: record for name, record in records.items() if not record.repair}
-    tables = [QUARANTINE_SCHEMA.empty_table()]
-    for record in counting.values():
-        if record.bad_rows:
-            with storage.open_input(storage.join(uri, QUARANTINE, record.file)) as source:
-                tables.append(pq.read_table(source, columns=QUARANTINE_SCHEMA.names))
-    bad = pa.concat_tables(tables).cast(QUARANTINE_SCHEMA)
-    for record in sorted((record for record in records.values() if record.repair), key=lambda r: r.name):
-        with storage.open_input(storage.join(uri, record.file)) as source:
-            rows = pq.read_table(source, columns=["row_id"])["row_id"].combine_chunks()
-        repaired = pc.is_in(bad["row_id"], value_set=rows)
-        if pc.sum(repaired).as_py() == len(rows):
-            bad, counting[record.name] = bad.filter(pc.invert(repaired)), record
-    return bad, counting
 
 
 def content_sha256(shards: list[ShardRecord]) -> str:
@@ -292,22 +244,82 @@ def content_sha256(shards: list[ShardRecord]) -> str:
     return hashlib.sha256("".join(f"{s.name} {s.sha256}\n" for s in shards).encode()).hexdigest()
 
 
-def code_statistics(uri: str, plan: StorePlan, shards: list[ShardRecord]) -> dict[str, Any]:
-    """The number of different codes, and the fraction of ones per bit; holds ``READERS`` shards in memory."""
-    counter, ones, rows = DistinctCounter(), np.zeros(plan.width), 0
+def write_store(
+    uri: str,
+    codes: np.ndarray,
+    ids: np.ndarray | None = None,
+    labels: np.ndarray | pa.Array | None = None,
+    uris: list[str] | None = None,
+    n_classes: int | None = None,
+    rows_per_shard: int = ROWS_PER_SHARD,
+    lineage: dict[str, Any] | None = None,
+    overwrite: bool = False,
+    columns: pa.Table | None = None,
+) -> CodeStore:
+    """A complete store of the given codes, uint8 (n, n_bits // 8); ids default to 0..n-1.
 
-    def read(record: ShardRecord) -> np.ndarray:
-        with storage.open_input(storage.join(uri, record.file)) as source:
-            return binary_matrix(pq.read_table(source, columns=["code"])["code"], plan.width // 8)
+    ``labels`` are class ids, multi-hot rows, or an Arrow array of class id lists (then with ``n_classes``).
+    ``columns`` are further ones of the same rows, for filters and hits; ``key`` among them is a text that
+    differs for every row. Rows are stored in the order of their ids, which must differ. A folder that
+    holds a store is refused unless ``overwrite``.
+    """
+    codes = check_codes(codes)
+    n = len(codes)
+    ids = np.arange(n, dtype=np.int64) if ids is None else as_array(ids, "ids")
+    if len(ids) and (ids.dtype.kind not in "iu" or ids.min() < 0):
+        raise CodeError(f"ids must be whole numbers from 0 on, got {ids.dtype}, the least {ids.min()}")
+    if len(ids) and int(ids.max()) > np.iinfo(np.int64).max:
+        raise CodeError(f"ids must fit into int64, got {ids.max()}")
+    ids = ids.astype(np.int64)
+    lists, n_classes = _label_lists(labels, n_classes)
+    for name, column in (("ids", ids), ("labels", lists), ("uris", uris), ("columns", columns)):
+        if column is not None and len(column) != n:
+            raise CodeError(f"{n} codes came with {len(column)} {name}")
+    if len(np.unique(ids)) != n:
+        raise CodeError(f"ids must differ; {n - len(np.unique(ids))} of {n} are repeated")
+    if storage.exists(storage.join(uri, PLAN)):
+        if not overwrite:
+            raise DataError(f"{uri} holds a store already; give another folder or overwrite=True")
+        storage.delete(uri)
+    further = pa.table({}) if columns is None else columns
+    further_columns(further.column_names, None, further.schema, set(), "columns")  # refuses what cannot be
+    if "key" in further.column_names:
+        refuse_duplicates(further["key"].combine_chunks(), "column 'key'")
+    order = np.argsort(ids, kind="stable")
+    part = PlannedPart("arrays", hashlib.sha256(ids[order].tobytes() + codes[order].tobytes()).hexdigest(), n)
+    writer = StoreWriter(
+        uri,
+        StorePlan(
+            output="codes",
+            width=codes.shape[1] * 8,
+            rows_per_shard=rows_per_shard,
+            parts=(part,),
+            n_classes=n_classes,
+            lineage={"bit_order": BIT_ORDER} | (lineage or {}),
+            columns={name: str(schema_type(further.schema, name)) for name in further.column_names},
+        ),
+    ).begin()
+    for shard in writer.plan.ranges():
+        rows = order[shard.start : shard.stop]
+        table = pa.table(
+            {
+                "row_id": ids[rows],
+                "uri": pa.array([None if uris is None else uris[i] for i in rows], pa.string()),
+                "labels": pa.nulls(len(rows), pa.list_(pa.int32())) if lists is None else lists.take(rows),
+                "code": binary_column(codes[rows]),
+                **{name: plain_column(further[name]).take(rows) for name in further.column_names},
+            }
+        )
+        writer.commit(shard, table)
+    writer.finish()
+    return CodeStore.open(uri)
 
-    with ThreadPoolExecutor(READERS) as pool:
-        for start in range(0, len(shards), READERS):
-            for codes in pool.map(read, shards[start : start + READERS]):
-                counter.add(codes)
-                ones += bit_balance(codes) * len(codes)
-                rows += len(codes)
-    return {
-        "distinct_codes": counter.count,
-        "distinct_is_exact": counter.exact,
-        "bit_balance": [round(float(share), 6) for share in ones / max(rows, 1)],
-    }
+
+def _label_lists(labels: Any, n_classes: int | None) -> tuple[pa.Array | None, int | None]:
+    """Class id lists list<int32> (n,) and the number of classes; None and None without labels."""
+    if labels is None:
+        return None, None
+    if isinstance(labels, pa.Array):
+        return labels, n_classes
+    multi_hot = label_sets.as_multi_hot(labels, n_classes)
+    return label_sets.to_lists(multi_hot), multi_hot.shape[1]

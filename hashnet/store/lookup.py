@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet.data import Manifest, decode, fetch_images
-from hashnet.errors import BadImage
+from hashnet.errors import BadImage, FormatError
 from hashnet.io import storage
 from hashnet.store.code_store import CodeStore
 from hashnet.store.commit import ShardRecord
@@ -68,8 +68,8 @@ class ItemLookup:
         store = CodeStore.open(self.store.uri)
         if store.sha256 == self.store.sha256:
             return False
-        again = None if self.manifest is None else Manifest.open(self.manifest.uri, check=self.manifest.check)
-        self._open(store, again)
+        old = self.manifest
+        self._open(store, None if old is None else Manifest.open(old.uri, verify=old.verify_files))
         return True
 
     def items(self, ids: Iterable[int]) -> list[StoredItem | None]:
@@ -78,6 +78,15 @@ class ItemLookup:
 
     def item(self, id_: int) -> StoredItem | None:
         """One item, or None."""
+        store = self.store
+        try:
+            return self._find(id_)
+        except FormatError:  # perhaps the store was written anew, and its shards with it
+            if self.store is store and not self.refresh():
+                raise
+            return self._find(id_)
+
+    def _find(self, id_: int) -> StoredItem | None:
         for shard in self._candidates(id_):
             table = self._table(shard)
             row_ids = table["row_id"].to_numpy()

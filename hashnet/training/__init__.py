@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from hashnet.io import lazy_names
 
 if TYPE_CHECKING:
+    from hashnet.training.batches import from_first
+    from hashnet.training.checkpoints import EpochRecord, StageRecord, StepRecord, read_history
     from hashnet.training.diagnostics import logits_of
-    from hashnet.training.distributed import from_first
-    from hashnet.training.frozen_backbone import standardise
-    from hashnet.training.history import EpochRecord, StageRecord, StepRecord, read_history
+    from hashnet.training.frozen_backbone import features_of_run, standardise
     from hashnet.training.inputs import ArraySource, held_out, open_rows
     from hashnet.training.loop import Callbacks, fit
     from hashnet.training.preparation import (
@@ -29,10 +29,10 @@ __all__, __getattr__ = lazy_names(
     __name__,
     {
         "train_config": ["EXECUTION_KEYS", "FitSettings", "KINDS", "TrainConfig"],
+        "batches": ["from_first"],
+        "checkpoints": ["EpochRecord", "StageRecord", "StepRecord", "read_history"],
         "diagnostics": ["logits_of"],
-        "distributed": ["from_first"],
-        "frozen_backbone": ["standardise"],
-        "history": ["EpochRecord", "StageRecord", "StepRecord", "read_history"],
+        "frozen_backbone": ["features_of_run", "standardise"],
         "inputs": ["ArraySource", "held_out", "open_rows"],
         "loop": ["Callbacks", "fit"],
         "preparation": [

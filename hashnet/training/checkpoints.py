@@ -1,4 +1,4 @@
-"""Checkpoints: everything that training needs to continue exactly where it was, without a pickle.
+"""Checkpoints and the history: what training needs to continue exactly where it was, without a pickle.
 
     step-00000400/tensors.safetensors   model, and momentum of the optimiser
     step-00000400/history.json          the history up to here
@@ -7,22 +7,142 @@
 
 The learning rate is a function of (stage, step in the stage); the order of the rows, their augmentation and
 every random number are functions of (seed, step). Those numbers are the state of schedule, data and RNG.
+
+The history has one row per step and one record per stage, kept as columns of JSON. J is the loss of the
+relaxed codes, L that of the signs (None where it was not measured), ``quantisation`` is mean(1 - |g|),
+``balance`` the largest share of equal bits in one bit position (0.5 is perfect, 1 a dead bit), ``entropy``
+the mean entropy of the bit positions in bits (1 is perfect); the last three are of one batch.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 import logging
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from hashnet.errors import FormatError, HashnetError
-from hashnet.io import storage
-from hashnet.training.history import History, read_history, write_history
+from hashnet.errors import HashnetError
+from hashnet.io import read_checked, read_sealed, sealed, storage, write_sealed
+from hashnet.models import ModelArtefact
+
+HISTORY = "history.json"
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step, NaN where something was not measured; ``total_steps`` of all stages, if none ends early."""
+
+    step: int
+    epoch: int
+    stage: int
+    beta: float
+    lr: float = math.nan
+    J: float = math.nan
+    L: float = math.nan
+    quantisation: float = math.nan
+    distinct: int = 0
+    balance: float = math.nan
+    entropy: float = math.nan
+    rows_per_s: float = math.nan
+    total_steps: int = 0
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """The end of an epoch; J is its mean."""
+
+    epoch: int
+    step: int
+    stage: int
+    beta: float
+    J: float
+
+
+@dataclass
+class StageRecord:
+    """A finished stage: ``lr`` is that of its first step, J and those after it are means of its last epoch.
+
+    ``map`` is set by the callback of a run that measures it after each stage.
+    """
+
+    stage: int
+    beta: float
+    lr: float
+    first_step: int
+    steps: int
+    epochs: int
+    seconds: float
+    J: float | None = None
+    L: float | None = None
+    quantisation: float | None = None
+    distinct: float | None = None
+    balance: float | None = None
+    entropy: float | None = None
+    rows_per_s: float | None = None
+    map: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "map" or value is not None}
+
+
+COLUMNS = tuple(f.name for f in dataclasses.fields(StepRecord) if f.name != "total_steps")
+MEANS = ("J", "L", "quantisation", "distinct", "balance", "entropy", "rows_per_s")  # of a stage's last epoch
+
+
+@dataclass
+class History:
+    """Columns of numbers by name, and the records of the finished stages."""
+
+    steps: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
+    stages: list[StageRecord] = field(default_factory=list)
+
+    def add(self, record: StepRecord) -> None:
+        for name in COLUMNS:
+            value = getattr(record, name)
+            self.steps[name].append(_short(value) if isinstance(value, float) else value)
+
+    def __len__(self) -> int:
+        return len(self.steps["step"])
+
+    def means_since(self, step: int) -> dict[str, float | None]:
+        """Mean of each of ``MEANS`` from ``step`` on; None where nothing was measured."""
+        first = int(np.searchsorted(np.asarray(self.steps["step"]), step))
+        means: dict[str, float | None] = {}
+        for name in MEANS:
+            column = np.array(self.steps[name][first:], dtype=np.float64)  # None becomes NaN
+            known = column[np.isfinite(column)]
+            means[name] = float(known.mean()) if len(known) else None
+        return means
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def write_history(uri: str, history: History) -> None:
+    """Writes ``history.json`` into the folder ``uri``."""
+    stages = [stage.to_dict() for stage in history.stages]
+    about = sealed("history", FORMAT_VERSION, {"steps": history.steps, "stages": stages})
+    text = json.dumps(about, separators=(",", ":"))  # compact: a file with one number per line would be long
+    storage.write_bytes(storage.join(uri, HISTORY), text.encode())
+
+
+def read_history(uri: str) -> History:
+    """The history in a model bundle or a checkpoint; FormatError where it is damaged."""
+    model = ModelArtefact(uri)
+    if model.exists() and HISTORY in model.header().files:
+        model.read_file(HISTORY)  # another run's would have a seal, too
+    about = read_sealed(storage.join(uri, HISTORY), "history", FORMAT_VERSION, "do without it: delete it")
+    return History(about["steps"], [StageRecord(**stage) for stage in about["stages"]])
+
 
 logger = logging.getLogger(__name__)
 KIND, FORMAT_VERSION = "checkpoint", 1
@@ -71,34 +191,47 @@ class Checkpoints:
         )
 
     def save(
-        self, state: TrainState, model: torch.nn.Module, optimiser: torch.optim.Optimizer, history: History
+        self,
+        state: TrainState,
+        model: torch.nn.Module,
+        optimiser: torch.optim.Optimizer,
+        history: History,
+        loss_module: torch.nn.Module | None = None,
     ) -> None:
         """Writes a checkpoint and removes all but the newest ``KEEP``."""
         folder = storage.join(self.uri, f"step-{state.step:08d}")
         optimiser_tensors, optimiser_numbers = _flatten(optimiser)
-        tensors = {f"model.{k}": v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+        modules = {"model": model} | ({"loss": loss_module} if loss_module is not None else {})
+        tensors = {
+            f"{name}.{k}": v.detach().cpu().contiguous()
+            for name, module in modules.items()
+            for k, v in module.state_dict().items()
+        }
         data = save_tensors({k: v.clone() for k, v in (tensors | optimiser_tensors).items()})
         storage.write_bytes(storage.join(folder, TENSORS), data)
         write_history(folder, history)
         about = {
-            "kind": KIND,
-            "format_version": FORMAT_VERSION,
             "tensors_sha256": hashlib.sha256(data).hexdigest(),
             "state": asdict(state),
             "optimiser": optimiser_numbers,
         }
-        storage.write_json(storage.join(folder, STATE), about)
+        write_sealed(storage.join(folder, STATE), KIND, FORMAT_VERSION, about)
         for step in self.steps()[:-KEEP]:
             storage.delete(storage.join(self.uri, f"step-{step:08d}"))
 
     def restore(
-        self, model: torch.nn.Module, optimiser: torch.optim.Optimizer
+        self,
+        model: torch.nn.Module,
+        optimiser: torch.optim.Optimizer,
+        loss_module: torch.nn.Module | None = None,
     ) -> tuple[TrainState, History] | None:
-        """Loads the newest undamaged checkpoint into model and optimiser; None when there is none."""
+        """Loads the newest undamaged checkpoint into model, optimiser and loss; None when there is none."""
         if (found := self.newest()) is None:
             return None
-        weights = {k.removeprefix("model."): v for k, v in found.tensors.items() if k.startswith("model.")}
-        model.load_state_dict(weights)
+        for name, module in (("model.", model), ("loss.", loss_module)):
+            if module is not None:
+                weights = {k.removeprefix(name): v for k, v in found.tensors.items() if k.startswith(name)}
+                module.load_state_dict(weights)
         _unflatten(optimiser, found.tensors, found.numbers)
         return found.state, found.history
 
@@ -114,12 +247,10 @@ class Checkpoints:
 
     def _read(self, folder: str) -> Checkpoint:
         path = storage.join(folder, STATE)
-        about = storage.check_format(storage.read_json(path), path, KIND, FORMAT_VERSION)
-        data = storage.read_bytes(storage.join(folder, TENSORS))
-        if hashlib.sha256(data).hexdigest() != about["tensors_sha256"]:
-            raise FormatError(f"{TENSORS} does not have the sha256 recorded in {STATE}")
+        about = read_sealed(path, KIND, FORMAT_VERSION, "delete the folder")
+        data = read_checked(storage.join(folder, TENSORS), about["tensors_sha256"], "delete the folder")
         state = TrainState(**about["state"])
-        return Checkpoint(state, load_tensors(data), about["optimiser"], read_history(folder))
+        return Checkpoint(state, load_tensors(data.to_pybytes()), about["optimiser"], read_history(folder))
 
 
 def _flatten(optimiser: torch.optim.Optimizer) -> tuple[dict[str, torch.Tensor], dict[str, float]]:

@@ -11,12 +11,14 @@ import torch
 
 from hashnet.codes import bit_balance, dead_bits, distinct, pack_signs
 from hashnet.data import Manifest
+from hashnet.encoding import BackboneFeatures
 from hashnet.io import Progress
-from hashnet.losses import METHODS, LabelSimilarity, Loss, make_loss
+from hashnet.losses import LabelSimilarity, Loss, make_loss
 from hashnet.models import BatchedInference, HashModel, relax
-from hashnet.training.inputs import InputSource, open_rows
+from hashnet.training.inputs import ImageSource, InputSource, open_rows, picture_reader
 from hashnet.training.train_config import TrainConfig
 
+BALL_WEIGHT = 0.3  # of precision within radius 2, beside MAP
 BINS = 100  # of |g| in [0, 1], as in the paper's histogram
 BATCH_ROWS = 256
 BINARY = 0.99  # an entry with |g| above this counts as binary
@@ -51,7 +53,7 @@ class CodeDiagnostics:
 
 @dataclass(frozen=True)
 class BatchDiagnostics:
-    """Figures of the codes of one batch (see ``hashnet.training.history``)."""
+    """Figures of the codes of one batch (see ``hashnet.training.checkpoints``)."""
 
     quantisation: float
     distinct: int
@@ -75,20 +77,28 @@ class BatchDiagnostics:
 def logits_of(
     model: HashModel,
     source: InputSource,
-    rows: np.ndarray | None = None,
     device: str | torch.device = "cpu",
+    features: BackboneFeatures | None = None,
 ) -> tuple[torch.Tensor, np.ndarray]:
-    """Logits float32 (n, n_bits) on the CPU, and bool (n,): usable rows with finite logits."""
-    rows = np.arange(len(source)) if rows is None else rows
-    usable = np.zeros(len(rows), dtype=bool)
+    """Logits float32 (n, n_bits) on the CPU, and bool (n,): usable rows with finite logits.
 
-    def read(start: int, stop: int) -> torch.Tensor:
-        inputs, usable[start:stop] = source.batch(rows[start:stop], epoch=0)
-        return inputs
-
+    Pictures of a run pass through ``features``, which computes each once.
+    """
+    rows = np.arange(len(source))
     with Progress(len(rows), "rows", "measuring the model") as progress:
-        infer = BatchedInference(model, batch_rows=BATCH_ROWS, device=device)
-        logits = infer(read, len(rows), progress.update)
+        if features is not None:
+            assert isinstance(source, ImageSource)
+            values, usable = features(source.row_ids, picture_reader(source, rows), progress.update)
+            logits = torch.from_numpy(features.logits(values))
+        else:
+            usable = np.zeros(len(rows), dtype=bool)
+
+            def read(start: int, stop: int) -> torch.Tensor:
+                inputs, usable[start:stop] = source.batch(rows[start:stop], epoch=0)
+                return inputs
+
+            infer = BatchedInference(model, batch_rows=BATCH_ROWS, device=device)
+            logits = infer(read, len(rows), progress.update)
     return logits, usable & logits.isfinite().all(dim=1).numpy()
 
 
@@ -131,22 +141,23 @@ def measure_database(
     manifest: Manifest,
     beta: float,
     device: str | torch.device,
+    features: BackboneFeatures | None = None,
 ) -> CodeDiagnostics:
     """Figures of a sample of database rows at the last finite beta; of training rows if none is usable."""
     for split in ("database", "train"):
         chosen = _sample(manifest.count(split), config.measure_rows or 1, config.seed)
         rows = open_rows(manifest, split, model, config, positions=chosen, lenient=True)
-        logits, usable = logits_of(model, rows.source, device=device)
+        logits, usable = logits_of(model, rows.source, device, features)
         if usable.any():
             break
     labels = rows.labels[usable] if rows.labels is not None else None
     loss, classes = None, None
     if labels is not None:
         classes = int(labels.any(axis=0).sum())
-        if config.pairs is None and len(labels) > 1 and not METHODS[config.variant].labels_only:
+        if config.pairs is None and len(labels) > 1 and config.variant != "cnnh":
             known = LabelSimilarity(labels)
             if known.counts.n_similar and known.counts.n_dissimilar:
-                loss = make_loss(config, known)
+                loss = make_loss(config, known, trained=False)
     measured = measure(logits[torch.from_numpy(usable)], beta, loss, classes)
     return dataclasses.replace(measured, split=split)
 
@@ -159,7 +170,11 @@ def _sample(n_rows: int, n: int, seed: int) -> np.ndarray:
 
 
 def split_map(
-    config: TrainConfig, model: HashModel, manifest: Manifest, device: str | torch.device
+    config: TrainConfig,
+    model: HashModel,
+    manifest: Manifest,
+    device: str | torch.device,
+    features: BackboneFeatures | None = None,
 ) -> float | None:
     """MAP@map_k (`retrieved`, 0 for a query without a hit) of the queries against the database.
 
@@ -167,11 +182,29 @@ def split_map(
     """
     from hashnet.metrics import evaluate
 
-    query = _codes(config, model, manifest, "query", None, device)
-    database = _codes(config, model, manifest, "database", None, device)
+    query = _codes(config, model, manifest, "query", None, device, features)
+    database = _codes(config, model, manifest, "database", None, device, features)
     if not (len(query[0]) and len(database[0])):
         return None
     return float(evaluate(*query, *database, config.map_k).map)
+
+
+def held_out_score(
+    model: HashModel, source: InputSource, labels: np.ndarray, device: str | torch.device
+) -> float:
+    """MAP of one half of held-out rows searching the other, plus a share of their precision within radius 2.
+
+    Tuning on MAP alone sells precision in the ball.
+    """
+    from hashnet.metrics import evaluate, validation_k
+
+    logits, usable = logits_of(model, source, device=device)
+    good = usable & labels.any(axis=1)
+    codes, labels = pack_signs(logits[torch.from_numpy(good)]), labels[good]
+    if len(codes) < 4:
+        return 0.0
+    half = evaluate(codes[::2], labels[::2], codes[1::2], labels[1::2], validation_k(len(codes)))
+    return float(half.map + BALL_WEIGHT * half.precision_within(2))
 
 
 def held_out_map(
@@ -180,11 +213,12 @@ def held_out_map(
     manifest: Manifest,
     held: np.ndarray,
     device: str | torch.device,
+    features: BackboneFeatures | None = None,
 ) -> float | None:
     """Validation MAP (see ``hashnet.metrics.validation_map``) of the held-out training rows."""
     from hashnet.metrics import validation_map
 
-    return validation_map(*_codes(config, model, manifest, "train", held, device))
+    return validation_map(*_codes(config, model, manifest, "train", held, device, features))
 
 
 def _codes(
@@ -194,10 +228,11 @@ def _codes(
     split: str,
     positions: np.ndarray | None,
     device: str | torch.device,
+    features: BackboneFeatures | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Packed codes and multi-hot labels of the usable rows of a split."""
     rows = open_rows(manifest, split, model, config, positions=positions, lenient=True)
-    logits, usable = logits_of(model, rows.source, device=device)
+    logits, usable = logits_of(model, rows.source, device, features)
     assert rows.labels is not None
     return pack_signs(logits[torch.from_numpy(usable)]), rows.labels[usable]
 

@@ -1,8 +1,8 @@
-"""What is computed with the backbone frozen: standardisation, and training of the hash layer alone.
+"""What is computed with the backbone frozen: the scale of the features, and training of the hash layer alone.
 
 For the latter a frozen backbone sees each picture once, not once per epoch: a model of the backbone
 ``features`` (the probe) with the same head learns on the backbone's features, and the picture model takes
-over its head and its standardisation. With ``freeze_backbone`` that is the whole training. It also precedes
+over its head and its scaling. With ``freeze_backbone`` that is the whole training. It also precedes
 the training of a pretrained backbone, as gradients through a random hash layer would spoil what it knows.
 """
 
@@ -14,100 +14,121 @@ import numpy as np
 import torch
 from torch import distributed
 
+from hashnet.data import Manifest
+from hashnet.encoding import BackboneFeatures
 from hashnet.io import Progress
 from hashnet.losses import Loss
-from hashnet.models import BatchedInference, HashModel, build_model
-from hashnet.training.distributed import world
-from hashnet.training.history import StageRecord
-from hashnet.training.inputs import ArraySource, InputSource
+from hashnet.models import HashModel, build_model
+from hashnet.run import Run
+from hashnet.training.batches import Sampler, world
+from hashnet.training.checkpoints import StageRecord
+from hashnet.training.inputs import ArraySource, ImageSource, InputSource, picture_reader
 from hashnet.training.loop import fit
-from hashnet.training.sampling import Sampler
 from hashnet.training.schedule import plain
 from hashnet.training.train_config import KINDS, TrainConfig
 
-BATCH_ROWS = 64
-SAMPLE_ROWS = 2048  # pictures for mean and standard deviation: enough, and seconds even on a CPU
+SAMPLE_ROWS = 2048  # for the mean and the scale: enough, and seconds even for pictures on a CPU
+GRAM_ROWS = 1024  # of these, for products of all pairs
+TYPICAL = 3.0  # deviation that a typical direction of the scaled features has, beside noise of 1
 MIN_HEAD_STEPS = 500  # on few pictures
 
 
 def standardise(
     model: HashModel, source: InputSource | np.ndarray, *, seed: int = 0, device: str | torch.device = "cpu"
 ) -> None:
-    """Sets the model's feature mean and standard deviation from its training rows.
+    """Sets the model's feature mean and scale from a seeded sample of its training rows.
 
-    All vectors count; of pictures, the backbone's features of a seeded sample of 2,048.
+    Vectors are divided by one number, ``typical_deviation / TYPICAL``, as their columns may be anything. The
+    columns of a picture's features are the backbone's own units, and each is divided by its deviation.
     """
     source = ArraySource(source) if isinstance(source, np.ndarray) else source
+    order = np.random.default_rng([seed, 0]).permutation(len(source))
+    rows = np.sort(order[:SAMPLE_ROWS])  # near each other in storage
+    values: torch.Tensor | np.ndarray
     if model.modality == "features":
-        assert isinstance(source, ArraySource)
-        mean, std = source.moments()
+        values, usable = source.batch(rows, epoch=0)
     else:
-        order = np.random.default_rng([seed, 0]).permutation(len(source))
         was_training = model.training
-        features, usable = _features(
-            model, source, np.sort(order[:SAMPLE_ROWS]), device
-        )  # sorted: near in storage
+        features = BackboneFeatures(model, engine=torch.device(device).type)
+        values, usable = features(rows, picture_reader(source, rows))
         model.train(was_training)
-        sample = features[torch.from_numpy(usable)].double()
-        mean, std = sample.mean(dim=0), sample.std(dim=0, correction=0)
-    like = model.feature_mean
-    model.set_standardisation(mean.to(like), std.to(like))
+    sample = torch.as_tensor(values)[torch.from_numpy(usable)].double()
+    mean = sample.mean(dim=0) if len(sample) else torch.zeros(sample.shape[1])
+    if model.modality == "features":
+        model.set_scaling(mean, typical_deviation(sample - mean) / TYPICAL)
+    else:
+        deviation = (sample - mean).square().mean(dim=0).sqrt()
+        # A unit that hardly ever fires stays small: it would outweigh all others when it does.
+        model.set_scaling(mean, torch.where(deviation > 1e-7 * mean.abs(), deviation, deviation.max() or 1.0))
 
 
-def _features(
-    model: HashModel,
-    source: InputSource,
-    rows: np.ndarray,
-    device: str | torch.device,
-    progress: Progress | None = None,
-    n_workers: int = 1,
-) -> tuple[torch.Tensor, np.ndarray]:
-    """The backbone's features, float32 (n, n_features), and bool (n,): rows whose picture can be read.
+def typical_deviation(centred: torch.Tensor) -> float:
+    """The deviation of centred rows (n, d) along a typical direction; 1 where they are all equal.
 
-    ``progress`` counts for all workers, which advance together.
+    Its square is sum(w^2) / sum(w) = tr(C^2) / tr(C), the mean of the variances w of the principal
+    components, each weighted by itself. So it changes neither with a rotation nor, much, when components of
+    little variance are dropped, as the mean variance of the columns would. tr(C^2) is the mean of
+    (x_i . x_j)^2 over pairs of rows: no covariance matrix is needed.
     """
-    usable = np.zeros(len(rows), dtype=bool)
-
-    def read(start: int, stop: int) -> torch.Tensor:
-        inputs, usable[start:stop] = source.batch(rows[start:stop], epoch=0)
-        return inputs
-
-    def done(n: int) -> None:
-        if progress is not None:
-            progress.update(min(n_workers * n, len(source) - progress.done))
-
-    infer = BatchedInference(model, "features", batch_rows=BATCH_ROWS, device=device)
-    return infer(read, len(rows), done), usable
+    size = float(centred.square().mean()) ** 0.5
+    if size == 0:
+        return 1.0
+    x = (centred[:: max(1, len(centred) // GRAM_ROWS)] / size).float()
+    products, own, n = (x @ x.T).square(), x.square().sum(dim=1), len(x)
+    pairs = float(products.sum() - own.square().sum()) / max(n * (n - 1), 1)
+    return size * (pairs / float(own.mean())) ** 0.5 if pairs > 0 else size
 
 
-def backbone_features(model: HashModel, source: InputSource, device: str | torch.device) -> ArraySource:
+def features_of_run(
+    config: TrainConfig, model: HashModel, manifest: Manifest, device: str | torch.device, keep: bool = True
+) -> BackboneFeatures | None:
+    """The features of the model's backbone as it is now; None for a model of vectors.
+
+    ``keep`` them on disk only where others will need them: before the backbone learns, or if it never does.
+    """
+    if model.modality == "features":
+        return None
+    folder = (config.cache or Run(config.run).cache) if keep else None
+    engine, base_uri = torch.device(device).type, config.base_uri
+    return BackboneFeatures(model, manifest, engine=engine, folder=folder, base_uri=base_uri)
+
+
+def backbone_features(
+    features: BackboneFeatures | None, source: InputSource, device: str | torch.device
+) -> ArraySource:
     """The backbone's features of every picture's centre crop, of which each worker computes its share.
 
     A picture that cannot be read has zeros and stays marked as unusable.
     """
+    assert features is not None
+    assert isinstance(source, ImageSource)
     rank, n_workers = world()
     per_worker = -(-len(source) // n_workers)
     rows = np.arange(rank * per_worker, min((rank + 1) * per_worker, len(source)))
     progress = Progress(len(source), "pictures", "features of the frozen backbone") if rank == 0 else None
-    values, usable = _features(model, source, rows, device, progress, n_workers)
+
+    def done(n: int) -> None:
+        if progress is not None:  # it counts for all workers, which advance together
+            progress.update(min(n_workers * n, len(source) - progress.done))
+
+    values, usable = features(source.row_ids[rows], picture_reader(source, rows), done)
     if progress:
         progress.close()
-    features = torch.zeros(per_worker, model.spec.n_features + 1)  # the last column: 1 for a usable row
-    features[: len(rows), :-1] = values
-    features[: len(rows), -1] = torch.from_numpy(usable).float()
+    shared = torch.zeros(per_worker, features.width + 1)  # the last column: 1 for a usable row
+    shared[: len(rows), :-1] = torch.from_numpy(values)
+    shared[: len(rows), -1] = torch.from_numpy(usable).float()
     if n_workers > 1:
-        on = features.to(device) if distributed.get_backend() == "nccl" else features
+        on = shared.to(device) if distributed.get_backend() == "nccl" else shared
         shares = [torch.empty_like(on) for _ in range(n_workers)]
         distributed.all_gather(shares, on)
-        features = torch.cat(shares).cpu()
-    features = features[: len(source)]
-    usable = features[:, -1].numpy() > 0.5
-    return ArraySource((features[:, :-1] * features[:, -1:]).numpy(), usable)
+        shared = torch.cat(shares).cpu()
+    shared = shared[: len(source)]
+    return ArraySource(shared[:, :-1].numpy(), shared[:, -1].numpy() > 0.5)
 
 
 def train_head_first(
     model: HashModel,
-    source: InputSource,
+    features: ArraySource,
     loss: Loss,
     config: TrainConfig,
     sampler: Sampler | None,
@@ -117,13 +138,16 @@ def train_head_first(
 
     Its J and L are None where no step was logged, as on every worker but the first.
     """
-    probe, features = probe_of(model), backbone_features(model, source, device)
+    probe = probe_of(model)
     if config.standardise and world()[0] == 0:
-        standardise(probe, features)
+        standardise(probe, features, seed=config.seed)
     n_rows = sampler.steps_per_epoch * config.batch_size if sampler else len(features)  # per epoch
     epochs = max(int(config.head_epochs or 0), -(-MIN_HEAD_STEPS * config.batch_size // max(n_rows, 1)))
     settings = dataclasses.replace(
-        config.fit_settings(), lr=KINDS["features"].lr, train_batchnorm=False, checkpoint_every=0
+        config.fit_settings(),
+        lr=KINDS["features"].lr * config.lr_scale,
+        train_batchnorm=False,
+        checkpoint_every=0,
     )
     history = fit(probe.to(device), features, loss, plain(epochs), settings, sampler=sampler)
     adopt_head(model, probe)
@@ -138,11 +162,12 @@ def probe_of(model: HashModel) -> HashModel:
         model.n_bits,
         n_features=model.spec.n_features,
         dropout=arguments["dropout"],
+        noise=arguments["noise"],
         head=arguments["head"],
     )
 
 
 def adopt_head(model: HashModel, probe: HashModel) -> None:
-    """Gives the picture model the head and the standardisation of the probe."""
+    """Gives the picture model the head and the scaling of the probe."""
     model.head.load_state_dict(probe.head.state_dict())
-    model.set_standardisation(probe.feature_mean, probe.feature_std)
+    model.set_scaling(probe.feature_mean, probe.feature_std)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from hashnet.data import Preprocess
 
 logger = logging.getLogger(__name__)
-BLOCK_ROWS = 8192  # rows summed at once: never a second copy of the whole array
 MIN_SEEN = 256  # pictures: the share of bad ones among fewer says little about the rest
 HELD_OUT_SEED = 20171  # not the run's seed: every trial of a sweep is scored on the same rows
 T = TypeVar("T")
@@ -70,17 +69,6 @@ class ArraySource:
 
     def batch(self, rows: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
         return self.array[torch.from_numpy(rows)], self.usable[rows]
-
-    def moments(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and standard deviation per column of the usable rows, computed in float64 block by block."""
-        chosen = torch.from_numpy(np.flatnonzero(self.usable))
-        total = square = torch.zeros(self.array.shape[1:], dtype=torch.float64)
-        for rows in chosen.split(BLOCK_ROWS):
-            total = total + self.array[rows].sum(dim=0, dtype=torch.float64)
-        mean = total / max(len(chosen), 1)
-        for rows in chosen.split(BLOCK_ROWS):
-            square = square + (self.array[rows] - mean).square().sum(dim=0)
-        return mean, (square / max(len(chosen), 1)).sqrt()
 
 
 class ImageSource:
@@ -141,6 +129,18 @@ class ImageSource:
                 f"{len(self.bad)} of the first {seen} pictures cannot be used (row {row_id}: "
                 f"{reason}); repair the manifest or raise max_bad_fraction ({self.max_bad_fraction})"
             )
+
+
+def picture_reader(
+    source: InputSource, rows: np.ndarray
+) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """The function that BackboneFeatures reads the pictures of these rows of a source with."""
+
+    def read(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        inputs, usable = source.batch(rows[at], epoch=0)
+        return inputs.numpy(), usable
+
+    return read
 
 
 @dataclass(frozen=True)

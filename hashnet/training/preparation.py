@@ -6,18 +6,23 @@ finds out whether anything is left to do. Then ``train_run`` trains, in one proc
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hashnet.data import Manifest, PairTable
+from hashnet.data import NEIGHBOURS, Manifest, PairTable, neighbours_of_manifest
 from hashnet.errors import ConfigError, DataError, LineageMismatch
 from hashnet.io import config as configs
-from hashnet.io import storage
+from hashnet.io import read_sealed, storage, write_sealed
 from hashnet.labels import check_pairs, count_pairs
+from hashnet.losses import AUTO, variant_for
 from hashnet.run import Run
 from hashnet.training.train_config import EXECUTION_KEYS, MEASUREMENT_KEYS, TrainConfig
+
+log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1  # of checkpoints/data.json
 
@@ -39,6 +44,8 @@ def prepare(config: TrainConfig) -> PreparedRun:
     attempt that failed before its first checkpoint is replaced.
     """
     run = Run(config.run)
+    if config.pairs == NEIGHBOURS:
+        config = dataclasses.replace(config, pairs=run.pairs)
     if storage.exists(run.config):
         try:
             refuse_other_config(config, read_config(config.run))
@@ -54,7 +61,17 @@ def prepare(config: TrainConfig) -> PreparedRun:
         configs.save(config, run.config)
     # the pairs of a finished run may be gone, and there is nothing left to train
     n_rows = rows_used(config, manifest) if finished is None else manifest.count("train")
-    return PreparedRun(config.resolved(manifest.modality, n_rows), manifest, finished)
+    chosen = choose_variant(config, manifest).resolved(manifest.modality, n_rows)
+    return PreparedRun(chosen, manifest, finished)
+
+
+def choose_variant(config: TrainConfig, manifest: Manifest) -> TrainConfig:
+    """The configuration with ``variant=auto`` replaced by what suits the training rows."""
+    if config.variant != AUTO:
+        return config
+    labels = manifest.labels("train") if config.pairs is None else None
+    multi_label = None if labels is None else bool((labels.sum(axis=1) > 1).any())
+    return dataclasses.replace(config, variant=variant_for(multi_label))
 
 
 def rows_used(config: TrainConfig, manifest: Manifest) -> int:
@@ -156,6 +173,16 @@ def _embedded(config: TrainConfig, uri: str) -> Manifest:
     return make_manifest(config.dataset, uri, overwrite=True, **options)
 
 
+def _write_neighbours(config: TrainConfig, manifest: Manifest) -> None:
+    """Writes the run's own pairs table, of neighbours; that of a run which has begun stays."""
+    run = Run(config.run)
+    if storage.exists(run.pairs) and run.begun():
+        return
+    log.info("finding the neighbours of %s training rows", f"{manifest.count('train'):,}")
+    pairs, lineage = neighbours_of_manifest(manifest)
+    pairs.save(run.pairs, lineage)
+
+
 def check_data(config: TrainConfig, manifest: Manifest) -> None:
     """Raises when there is nothing to learn from (no training rows, no labels, only one kind of pair) or
     nothing to measure MAP on (rows without a label, too few held-out rows)."""
@@ -168,7 +195,8 @@ def check_data(config: TrainConfig, manifest: Manifest) -> None:
         labels = manifest.labels("train")
         if labels is None:
             raise DataError(
-                f"{manifest.uri} has no labels; give pairs=TABLE with similar and dissimilar pairs"
+                f"{manifest.uri} has no labels; use pairs=neighbours, or pairs=TABLE with similar and "
+                "dissimilar pairs"
             )
         if config.validation:
             from hashnet.training.inputs import held_out  # imports torch
@@ -178,6 +206,8 @@ def check_data(config: TrainConfig, manifest: Manifest) -> None:
             labels, n_train = labels[kept], len(kept)
         check_pairs(count_pairs(labels))
     else:
+        if config.pairs == Run(config.run).pairs:
+            _write_neighbours(config, manifest)
         check_pairs(PairTable.open(config.pairs, manifest).counts())
     if config.map_k:
         labels = manifest.labels("query")
@@ -210,13 +240,9 @@ def record_data(run: str, manifest: Manifest, pairs: str | None = None) -> None:
     if pairs is not None:
         now["pairs_sha256"] = storage.sha256_of(pairs)
     if not storage.exists(uri):
-        storage.write_json(uri, {"kind": kind, "format_version": FORMAT_VERSION, **now})
+        write_sealed(uri, kind, FORMAT_VERSION, now)
         return
-    about = {
-        "format_version": 1,
-        **storage.read_json(uri),
-    }  # the first version had neither this key nor the pairs
-    storage.check_format(about, uri, kind, FORMAT_VERSION)
+    about = read_sealed(uri, kind, FORMAT_VERSION, "use another run folder")
     for name, sha256 in now.items():
         if (before := about.get(name, sha256)) != sha256:
             which = "manifest" if name == "manifest_sha256" else "pairs table"

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hashnet.codes import check_n_bits
+from hashnet.data import NEIGHBOURS
 from hashnet.errors import ConfigError, ModelError
 from hashnet.io import REQUIRED, Renamed, key
 from hashnet.labels import PAIR_WEIGHTS
-from hashnet.losses import METHODS
+from hashnet.losses import AUTO, METHODS, DeepMethod
 from hashnet.training.schedule import (
     ANNEALING,
     BETA_GROWTH,
@@ -18,6 +19,7 @@ from hashnet.training.schedule import (
     N_STAGES,
     SCHEDULES,
     STAGE_LR_SCALE,
+    STEP_FACTOR,
     ContinuationStage,
     plain,
     smooth,
@@ -32,6 +34,7 @@ class KindDefaults:
     """What unset keys become for one kind of backbone.
 
     A small training set gets more epochs: ``min_steps`` are the fewest of the first and of a later stage.
+    ``max_steps`` are the most: a head on millions of vectors is done long before it has seen them 60 times.
     """
 
     lr: float
@@ -39,22 +42,37 @@ class KindDefaults:
     first_epochs: int
     stage_epochs: int
     min_steps: tuple[int, int]
+    max_steps: tuple[int, int] = (1_000_000_000, 1_000_000_000)
     head_epochs: int | None = None
+    noise: float = 0.0
+    lr_grid: tuple[float, ...] = ()  # what a comparison tries with tune=true
 
 
 # Tuned on real data: vectors from a trained network; small networks from scratch; large ones with pretrained
 # weights, whose layers must move little; large ones from scratch.
+# fmt: off
 KINDS: dict[str, KindDefaults] = {
-    "features": KindDefaults(0.01, 0.5, first_epochs=80, stage_epochs=2, min_steps=(1000, 70)),
-    "small": KindDefaults(0.003, 0.0, first_epochs=30, stage_epochs=2, min_steps=(600, 40)),
-    "pretrained": KindDefaults(0.003, 0.5, first_epochs=8, stage_epochs=1, min_steps=(60, 8), head_epochs=60),
-    "scratch": KindDefaults(0.01, 0.0, first_epochs=60, stage_epochs=2, min_steps=(2000, 70)),
+    "features": KindDefaults(
+        0.02, 0.0, first_epochs=120, stage_epochs=2, min_steps=(1000, 70), max_steps=(10_000, 400), noise=1.2,
+        lr_grid=(0.01, 0.02, 0.04),
+    ),
+    "small": KindDefaults(
+        0.003, 0.0, first_epochs=30, stage_epochs=2, min_steps=(600, 40), lr_grid=(0.001, 0.003, 0.01)
+    ),
+    "pretrained": KindDefaults(
+        0.003, 0.5, first_epochs=8, stage_epochs=1, min_steps=(60, 8), head_epochs=60,
+        lr_grid=(1e-4, 3e-4, 1e-3, 3e-3),  # the paper's largest is 1e-3
+    ),
+    "scratch": KindDefaults(
+        0.01, 0.0, first_epochs=60, stage_epochs=2, min_steps=(2000, 70), lr_grid=(0.003, 0.01, 0.03)
+    ),
 }
+# fmt: on
 
 # Keys about how the work is done, which do not change the model: a run may be continued with other values.
 EXECUTION_KEYS = (
     "run", "manifest", "num_workers", "min_workers", "cpus_per_worker", "device", "placement", "collective",
-    "max_failures", "threads", "base_uri", "checkpoint_every", "log_every", "download",
+    "max_failures", "threads", "base_uri", "checkpoint_every", "log_every", "download", "cache",
 )  # fmt: skip
 # Nor do these: what is measured at the end, and how many bad pictures (left out in any case) are too many.
 MEASUREMENT_KEYS = ("measure_rows", "max_bad_fraction")
@@ -89,7 +107,10 @@ class TrainConfig:
     )
     modality: str = key("image", "rows of the embedded data set", choices=("image", "features"))
     pairs: str | None = key(
-        None, "Parquet or .csv: row_a, row_b, similar; learn from these pairs instead of labels", path=True
+        None,
+        "learn from pairs instead of labels: Parquet or .csv with row_a, row_b, similar; or neighbours, "
+        "which makes them from the vectors",
+        path=(NEIGHBOURS,),
     )
 
     n_bits: int = key(48, "code length, a multiple of 8", check=check_n_bits)
@@ -105,10 +126,18 @@ class TrainConfig:
     dropout: float | None = key(
         None, "of the hash layer's input; none: by kind of backbone", low=0, high=0.99
     )
+    noise: float | None = key(
+        None,
+        "deviation of noise on vectors, whose typical deviation is 3; none: by kind of backbone",
+        low=0,
+    )
     resize: int | None = key(None, "shorter side of pictures; none: the backbone's", low=1)
     crop: int | None = key(None, "side of the square crop; none: the backbone's", low=1)
     flip: bool | None = key(None, "mirror training pictures at random; none: the backbone's choice")
-    standardise: bool = key(True, "standardise features by the mean and deviation of the training rows")
+    standardise: bool = key(
+        True,
+        "centre features on the training rows' mean and divide them by one number, their deviation",
+    )
     freeze_backbone: bool = key(False, "train the hash layer alone, on centre crops")
     batchnorm: str | None = key(
         None, "running statistics; none: frozen unless weights=random", choices=("frozen", "train")
@@ -116,14 +145,16 @@ class TrainConfig:
 
     variant: str = key(
         "hashnet",
-        "the method: its loss and head; sets class_weights, continuous, schedule",
-        choices=tuple(METHODS),
+        "the method: its loss and head; sets class_weights, continuous, schedule; auto: hashnet with a label "
+        "term where there are labels, and with continuous similarity where rows have several",
+        choices=(AUTO, *METHODS),
     )
     class_weights: str | None = key(
         None, "pair weights from the whole training set, from the batch, or none", choices=PAIR_WEIGHTS
     )
     continuous: bool | None = key(None, "weigh similar pairs by the Jaccard similarity of their labels")
-    alpha: float | None = key(None, "scale of the sigmoid; none: 10 / n_bits", low=1e-9)
+    alpha: float | None = key(None, "scale of the sigmoid; none: 10 / n_bits, for DHN 1", low=1e-9)
+    label_weight: float = key(0.1, "hashnet+l: weight of the label term beside the pair loss", low=0)
     quantisation: float = key(0.1, "weight of DHN's quantisation term", low=0)
     margin: float = key(1.0, "DNNH: margin of the triplets, in bits", low=0)
     epsilon: float = key(0.4, "DNNH: sigmoids within this of 0.5 are not rounded yet", low=0, high=0.5)
@@ -139,7 +170,8 @@ class TrainConfig:
     stage_epochs: int | None = key(None, "epochs of each later stage", low=1)
     patience: int = key(
         0,
-        "schedule=staged: end a stage after this many epochs without a lower loss; 0: fixed length",
+        "schedule=staged: end a stage after this many epochs without a lower loss or, with validation, "
+        "without better MAP and precision within radius 2 of held-out rows; 0: fixed length",
         low=0,
     )
     stage_lr_scale: float = key(
@@ -148,11 +180,19 @@ class TrainConfig:
     beta_growth: float = key(BETA_GROWTH, "schedule=smooth: beta = sqrt(1 + this * step)", low=0)
     beta_refresh: int = key(BETA_REFRESH, "schedule=smooth: steps between changes of beta", low=1)
 
-    lr: float | None = key(None, "learning rate of the backbone; none: by kind of backbone", low=0)
+    lr: float | None = key(
+        None,
+        "learning rate of the backbone; none: found by a short search for vectors, else by kind of backbone",
+        low=0,
+    )
     head_lr_scale: float = key(10.0, "the hash layer's learning rate is this times lr", low=0)
     momentum: float = key(0.9, "of SGD", low=0, high=0.9999)
     weight_decay: float = key(5e-4, "of SGD", low=0)
     annealing: str = key("cosine", "of the learning rate inside a stage", choices=ANNEALING)
+    step_size: int | None = key(
+        None, "annealing=step: steps between changes of the rate; none: a third of a stage", low=1
+    )
+    step_factor: float = key(STEP_FACTOR, "annealing=step: what the rate is multiplied by", low=0, high=1)
     batch_size: int = key(
         256, "rows per batch of all workers together; the loss covers all pairs in it", low=2
     )
@@ -191,10 +231,13 @@ class TrainConfig:
         low=-1,
     )
     threads: int = key(2, "threads per worker that decode pictures", low=1)
+    cache: str | None = key(
+        None, "folder of backbone features, each computed once; none: RUN/cache", path=True
+    )
     checkpoint_every: int = key(
         200, "steps between checkpoints; there is one after each stage in any case; 0: only those", low=0
     )
-    log_every: int = key(1, "steps between rows of the history", low=1)
+    log_every: int = key(10, "steps between rows of the history", low=1)
 
     def __post_init__(self) -> None:
         mistakes = []
@@ -212,16 +255,34 @@ class TrainConfig:
             mistakes.append(
                 "continuous similarity needs labels; a pairs table has none (use variant=hashnet)"
             )
-        if self.pairs is not None and METHODS[self.variant].labels_only:
+        if self.pairs is not None and self.method.labels_only:
             mistakes.append(f"variant={self.variant} learns from the labels of all rows; leave pairs out")
         if self.pairs is not None and self.validation:
             mistakes.append("validation needs labels; a pairs table has none (leave validation out)")
         if mistakes:
             raise ConfigError(mistakes)
 
+    @property
+    def method(self) -> DeepMethod:
+        """The variant's entry in METHODS; HashNet's where the variant is not chosen yet."""
+        return METHODS["hashnet" if self.variant == AUTO else self.variant]
+
+    @property
+    def alpha_value(self) -> float | None:
+        """``alpha``, or the method's; None: 10 / n_bits."""
+        return self.method.alpha if self.alpha is None else self.alpha
+
+    @property
+    def lr_scale(self) -> float:
+        """What default learning rates, found with alpha = 10 / n_bits, are multiplied by for another alpha.
+
+        The gradient grows with alpha: DHN, whose alpha is 1, would diverge.
+        """
+        return min(1.0, 10 / (self.n_bits * (self.alpha_value or 10 / self.n_bits)))
+
     def _by_variant(self, name: str) -> Any:
         value = getattr(self, name)
-        return METHODS[self.variant].defaults()[name] if value is None else value
+        return self.method.defaults()[name] if value is None else value
 
     @property
     def continuous_on(self) -> bool:
@@ -251,18 +312,19 @@ class TrainConfig:
     def resolved(self, modality: str, n_rows: int) -> TrainConfig:
         """The same configuration with every key set that depends on the backbone, the method or the rows.
 
-        ``n_rows`` is the number of rows per epoch, held-out ones included.
+        ``n_rows`` is the number of rows per epoch, held-out ones included. The learning rate of a head on
+        vectors stays unset: see ``hashnet.training.rate_search``.
         """
         kind = KINDS[self.kind_for(modality)]
         per_epoch = max(1, -(-n_rows // self.batch_size))  # steps; `check_data` refuses a set without rows
-        first_steps, stage_steps = kind.min_steps
-        defaults = METHODS[self.variant].defaults() | {
+        defaults = self.method.defaults() | {
             "backbone": self.backbone_for(modality),
-            "lr": kind.lr,
+            "lr": None if kind is KINDS["features"] else kind.lr * self.lr_scale,
             "dropout": kind.dropout,
+            "noise": kind.noise,
             "head_epochs": kind.head_epochs,
-            "first_epochs": max(kind.first_epochs, -(-first_steps // per_epoch)),
-            "stage_epochs": max(kind.stage_epochs, -(-stage_steps // per_epoch)),
+            "first_epochs": _epochs(kind.first_epochs, per_epoch, kind.min_steps[0], kind.max_steps[0]),
+            "stage_epochs": _epochs(kind.stage_epochs, per_epoch, kind.min_steps[1], kind.max_steps[1]),
         }
         unset = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         config = dataclasses.replace(self, **unset)
@@ -284,11 +346,13 @@ class TrainConfig:
         """What the training loop needs of a resolved configuration."""
         train_batchnorm = self.batchnorm == "train" or (self.batchnorm is None and self.weights == "random")
         return FitSettings(
-            lr=float(self.lr or 0),
+            lr=KINDS["features"].lr * self.lr_scale if self.lr is None else self.lr,
             head_lr_scale=self.head_lr_scale,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             annealing=self.annealing,
+            step_size=self.step_size,
+            step_factor=self.step_factor,
             batch_size=self.batch_size,
             seed=self.seed,
             train_batchnorm=train_batchnorm and not self.freeze_backbone,
@@ -296,6 +360,11 @@ class TrainConfig:
             log_every=self.log_every,
             checkpoint_every=self.checkpoint_every,
         )
+
+
+def _epochs(epochs: int, per_epoch: int, min_steps: int, max_steps: int) -> int:
+    """``epochs``, or more for ``min_steps`` steps, or fewer for ``max_steps``; at least one."""
+    return max(1, min(max(epochs, -(-min_steps // per_epoch)), max_steps // per_epoch))
 
 
 @dataclass(frozen=True)
@@ -310,9 +379,11 @@ class FitSettings:
     momentum: float = TrainConfig.momentum
     weight_decay: float = TrainConfig.weight_decay
     annealing: str = TrainConfig.annealing
+    step_size: int | None = TrainConfig.step_size
+    step_factor: float = TrainConfig.step_factor
     batch_size: int = TrainConfig.batch_size
     seed: int = TrainConfig.seed
-    log_every: int = TrainConfig.log_every
+    log_every: int = 1
     min_improvement: float = 1e-3  # relative: an epoch that lowers J by less counts as stale
     train_batchnorm: bool = False  # False: running statistics do not change
     freeze_backbone: bool = False

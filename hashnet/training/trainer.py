@@ -12,37 +12,47 @@ import dataclasses
 import logging
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from hashnet.data import Manifest, PairTable
+from hashnet.encoding import BackboneFeatures
 from hashnet.io import config as configs
-from hashnet.losses import METHODS, LabelSimilarity, Similarity, TableSimilarity, make_loss
+from hashnet.losses import LabelSimilarity, Similarity, TableSimilarity, make_loss
 from hashnet.models import HashModel, build_model, save_bundle, try_crop
 from hashnet.run import Run
-from hashnet.training.checkpoints import Checkpoints
+from hashnet.training.batches import PairSampler, Sampler, from_first, world
+from hashnet.training.checkpoints import (
+    HISTORY,
+    Checkpoints,
+    EpochRecord,
+    History,
+    StageRecord,
+    write_history,
+)
 from hashnet.training.diagnostics import (
     CodeDiagnostics,
     explain_codes,
     explain_loss,
     held_out_map,
+    held_out_score,
     measure_database,
     split_map,
 )
-from hashnet.training.distributed import from_first, world
 from hashnet.training.frozen_backbone import (
     adopt_head,
     backbone_features,
+    features_of_run,
     probe_of,
     standardise,
     train_head_first,
 )
-from hashnet.training.history import EpochRecord, History, StageRecord, write_history
-from hashnet.training.inputs import LabelledRows, held_out, open_rows
+from hashnet.training.inputs import ArraySource, LabelledRows, held_out, open_rows
 from hashnet.training.loop import Callbacks, fit
-from hashnet.training.sampling import PairSampler, Sampler
+from hashnet.training.rate_search import find_lr
 from hashnet.training.train_config import TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -101,19 +111,32 @@ def train_run(
     similarity, sampler = make_similarity(config, manifest, rows, device)
     loss = make_loss(config, similarity)
     learner, source = model, rows.source
+    features = features_of_run(config, model, manifest, device)
     if head_only:
-        learner, source = probe_of(model), backbone_features(model, rows.source, device)
+        learner, source = probe_of(model), backbone_features(features, rows.source, device)
     checkpoints = Checkpoints(run.checkpoints)
     rank, n_workers = world()
     begun = from_first(float(rank == 0 and checkpoints.newest() is not None)) > 0.5
     if config.head_epochs and model.modality == "image" and not head_only and not begun:
         centres = open_rows(manifest, "train", model, config, positions=_kept(config, kept))
-        first = train_head_first(model, centres.source, loss, config, sampler, device)
+        frozen = backbone_features(features, centres.source, device)
+        first = train_head_first(model, frozen, loss, config, sampler, device)
         if first.J is not None:
             logger.info("hash layer alone: J %.4f, L %.4f", first.J, first.L)
     elif config.standardise and rank == 0 and not begun:  # the other workers get worker 0's weights
         standardise(learner, source, seed=config.seed, device=device)
-    monitor = _Monitor(config, model, learner, manifest, loss.guessing, device, callbacks or Callbacks())
+    if config.lr is None and isinstance(source, ArraySource):
+        labels = None if begun else rows.labels  # a run that goes on has found its rate
+        config = dataclasses.replace(config, lr=find_lr(config, learner, source, labels, device))
+    monitor = _Monitor(
+        config, model, learner, manifest, loss.guessing, device, callbacks or Callbacks(), features
+    )
+    score = None
+    if config.patience and config.validation:
+        waiting = open_rows(manifest, "train", model, config, positions=held, lenient=True)
+        inputs = backbone_features(features, waiting.source, device) if head_only else waiting.source
+        assert waiting.labels is not None
+        score = partial(held_out_score, learner, inputs, waiting.labels, device)
     history = fit(
         learner.to(device),
         source,
@@ -122,14 +145,16 @@ def train_run(
         config.fit_settings(),
         sampler=sampler,
         checkpoints=checkpoints,
-        callbacks=Callbacks(monitor.callbacks.step, monitor.epoch, monitor.stage),
+        callbacks=Callbacks(monitor.callbacks.step, monitor.epoch, monitor.stage, score),
     )
     if rank != 0:
         return None
     if head_only:
         adopt_head(model, learner)
     model.eval()
-    measured = measure_database(config, model, manifest, history.stages[-1].beta, device)
+    if not head_only:  # the backbone has learnt
+        features = features_of_run(config, model, manifest, device, keep=False)
+    measured = measure_database(config, model, manifest, history.stages[-1].beta, device, features)
     last = history.stages[-1]
     summary = TrainingSummary(
         variant=config.variant,
@@ -144,7 +169,9 @@ def train_run(
         manifest_sha256=manifest.sha256,
         measured=measured,
         warnings=_warnings(last, measured, loss.guessing),
-        validation_map=held_out_map(config, model, manifest, held, device) if config.validation else None,
+        validation_map=held_out_map(config, model, manifest, held, device, features)
+        if config.validation
+        else None,
         seconds=round(time.monotonic() - started, 3),
     )
     return _save(config, manifest, model, history, summary)
@@ -178,6 +205,7 @@ def _save(
         class_names=list(manifest.class_names) if manifest.class_names else None,
         summary=summary.to_dict(),
         config=configs.to_dict(config),
+        files=[HISTORY],
     )
     return dataclasses.replace(summary, sha256=sha256)
 
@@ -192,10 +220,11 @@ def make_model(config: TrainConfig, manifest: Manifest) -> HashModel:
         weights=config.weights,
         download=config.download,
         dropout=float(config.dropout or 0),
+        noise=float(config.noise or 0),
         resize=config.resize,
         crop=config.crop,
         flip=config.flip,
-        head=METHODS[config.variant].head,
+        head=config.method.head,
     )
     if config.crop is not None and manifest.modality == "image":
         try_crop(str(config.backbone), model.backbone, config.crop)  # now, while it can still be changed
@@ -227,7 +256,9 @@ class _Monitor:
         guessing: float | None,
         device: str | torch.device,
         callbacks: Callbacks,
+        features: BackboneFeatures | None,
     ) -> None:
+        self.features = features
         self.config, self.model, self.learner, self.manifest = config, model, learner, manifest
         self.guessing, self.device, self.callbacks = guessing, device, callbacks
         self.loss_checked = False
@@ -244,8 +275,11 @@ class _Monitor:
 
     def stage(self, record: StageRecord) -> None:
         if self.config.map_k and world()[0] == 0:
+            features = self.features
             if self.learner is not self.model:
                 adopt_head(self.model, self.learner)
-            record.map = split_map(self.config, self.model, self.manifest, self.device)
+            else:  # the backbone learns
+                features = features_of_run(self.config, self.model, self.manifest, self.device, keep=False)
+            record.map = split_map(self.config, self.model, self.manifest, self.device, features)
         if self.callbacks.stage:
             self.callbacks.stage(record)

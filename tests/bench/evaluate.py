@@ -33,7 +33,7 @@ import hashnet
 from hashnet.codes import as_words, unpack_codes
 from hashnet.kernels.jit import compiled, popcount
 from hashnet.kernels.threads import default_threads
-from hashnet.metrics.relevance import check_labels
+from hashnet.metrics.evaluation import check_labels
 from hashnet.metrics.shard import Shard
 
 ROWS, QUERIES, CLUSTERS, NOISE = 1_281_167, 5_000, 1_000, 0.1

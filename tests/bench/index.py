@@ -1,6 +1,6 @@
 """Search and build rates of the index against FAISS, usearch and the bare loop, as ratios from one run.
 
-    python tests/bench/index.py [--rows 1281167] [--only exact,approximate,build,sharded,large] [--one-core]
+    python tests/bench/index.py [--rows 1281167] [--only exact,approximate,build,large] [--one-core]
 
 Prints one JSON row per case. Codes are drawn in 1,000 clusters, as a trained model's are. Each case
 takes turns with its peers and keeps the best of its runs, so that a busy machine troubles all alike;
@@ -30,12 +30,12 @@ import pyarrow.parquet as pq
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hashnet import BinaryIndex
-from hashnet.codes import as_words
+from hashnet.codes import as_words, unpack_codes
 from hashnet.index.build import read_code_blocks
 from hashnet.kernels import exact, hamming
 from hashnet.kernels.jit import compiled
 from hashnet.kernels.threads import default_threads, run_all
-from hashnet.store.code_store import CodeStore, write_store
+from hashnet.store import CodeStore, write_store
 
 CLUSTERS, NOISE = 1000, 0.1
 SPEND_S = 2.0  # on one case with its peers
@@ -102,11 +102,12 @@ def bare(codes: np.ndarray, queries: np.ndarray) -> None:
         run_all([partial(scan, codes[cuts[i] : cuts[i + 1]], words) for i in range(threads)])
 
 
-def bench_exact(rows: int) -> None:
+def bench_exact(all_rows: int) -> None:
     from usearch.index import MetricKind, ScalarKind
     from usearch.index import search as usearch_search
 
-    for n_bits in (64, 32, 128, 48, 16, 256):
+    for n_bits in (64, 32, 128, 48, 16, 256, 512, 1024, 3072):
+        rows = all_rows if n_bits <= 256 else all_rows // 8
         codes, _, queries = draw(rows, n_bits)
         index = BinaryIndex.from_arrays(codes)
         flat = faiss.IndexBinaryFlat(n_bits)
@@ -151,6 +152,93 @@ def bench_exact(rows: int) -> None:
                 )
 
 
+def bench_filtered(rows: int) -> None:
+    """A condition on a column that lets through ever fewer rows; FAISS has a bitmap of the same rows."""
+    codes, _, queries = draw(rows, 64)
+    percentile = np.random.default_rng(2).permutation(rows) / rows
+    index = BinaryIndex.from_arrays(codes, columns={"place": percentile})
+    ivf = BinaryIndex.from_arrays(codes, kind="ivf", columns={"place": percentile})
+    flat = faiss.IndexBinaryFlat(64)
+    flat.add(codes)
+
+    def by_selector(share: float, asked: np.ndarray) -> Any:
+        bitmap = np.packbits(percentile < share, bitorder="little")
+        selector = faiss.IDSelectorBitmap(bitmap)
+        return flat.search(asked, 10, params=faiss.SearchParameters(sel=selector))
+
+    for share in (0.0001, 0.001, 0.01, 0.1, 0.5, 1.0):
+        where = f"place < {share}"
+        for batch in (1, 32):
+            asked = queries[:batch]
+            hits, (far, near) = index.search(asked, 10, where=where), by_selector(share, asked)
+            assert (hits.ids == near).all()
+            found = ivf.search(asked, 10, where=where).distances
+            seconds = best(
+                {
+                    "ours": partial(index.search, asked, 10, where=where),
+                    "ivf": partial(ivf.search, asked, 10, where=where),
+                    "faiss": partial(by_selector, share, asked),
+                }
+            )
+            row(
+                f"filtered to {share:.2%}, 64 bits, k = 10, batch {batch}",
+                rows=rows,
+                queries_per_s=batch / seconds["ours"],
+                ratio=seconds["faiss"] / seconds["ours"],
+                ivf_queries_per_s=batch / seconds["ivf"],
+                ivf_recall=float((found <= far[:, -1:]).mean()),
+                latency_ms=seconds["ours"] * 1e3,
+                ids_equal=True,
+            )
+
+
+def bench_asymmetric(rows: int) -> None:
+    """Logits against codes; numpy (matrix product, argpartition) and FAISS IndexFlatIP take ±1 as floats."""
+    for n_bits in (64, 128):
+        codes, _, queries = draw(rows, n_bits)
+        strength = np.abs(np.random.default_rng(1).normal(1, 0.5, (1024, n_bits))).astype(np.float32)
+        logits = unpack_codes(queries) * strength
+        signs = unpack_codes(codes).astype(np.float32)
+        index, flat = BinaryIndex.from_arrays(codes), faiss.IndexFlatIP(n_bits)
+        flat.add(signs)
+        for k, batch in ((10, 1), (10, 32), (10, 1024), (100, 32), (1000, 32)):
+            asked = logits[:batch]
+            hits = index.search(logits=asked, k=k)
+            assert np.allclose(hits.scores, flat.search(asked, k)[0], rtol=1e-5)
+            seconds = best(
+                {
+                    "ours": partial(index.search, logits=asked, k=k),
+                    "hamming": partial(index.search, queries[:batch], k),
+                    "re-ranked": partial(index.search, logits=asked, k=k, oversample=10),
+                    "faiss": partial(flat.search, asked, k),
+                    "numpy": partial(matrix_product, signs, asked, k),
+                },
+            )
+            row(
+                f"asymmetric {n_bits} bits, k = {k}, batch {batch}",
+                rows=rows,
+                queries_per_s=batch / seconds["ours"],
+                comparisons_per_s=batch * rows / seconds["ours"],
+                ratio=min(seconds["faiss"], seconds["numpy"]) / seconds["ours"],
+                over_faiss=seconds["faiss"] / seconds["ours"],
+                over_numpy=seconds["numpy"] / seconds["ours"],
+                of_our_hamming=seconds["hamming"] / seconds["ours"],
+                of_re_ranking=seconds["re-ranked"] / seconds["ours"],
+                latency_ms=seconds["ours"] * 1e3,
+            )
+
+
+def matrix_product(signs: np.ndarray, logits: np.ndarray, k: int) -> np.ndarray:
+    """The k best rows of each query, best first, from all scores of 32 queries at a time."""
+    found = []
+    for some in np.split(logits, range(32, len(logits), 32)):
+        scores = some @ signs.T
+        near = np.argpartition(scores, -k, axis=1)[:, -k:]
+        order = np.argsort(-np.take_along_axis(scores, near, 1), axis=1)
+        found.append(np.take_along_axis(near, order, 1))
+    return np.concatenate(found)
+
+
 def bench_approximate(rows: int) -> None:
     codes, _, queries = draw(rows, 64)
     flat = BinaryIndex.from_arrays(codes)
@@ -163,7 +251,9 @@ def bench_approximate(rows: int) -> None:
     for recall in (None, 0.95, 0.99):
         if recall is not None:
             ivf.tune(recall=recall, k=100)
-        raw = ivf._state.segments[0].probing  # FAISS's own index of the same lists and nprobe
+        raw = ivf._state.segments[0].rows.probing(
+            ivf.describe()["options"]["nprobe"]
+        )  # FAISS's own index of the same lists and nprobe
         seconds = best(
             {
                 "ours": partial(ivf.search, queries, 100),
@@ -297,36 +387,6 @@ def peak_bytes() -> int:
     return int(line.split()[1]) << 10
 
 
-def bench_sharded(rows: int) -> None:
-    from cluster.serve import ShardedIndex
-
-    codes, labels, queries = draw(rows, 64)
-    with tempfile.TemporaryDirectory() as folder:
-        store = write_store(f"{folder}/codes", codes, labels=labels, n_classes=CLUSTERS)
-        one = BinaryIndex.build(store)
-        started = time.perf_counter()
-        with ShardedIndex(store, 2) as sharded:
-            build_s = time.perf_counter() - started
-            for batch, k in ((1, 10), (32, 100), (1024, 100), (1024, 1000)):
-                asked = queries[:batch]
-                assert sharded.search(asked, k) == one.search(asked, k)
-                seconds = best(
-                    {"sharded": partial(sharded.search, asked, k), "one": partial(one.search, asked, k)}
-                )
-                row(
-                    f"2 slices of one core each, k = {k}, batch {batch}",
-                    rows=rows,
-                    queries_per_s=batch / seconds["sharded"],
-                    latency_ms=seconds["sharded"] * 1e3,
-                    asking_slices_ms=(seconds["sharded"] - seconds["one"]) * 1e3,
-                    ratio_to_one_index_on_two_cores=seconds["one"] / seconds["sharded"],
-                    start_s=build_s,
-                )
-    import ray
-
-    ray.shutdown()
-
-
 def bench_large(rows: int) -> None:
     """What docs/choosing.md reckons with: a flat index of 100 M codes or more, on one machine."""
     import psutil
@@ -368,9 +428,10 @@ def bench_large(rows: int) -> None:
 
 BENCHES = {
     "exact": bench_exact,
+    "asymmetric": bench_asymmetric,
+    "filtered": bench_filtered,
     "approximate": bench_approximate,
     "build": bench_build,
-    "sharded": bench_sharded,
     "large": bench_large,
 }
 
@@ -381,7 +442,7 @@ def main() -> None:
     parser.add_argument(
         "--large-rows", type=int, default=100_000_000, help="for --only large (4 GB of memory)"
     )
-    parser.add_argument("--only", default="exact,approximate,build,sharded")
+    parser.add_argument("--only", default="exact,asymmetric,filtered,approximate,build")
     parser.add_argument(
         "--one-core",
         action="store_true",

@@ -32,6 +32,7 @@ BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 COMMANDS = {  # benchmark → what it is started with, in the order of the table
     "index": [[]],
     "evaluate": [[]],
+    "dedup": [[]],
     "encoding": [
         ["pictures", "--backbone", "alexnet"],
         ["pictures", "--backbone", "lite0"],

@@ -124,7 +124,7 @@ def stage_rates(folder: Path) -> dict[str, float]:
     from hashnet.encoding.encoder import Encoder
     from hashnet.encoding.worker import ShardCollector
     from hashnet.io.arrow import binary_column
-    from hashnet.store.plan import PlannedPart, StorePlan
+    from hashnet.store import PlannedPart, StorePlan
 
     os.sched_setaffinity(0, {0})
     torch.set_num_threads(1)

@@ -1,10 +1,12 @@
-"""A served index under load, client and server on the same cores, against the bare index in one process.
+"""Servers under load, load generator and server on the same cores: ours against a bare uvicorn app.
 
-    python tests/bench/serving.py [--codes 1281167] [--seconds 60] [--connections 16] [--k 10]
+    python tests/bench/serving.py [--codes 1281167] [--seconds 10] [--rounds 3] [--k 10] [--no-ray]
 
-Prints one JSON row per case: the bare index; single-code JSON requests; Arrow batches of 1,024 (with their
-share of the bare index's queries/s); Arrow batches while an index replica is killed, while an HTTP replica
-is killed, and while the index is swapped. Every answer is compared with the bare index's.
+Prints one JSON row per case. One code per JSON request: wrk at 1, 16 and 64 connections against a
+fifteen-line uvicorn app around the same index, `hashnet serve` and Ray Serve, in turns, so that what else
+runs on the machine falls on all of them. Arrow batches of 1,024 against the bare index. Adds per second from
+1 and 16 clients. Batches while a process is killed and while the index is swapped. Every answer but wrk's is
+compared with the index's own; of each server, 500 JSON answers are.
 """
 
 from __future__ import annotations
@@ -13,26 +15,66 @@ import argparse
 import asyncio
 import json
 import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from cluster.serve import Server
-from hashnet import AsyncClient, BinaryIndex
+from hashnet import AsyncClient, BinaryIndex, Client
 from hashnet.errors import HashnetError
 from hashnet.results import SearchResult
-from hashnet.server import ServeConfig
 from tests.support.local_cluster import free_ports
 
 BATCH = 1024
+WRITE_TOKEN = "w" * 24
+CONNECTIONS = (1, 16, 64)
+REPO = Path(__file__).resolve().parents[2]
+
+BARE_APP = """
+import sys
+import numpy as np, uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel
+from hashnet import BinaryIndex
+index = BinaryIndex.load(sys.argv[1])
+app = FastAPI()
+class Body(BaseModel):
+    codes: list[str]
+    k: int = 10
+@app.post("/v1/search")
+async def search(body: Body):
+    codes = np.frombuffer(bytes.fromhex("".join(body.codes)), np.uint8).reshape(len(body.codes), -1)
+    hits = index.search(codes, k=body.k)
+    rows = zip(hits.ids.tolist(), hits.distances.tolist())
+    return {"results": [{"ids": ids, "distances": distances} for ids, distances in rows]}
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), log_level="warning")
+"""
+
+WRK_SCRIPT = """
+local bodies, at = {}, 0
+for line in io.lines("%s") do bodies[#bodies + 1] = line end
+wrk.method = "POST"
+wrk.headers["content-type"] = "application/json"
+request = function()
+  at = at %% #bodies + 1
+  return wrk.format(nil, nil, nil, bodies[at])
+end
+"""
 
 
 def clustered_codes(
@@ -55,7 +97,7 @@ def row(case: str, **values: Any) -> None:
     print(json.dumps({"bench": "serving", "case": case} | shown | {"load_average": load}), flush=True)
 
 
-def bare(index: BinaryIndex, queries: np.ndarray, k: int, seconds: float) -> float:
+def bare_index(index: BinaryIndex, queries: np.ndarray, k: int, seconds: float) -> float:
     """Queries/s of the index alone, batches of 1,024, all cores of this process."""
     index.search(queries[:BATCH], k=k)
     started, n = time.perf_counter(), 0
@@ -63,6 +105,112 @@ def bare(index: BinaryIndex, queries: np.ndarray, k: int, seconds: float) -> flo
         index.search(queries[n % 8 * BATCH : (n % 8 + 1) * BATCH], k=k)
         n += 1
     return n * BATCH / (time.perf_counter() - started)
+
+
+class ServerProcess:
+    """A server started from a command line; ended with the ``with`` block."""
+
+    def __init__(self, name: str, words: list[str], port: int) -> None:
+        self.name, self.url = name, f"http://127.0.0.1:{port}"
+        env = {key: value for key, value in os.environ.items() if not key.startswith("HASHNET_")}
+        env |= {"HASHNET_WRITE_TOKEN": WRITE_TOKEN, "PYTHONPATH": str(REPO)}
+        started = time.perf_counter()
+        self.process = subprocess.Popen(words, cwd=REPO, env=env, stdout=subprocess.DEVNULL, stderr=None)
+        body = {"codes": ["00" * 8]}
+        while True:
+            try:
+                if httpx.post(f"{self.url}/v1/search", json=body, timeout=5).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                assert self.process.poll() is None, f"{name} ended"
+                time.sleep(0.02)
+        row("ready", server=name, seconds=time.perf_counter() - started)
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def start_servers(run: str, with_ray: bool) -> list[Callable[[], ServerProcess]]:
+    """The servers to compare; calling one starts it."""
+    python, ports = sys.executable, free_ports(3)
+    commands = [
+        ("bare app", [python, "-c", BARE_APP, f"{run}/index", str(ports[0])]),
+        (
+            "hashnet serve",
+            [python, "-m", "hashnet.cli", "serve", run, "--port", str(ports[1]), "follow_s=0.5"],
+        ),
+        ("ray serve", [python, "jobs/serve.py", f"run={run}", f"port={ports[2]}", "follow_s=0.5"]),
+    ]
+    return [
+        lambda name=name, words=words, port=port: ServerProcess(name, words, port)  # type: ignore[misc]
+        for (name, words), port in zip(commands, ports, strict=True)
+        if with_ray or name != "ray serve"
+    ]
+
+
+# ---------------------------------------------------------------- one code per JSON request
+
+
+def wrk(url: str, connections: int, seconds: float, script: str) -> dict[str, float]:
+    """Requests/s and latencies in ms."""
+    words = [
+        "wrk",
+        "-t1",
+        f"-c{connections}",
+        f"-d{seconds:g}s",
+        "--latency",
+        "-s",
+        script,
+        f"{url}/v1/search",
+    ]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert "Non-2xx" not in said, said
+    assert "Socket errors" not in said, said
+    unit = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+    times = {p: float(v) * unit[u] for p, v, u in re.findall(r"^\s+(50|99)%\s+([\d.]+)(us|ms|s)", said, re.M)}
+    rate = float(re.search(r"Requests/sec:\s+([\d.]+)", said)[1])  # type: ignore[index]
+    return {"requests_per_s": rate, "p50_ms": times["50"], "p99_ms": times["99"]}
+
+
+def single_codes(
+    servers: list[ServerProcess], queries: np.ndarray, wanted: argparse.Namespace, folder: str
+) -> None:
+    """Every server at every number of connections, in turns; medians over the rounds."""
+    bodies = [json.dumps({"codes": [code.tobytes().hex()], "k": wanted.k}) for code in queries]
+    Path(folder, "bodies").write_text("\n".join(bodies))
+    script = Path(folder, "wrk.lua")
+    script.write_text(WRK_SCRIPT % Path(folder, "bodies"))
+    for connections in CONNECTIONS:
+        found: dict[str, list[dict[str, float]]] = {server.name: [] for server in servers}
+        for _ in range(wanted.rounds):
+            for server in servers:
+                found[server.name].append(wrk(server.url, connections, wanted.seconds, str(script)))
+        rates = {name: [one["requests_per_s"] for one in rounds] for name, rounds in found.items()}
+        for name, rounds in found.items():
+            ratios = [own / bare for own, bare in zip(rates[name], rates["bare app"], strict=True)]
+            medians = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+            ratio = {} if name == "bare app" else {"ratio_of_bare_app": statistics.median(ratios)}
+            row("json, one code", server=name, connections=connections, k=wanted.k, **medians, **ratio)
+
+
+def check_answers(server: ServerProcess, queries: np.ndarray, truth: SearchResult, k: int) -> None:
+    """500 single-code answers of a server against the index's own."""
+    with httpx.Client(base_url=server.url, timeout=30) as http:
+        wrong = 0
+        for code, ids in zip(queries[:500], truth.ids, strict=False):
+            body = {"codes": [code.tobytes().hex()], "k": k}
+            wrong += http.post("/v1/search", json=body).json()["results"][0]["ids"] != ids.tolist()
+    row("json, checked", server=server.name, answers=500, wrong_answers=wrong)
+
+
+# ---------------------------------------------------------------- Arrow batches and updates
 
 
 class Load:
@@ -97,19 +245,16 @@ class Load:
         await asyncio.gather(*jobs, *([meanwhile] if meanwhile is not None else []))
         return time.perf_counter() - started
 
-    def row(
-        self, case: str, took: float, per_request: int, bare_rate: float | None = None, **more: Any
-    ) -> None:
+    def row(self, case: str, server: str, took: float, bare_rate: float | None = None, **more: Any) -> None:
         """Prints the row; with ``bare_rate``, the share of the bare index's queries/s too."""
         rate = len(self.times) / took
-        ratio = {} if bare_rate is None else {"ratio_of_bare_index": rate * per_request / bare_rate}
+        ratio = {} if bare_rate is None else {"ratio_of_bare_index": rate * BATCH / bare_rate}
         row(
             case,
+            server=server,
             **ratio,
             connections=self.connections,
-            seconds=took,
-            requests_per_s=rate,
-            queries_per_s=rate * per_request,
+            queries_per_s=rate * BATCH,
             p50_ms=float(np.percentile(self.times, 50)) * 1000,
             p99_ms=float(np.percentile(self.times, 99)) * 1000,
             requests=len(self.times),
@@ -120,21 +265,8 @@ class Load:
         )
 
 
-async def single_json(url: str, queries: np.ndarray, truth: SearchResult, k: int, load: Load) -> None:
-    limits = httpx.Limits(max_connections=load.connections)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=30) as http:
-
-        async def once(i: int) -> bool:
-            at = i % len(queries)
-            answer = await http.post("/v1/search", json={"codes": [queries[at].tobytes().hex()], "k": k})
-            answer.raise_for_status()
-            return answer.json()["results"][0]["ids"] == truth.ids[at].tolist()
-
-        load.row("json, one code", await load.run(once), 1, k=k)
-
-
-async def arrow_batches(
-    url: str,
+def arrow_batches(
+    server: ServerProcess,
     queries: np.ndarray,
     truth: dict[int, SearchResult],
     k: int,
@@ -143,29 +275,33 @@ async def arrow_batches(
     meanwhile: Awaitable[None] | None = None,
     bare_rate: float | None = None,
 ) -> None:
-    """``truth`` is the right answer a version; an answer of no version or of another one is wrong."""
-    async with AsyncClient(url, parallel=load.connections, timeout_s=60, retry_s=60) as client:
+    """``truth`` is the right answer by version; an answer of no version or of another one is wrong."""
 
-        async def once(i: int) -> bool:
-            at = i % (len(queries) // BATCH) * BATCH
-            hits = await client.search(queries[at : at + BATCH], k=k)
-            load.versions.add(hits.version)
-            right = truth.get(hits.version)  # type: ignore[arg-type]
-            return right is not None and np.array_equal(hits.ids, right.ids[at : at + BATCH])
+    async def main() -> None:
+        async with AsyncClient(server.url, parallel=load.connections, timeout_s=60, retry_s=60) as client:
 
-        took = await load.run(once, meanwhile)
-        load.row(case, took, BATCH, bare_rate, k=k, versions=sorted(map(str, load.versions)))
+            async def once(i: int) -> bool:
+                at = i % (len(queries) // BATCH) * BATCH
+                hits = await client.search(queries[at : at + BATCH], k=k)
+                load.versions.add(hits.version)
+                right = truth.get(hits.version)  # type: ignore[arg-type]
+                return right is not None and np.array_equal(hits.ids, right.ids[at : at + BATCH])
+
+            took = await load.run(once, meanwhile)
+            load.row(case, server.name, took, bare_rate, k=k, versions=sorted(map(str, load.versions)))
+
+    asyncio.run(main())
 
 
-async def kill_replica(kind: str, after_s: float) -> None:
-    """Ends one replica process at once, as a crash would."""
-    import ray
-
+async def kill_worker(server: ServerProcess, after_s: float) -> None:
+    """Kills one process that responds to requests, as a crash would."""
     await asyncio.sleep(after_s)
-    alive = [
-        actor for actor in ray.util.list_named_actors(all_namespaces=True) if f"#{kind}#" in actor["name"]
-    ]
-    ray.kill(ray.get_actor(alive[0]["name"], namespace=alive[0]["namespace"]), no_restart=True)
+    for child in psutil.Process(server.process.pid).children(recursive=True):
+        words = child.cmdline()
+        if words[-1:] == ["worker"] or any("HttpReplica" in word for word in words):
+            child.kill()
+            return
+    raise AssertionError(f"{server.name} has no process to kill")
 
 
 async def swap(folder: str, codes: np.ndarray, ids: np.ndarray, after_s: float) -> None:
@@ -173,76 +309,82 @@ async def swap(folder: str, codes: np.ndarray, ids: np.ndarray, after_s: float) 
     await asyncio.to_thread(lambda: BinaryIndex.load(folder).add(codes, ids))
 
 
+def adds(server: ServerProcess, seconds: float, clients: int) -> None:
+    """Acknowledged adds of one item each, from so many clients at once; all of them are taken out again."""
+    n, until = [0] * clients, time.perf_counter() + seconds
+    first = 1 << 40
+
+    def add(number: int) -> None:
+        codes = clustered_codes(1, seed=number)
+        with Client(server.url, token=WRITE_TOKEN) as client:
+            while time.perf_counter() < until:
+                client.add(codes, ids=[first + number * 1_000_000 + n[number]])
+                n[number] += 1
+
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(clients)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    rate = sum(n) / (time.perf_counter() - started)
+    row("adds", server=server.name, clients=clients, adds_per_s=rate, adds=sum(n))
+    with Client(server.url, token=WRITE_TOKEN) as client:
+        client.remove(np.concatenate([first + i * 1_000_000 + np.arange(done) for i, done in enumerate(n)]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--codes", type=int, default=1_281_167)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--k", type=int, default=10)
-    parser.add_argument("--index-replicas", type=int, default=1)
+    parser.add_argument("--no-ray", action="store_true")
     wanted = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="hashnet-bench-") as run:
+    if shutil.which("wrk") is None:
+        sys.exit("serving.py needs wrk: apt-get install wrk")
+    with tempfile.TemporaryDirectory(prefix="hashnet-bench-") as folder, ExitStack() as stack:
+        run = f"{folder}/run"
         codes = clustered_codes(wanted.codes)
         index = BinaryIndex.from_arrays(codes)
         index.save(f"{run}/index")
-        queries = clustered_codes(8 * BATCH, seed=1)
-        queries[:] = codes[np.random.default_rng(2).integers(0, len(codes), len(queries))]
+        queries = codes[np.random.default_rng(2).integers(0, len(codes), 8 * BATCH)]
         queries ^= np.packbits(np.random.default_rng(3).random((len(queries), 64)) < 0.05, axis=1)
-        first = index.search(queries, k=wanted.k)
-        bare_rate = bare(index, queries, wanted.k, min(wanted.seconds, 20))
-        row("bare index", codes=len(codes), n_bits=64, k=wanted.k, queries_per_s=bare_rate, **_engine(index))
-        config = ServeConfig(
-            run=run, port=free_ports(1)[0], index_replicas=wanted.index_replicas, follow_s=0.5
-        )
-        with Server(config):
-            serve_cases(config.url, run, index, queries, first, bare_rate, wanted)
-        row(
-            "bare index, afterwards",
-            k=wanted.k,
-            queries_per_s=bare(index, queries, wanted.k, min(wanted.seconds, 20)),
-        )
+        truth = index.search(queries, k=wanted.k)
+        servers = [stack.enter_context(start()) for start in start_servers(run, not wanted.no_ray)]
+        single_codes(servers, queries, wanted, folder)
+        for server in servers:
+            check_answers(server, queries, truth, wanted.k)
+        for server in servers[1:]:
+            bare_rate = bare_index(index, queries, wanted.k, wanted.seconds)
+            cases(server, run, queries, wanted, bare_rate)
 
 
-def _engine(index: BinaryIndex) -> dict[str, Any]:
-    about = index.describe()
-    return {"engine": about["engine"], "threads": about["threads"]}
-
-
-def serve_cases(
-    url: str,
-    run: str,
-    index: BinaryIndex,
-    queries: np.ndarray,
-    first: SearchResult,
-    bare_rate: float,
-    wanted: argparse.Namespace,
+def cases(
+    server: ServerProcess, run: str, queries: np.ndarray, wanted: argparse.Namespace, bare_rate: float
 ) -> None:
-    k, truth = wanted.k, {index.version: first}
-    short = max(wanted.seconds / 3, 15)
-
-    def load(seconds: float) -> Load:
-        return Load(wanted.connections, seconds)
-
-    asyncio.run(single_json(url, queries, first, k, load(wanted.seconds)))
-    asyncio.run(
-        arrow_batches(url, queries, truth, k, load(wanted.seconds), "arrow, 1024 codes", bare_rate=bare_rate)
+    """What one of our servers is measured by besides single codes."""
+    k, short = wanted.k, max(wanted.seconds, 10)
+    for clients in (1, 16):
+        adds(server, wanted.seconds, clients)
+    index = BinaryIndex.load(f"{run}/index")
+    truth = {index.version: index.search(queries, k=k)}
+    arrow_batches(
+        server, queries, truth, k, Load(4, wanted.seconds), "arrow, 1024 codes", bare_rate=bare_rate
     )
-    for kind in ("IndexReplica", "HttpReplica"):
-        asyncio.run(
-            arrow_batches(
-                url, queries, truth, k, load(short), f"arrow, {kind} killed", kill_replica(kind, short / 3)
-            )
-        )
-    grown = BinaryIndex.load(f"{run}/index")
-    new_codes, new_ids = queries[::7].copy(), np.arange(len(queries[::7])) + 10_000_000
+    kill = kill_worker(server, short / 3)
+    arrow_batches(server, queries, truth, k, Load(4, short), "arrow, process killed", kill)
+    new_codes = queries[::7].copy()
+    new_ids = np.arange(len(new_codes)) + (1 << 50) + index.version * 10_000_000
+    after = BinaryIndex.load(f"{run}/index")
     after = BinaryIndex.from_arrays(
-        np.concatenate([grown.codes(grown.ids()), new_codes]), np.concatenate([grown.ids(), new_ids])
+        np.concatenate([after.codes(after.ids()), new_codes]), np.concatenate([after.ids(), new_ids])
     )
     truth[index.version + 1] = after.search(queries, k=k)
     change = swap(f"{run}/index", new_codes, new_ids, short / 3)
-    asyncio.run(arrow_batches(url, queries, truth, k, load(short), "arrow, index swapped", change))
+    arrow_batches(server, queries, truth, k, Load(4, short), "arrow, index swapped", change)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,10 @@ SUMMARY = (
         "matrix product and argsort", "ours_ms_a_query", "ms per query",
     ),
     Line(
+        "all near-duplicate pairs within 0, 2 and 4 bits", "dedup", "all pairs .*", "ratio",
+        "FAISS's range_search, extrapolated", "seconds", "s",
+    ),
+    Line(
         "encoding pictures, AlexNet and lite0", "encoding", "pipeline", "ratio_to_tight_loop",
         "a tight loop without Ray", "rate", "pictures/s",
     ),
@@ -73,10 +77,14 @@ SUMMARY = (
         "rows_per_s", "pictures/s",
     ),
     Line(
-        "training a hash layer on vectors, two workers", "training", "features.*", "ratio",
+        "training a hash layer on vectors", "training", "features.*", "ratio",
         "a plain torch loop", "rows_per_s", "rows/s",
     ),
     Line("fitting ITQ", "baselines", "fit itq .*", "ratio", "faiss.ITQTransform", "fit_s", "s"),
+    Line(
+        "serving single codes, 1 to 64 connections", "serving", "json, one code", "ratio_of_bare_app",
+        "a bare uvicorn app", "requests_per_s", "requests/s",
+    ),
     Line(
         "serving batches of 1,024", "serving", "arrow, 1024 codes", "ratio_of_bare_index",
         "the index without HTTP", "queries_per_s", "queries/s",
@@ -135,6 +143,25 @@ VIEWS = (
             "ours, ms per query": "ours_ms_a_query",
             "theirs": "usual_ms_a_query",
         },
+    ),
+    View(
+        "All pairs of near-duplicates among {rows:,} codes of 64 bits; FAISS's times are extrapolated",
+        "dedup",
+        "all pairs within (.*)",
+        {
+            "× IndexBinaryFlat": "ratio",
+            "× IndexBinaryMultiHash": "over_multihash",
+            "within": "case",
+            "pairs": "pairs",
+            "seconds": "seconds",
+            "FAISS flat, s": "faiss_flat_s",
+        },
+    ),
+    View(
+        "All pairs of near-duplicates among {rows:,} codes of 64 bits, in one process",
+        "dedup",
+        "many codes, (.*)",
+        {"within": "case", "pairs": "pairs", "seconds": "seconds", "peak MB": "peak_mb"},
     ),
     View(
         "Every metric of {queries:,} queries against {rows:,} codes, all of it in one process",
@@ -197,12 +224,16 @@ VIEWS = (
         },
     ),
     View(
-        "Serving 1,281,167 codes of 64 bits, {connections} connections, k = {k}",
+        "Serving 1,281,167 codes of 64 bits, k = {k}",
         "serving",
-        "(json.*|arrow.*)",
+        "(json, one code|arrow.*)",
         {
+            "× the bare app": "ratio_of_bare_app",
             "× the bare index": "ratio_of_bare_index",
+            "server": "server",
+            "connections": "connections",
             "requests": "case",
+            "requests/s": "requests_per_s",
             "queries/s": "queries_per_s",
             "p50 ms": "p50_ms",
             "p99 ms": "p99_ms",

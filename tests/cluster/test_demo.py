@@ -16,7 +16,7 @@ import hashnet
 from cluster import demo
 from hashnet.data.sources import digits
 from hashnet.errors import ConfigError
-from hashnet.store.code_store import CodeStore, write_store
+from hashnet.store import CodeStore, write_store
 from tests.support.small_run import make_run
 
 
@@ -104,7 +104,7 @@ def test_all_of_it(own_pictures, python, repo, tmp_path):
     assert maps["HashNet"] > maps["LSH"] > maps["chance"]
     assert Path(result["report"]).exists()
     serve, query = done.stderr.split("try next:\n")[1].splitlines()[:2]
-    assert "jobs/serve.py" in serve
+    assert "hashnet serve " in serve
     found = subprocess.run(shlex.split(query), cwd=repo, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert "10 hits" in found.stdout

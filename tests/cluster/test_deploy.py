@@ -147,7 +147,8 @@ def _lines(path):
 
 
 def _document(repo, name):
-    (document,) = list(yaml.safe_load_all((repo / "cluster/deploy/kubernetes" / name).read_text()))
+    document, *services = yaml.safe_load_all((repo / "cluster/deploy/kubernetes" / name).read_text())
+    assert [service["kind"] for service in services] == (["Service"] if name == "serve.yaml" else [])
     return document
 
 
@@ -221,6 +222,7 @@ CONTAINER_KEYS = {
     "name",
     "image",
     "ports",
+    "readinessProbe",
     "env",
     "resources",
     "volumeMounts",
@@ -287,11 +289,19 @@ def test_serve_reads_the_rayservice_and_finds_the_application(repo):
     module, name = application.import_path.split(":")
     assert callable(getattr(importlib.import_module(module), name))
     configs.from_dict(ServeConfig, application.args)  # raises on a key jobs/serve.py does not know
-    pods = [spec["rayClusterConfig"]["headGroupSpec"], *spec["rayClusterConfig"]["workerGroupSpecs"]]
-    for pod in pods:  # any node may build the application or hold an HTTP replica
+    workers = spec["rayClusterConfig"]["workerGroupSpecs"]
+    for pod in (spec["rayClusterConfig"]["headGroupSpec"], *workers):  # any node may build the application
         (container,) = pod["template"]["spec"]["containers"]
         assert "HASHNET_TOKEN" in {entry["name"] for entry in container["env"]}
-        assert config.http_options.port in {port["containerPort"] for port in container["ports"]}
+    _, service = yaml.safe_load_all((repo / "cluster/deploy/kubernetes/serve.yaml").read_text())
+    (worker,) = workers
+    (container,) = worker["template"]["spec"]["containers"]
+    (port,) = service["spec"]["ports"]  # reaches the HTTP replicas, one per worker pod
+    assert {"name": port["targetPort"], "containerPort": application.args["port"]} in container["ports"]
+    assert service["spec"]["selector"].items() <= worker["template"]["metadata"]["labels"].items()
+    assert worker["replicas"] == application.args["replicas"]
+    (http,) = application.deployments
+    assert (http.name, http.max_replicas_per_node) == ("HttpReplica", 1)
 
 
 def test_the_rest_of_the_kubernetes_files_parse(repo):

@@ -14,13 +14,13 @@ import psutil
 import pytest
 import torch
 
+from cluster.runtime import connection, ray_internals
 from cluster.train import train
 from hashnet.data.sources import make_manifest
 from hashnet.errors import ClusterError, Diverged, LineageMismatch
 from hashnet.io import storage
 from hashnet.models.bundle import load_bundle
-from hashnet.training.checkpoints import Checkpoints
-from hashnet.training.history import read_history
+from hashnet.training.checkpoints import Checkpoints, read_history
 from hashnet.training.preparation import prepare
 from hashnet.training.train_config import TrainConfig
 from hashnet.training.trainer import train_run
@@ -41,7 +41,9 @@ def _config(folder, manifest, **options) -> TrainConfig:
     options = {
         **SHAPE,
         "dropout": 0.2,
+        "lr": 0.02,
         "checkpoint_every": 30,
+        "log_every": 1,
         "num_workers": 2,
         "cpus_per_worker": 1,
     } | options
@@ -73,13 +75,14 @@ def _same_training(run: str, undisturbed: str) -> None:
 
 def _wait_for_step(run: str, step: int, alive) -> None:
     checkpoints = Checkpoints(storage.join(run, "checkpoints"))
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while max(checkpoints.steps(), default=0) < step:
         assert alive(), "training ended before it could be disturbed"
         assert time.monotonic() < deadline, "no checkpoint appeared"
         time.sleep(0.02)
 
 
+@pytest.mark.timeout(900)  # two workers beside other tests on two cores
 def test_two_workers_train_what_one_process_does_and_a_killed_one_is_replaced(
     ray_local, tmp_path, manifest, undisturbed
 ):
@@ -93,7 +96,7 @@ def test_two_workers_train_what_one_process_does_and_a_killed_one_is_replaced(
     ]
     assert len(workers) == 2
     workers[1].send_signal(signal.SIGKILL)
-    thread.join(timeout=120)
+    thread.join(timeout=300)
     assert outcome["steps"] == STEPS
     assert load_bundle(outcome["model"])[1].sha256 == outcome["sha256"]
     _same_training(config.run, undisturbed)
@@ -108,7 +111,7 @@ def test_a_killed_driver_goes_on_with_another_number_of_workers(
 ):
     config = _config(tmp_path / "run", manifest)
     words = [f"{k}={v}" for k, v in SHAPE.items()]
-    words += ["dropout=0.2", "checkpoint_every=30", "num_workers=2", "cpus_per_worker=1"]
+    words += ["dropout=0.2", "lr=0.02", "checkpoint_every=30", "num_workers=2", "cpus_per_worker=1"]
     driver = subprocess.Popen(
         [sys.executable, str(repo / "jobs/train.py"), f"run={config.run}", f"manifest={manifest}", *words],
         env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"},
@@ -142,6 +145,16 @@ def test_what_would_fail_again_is_not_tried_again(ray_local, tmp_path, manifest)
     config = _config(tmp_path / "run", manifest, lr=1e30, max_failures=100)
     with pytest.raises(Diverged, match=r"at step \d+ \(stage 0, beta 1, learning rate"):
         train(config)
+
+
+def test_a_single_worker_on_this_machine_needs_no_ray(tmp_path, manifest, undisturbed, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_internals, "connected", lambda: False)
+    monkeypatch.setattr(connection, "connect", lambda *_: pytest.fail("Ray was started"))
+    config = _config(tmp_path / "run", manifest, num_workers=1)
+    assert train(config)["steps"] == STEPS
+    _same_training(config.run, undisturbed)
+    assert train(config)["already_finished"]
 
 
 def test_more_workers_than_can_be_placed_are_refused(ray_local, tmp_path, manifest):

@@ -13,7 +13,7 @@ from cluster.runtime import telemetry
 from hashnet.errors import Diverged, StorageError
 from hashnet.io import config as configs
 from hashnet.io import events, storage
-from hashnet.training.history import StageRecord, StepRecord
+from hashnet.training.checkpoints import StageRecord, StepRecord
 from hashnet.training.train_config import TrainConfig
 
 STEP = StepRecord(step=10, total_steps=100, epoch=1, stage=1, beta=2.0, lr=0.5, J=0.3, L=0.4,
@@ -29,7 +29,7 @@ def test_a_step_is_told_to_prometheus(monkeypatch):
     training._Report(TrainConfig("/runs/demo", log_every=5, head_lr_scale=10), rank=0).step(STEP)
     run = {"run": "demo"}
     assert told == {
-        "train_steps": ("count", 5, run),
+        "train_steps": ("count", 1, run),  # the first row: later ones count the steps since the last
         "train_J": ("gauge", 0.3, run),
         "train_L": ("gauge", 0.4, run),
         "train_beta": ("gauge", 2.0, run),

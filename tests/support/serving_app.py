@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import time
 from typing import Any
 
 import httpx
@@ -12,26 +11,20 @@ import numpy as np
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from hashnet.client import Queries
 from hashnet.server import (
     Access,
-    AddItems,
+    ApiError,
     Backend,
     BatchEncoder,
-    IndexedItems,
-    IndexInfo,
+    EncodeRequest,
+    IndexService,
     IndexWriter,
     Limits,
     LiveIndex,
-    RemoveItems,
-    SearchRequest,
-    SearchResponse,
     ServeConfig,
     ServedRun,
     Telemetry,
-    Written,
     build_app,
-    result_or_raise,
 )
 from hashnet.server.middleware import RequestMiddleware
 
@@ -40,37 +33,20 @@ BASE = "http://127.0.0.1:8000"
 CODE = "00" * 8
 
 
-class LocalBackend(Backend):
-    """Index, model and writer in this process."""
+class LocalModel:
+    """The model in this process."""
 
-    def __init__(
-        self, index: LiveIndex, encoder: BatchEncoder | None, served: ServedRun, timeout_s: float
-    ) -> None:
-        super().__init__(served, timeout_s)
-        self.index, self.encoder = index, encoder
-        self._writer: IndexWriter | None = None
+    def __init__(self, encoder: BatchEncoder) -> None:
+        self.encoder = encoder
 
-    async def search_index(self, request: SearchRequest) -> SearchResponse:
-        if self.index.version < request.min_version:
-            await asyncio.to_thread(self.index.follow)
-        return result_or_raise((await asyncio.to_thread(self.index.search, [request]))[0])
+    async def encode(self, request: EncodeRequest) -> np.ndarray:
+        (result,) = await asyncio.to_thread(self.encoder.encode, [request])
+        if isinstance(result, ApiError):
+            raise result
+        return result
 
-    async def index_info(self) -> IndexInfo:
-        return self.index.info()
-
-    async def lookup(self, ids: np.ndarray, with_labels: bool = False) -> IndexedItems:
-        return await asyncio.to_thread(self.index.lookup, ids, with_labels)
-
-    async def encode(self, queries: Queries) -> np.ndarray:
-        assert self.encoder is not None  # what cannot be encoded was refused by the parser
-        deadline = time.time() + self.timeout_s
-        return result_or_raise((await asyncio.to_thread(self.encoder.encode, [queries], [deadline]))[0])
-
-    async def write(self, change: AddItems | RemoveItems) -> Written:
-        self._writer = self._writer or IndexWriter(self.index.uri, self.index.model_sha256)
-        written = await asyncio.to_thread(self._writer.write, change)
-        await asyncio.to_thread(self.index.follow)
-        return written
+    async def ready(self) -> None:
+        """It is."""
 
 
 def limits_with(**settings: Any) -> Limits:
@@ -87,9 +63,13 @@ def make_app(
 ) -> RequestMiddleware:
     """The application over a run; by default with the default limits, without tokens, for local names."""
     limits = limits or limits_with()
-    index = LiveIndex(served.index, engine, model_sha256=served.model_sha256)
-    backend = LocalBackend(index, encoder, served, limits.timeout_s)
-    return build_app(backend, limits, access or Access(), Telemetry())
+    telemetry = Telemetry()
+    live = LiveIndex(served.index, engine, model_sha256=served.model_sha256)
+    index = IndexService(live, follow_s=3600, telemetry=telemetry)  # tests say when
+    model = LocalModel(encoder) if encoder is not None and served.model is not None else None
+    writer = IndexWriter(served.index, model_sha256=served.model_sha256)
+    backend = Backend(served, index, model, writer.write, limits.timeout_s)
+    return build_app(backend, limits, access or Access(), telemetry)
 
 
 def picture(http: TestClient, id_: int) -> bytes:

@@ -25,10 +25,10 @@ def make_model(uri: str, n_features: int | None = None, seed: int = 0) -> str:
 def make_run(folder: Path | str, modality: str = "image", kind: str = "flat") -> str:
     """RUN with manifest.parquet, model/, codes/, codes-query/ and index/ of 400 digits; returns its path."""
     from hashnet import BinaryIndex, Encoder
-    from hashnet.data.features import feature_matrix
+    from hashnet.data.columns import feature_matrix
     from hashnet.data.fetch import fetch_images
     from hashnet.data.sources import make_manifest
-    from hashnet.store.code_store import write_store
+    from hashnet.store import write_store
 
     run = str(folder)
     manifest = make_manifest(

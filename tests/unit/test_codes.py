@@ -90,8 +90,8 @@ def test_health_numbers_by_hand():
     ("n_bits", "sentence"),
     [
         (50, "multiple of 8, got 50; the nearest are 48 and 56"),
-        (0, "between 8 and 1024"),
-        (2048, "between"),
+        (0, "between 8 and 4096"),
+        (4104, "between"),
         (4.0, "whole"),
     ],
 )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hashnet.data.manifest import Manifest
-from hashnet.data.splits import Protocol, assign_splits
+from hashnet.data.splits import DATABASE, Protocol, assign_splits
 from hashnet.data.writer import SourceRows, append_rows, write_manifest
 from hashnet.errors import ConfigError, DataError
 from hashnet.io import config
@@ -66,18 +66,29 @@ def make_manifest(
     ``n_train``, ``seed``, ``zero_shot``, …, see ``Protocol``).
     """
     loaded = load_source(name, out, **options)
+    flags = loaded.split_flags()
+    if not (flags & DATABASE).any() and "train" not in options.get("all_in", ()):
+        raise DataError(
+            f"the split leaves no database rows of {loaded.rows.n:,}, so there is nothing to search; draw "
+            "fewer queries (n_query), or put every row into it (all_in=database)"
+        )
     return write_manifest(
         out,
         loaded.rows,
-        loaded.split_flags(),
+        flags,
         source=loaded.description(),
         overwrite=overwrite,
         show_progress=show_progress,
     )
 
 
-def append_source(manifest: Manifest, name: str, *, show_progress: bool = False, **options: Any) -> Manifest:
-    """The manifest with a source's rows added, to the database unless the options say otherwise."""
+def append_source(
+    manifest: Manifest, name: str, *, existing: str = "refuse", show_progress: bool = False, **options: Any
+) -> Manifest:
+    """The manifest with a source's rows added, to the database unless the options say otherwise.
+
+    ``existing`` says what becomes of rows whose uri the manifest holds: refuse, or skip.
+    """
     if all(options.get(k) in (None, []) for k in _PROTOCOL - {"seed"}):  # a seed alone requests no draw
         options["all_in"] = ["database"]
     loaded = load_source(name, manifest.uri, defaults=False, **options)
@@ -85,6 +96,7 @@ def append_source(manifest: Manifest, name: str, *, show_progress: bool = False,
         manifest,
         loaded.rows,
         loaded.split_flags(),
+        existing=existing,
         source=loaded.description(),
         show_progress=show_progress,
     )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from hashnet.data.columns import lists_of_ids
 from hashnet.data.fetch import byte_range_uris
-from hashnet.data.label_lists import lists_of_ids
 from hashnet.data.writer import SourceRows, rows_of_uris
 from hashnet.errors import DataError
 from hashnet.io import REQUIRED, key, storage

@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from hashnet.data.columns import choose_classes, read_names
 from hashnet.data.input_files import uris_below
-from hashnet.data.label_lists import choose_classes, read_names
 from hashnet.data.writer import SourceRows, rows_of_uris
 from hashnet.errors import DataError, FormatError, StorageError
 from hashnet.io import REQUIRED, key, storage

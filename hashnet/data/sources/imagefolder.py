@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hashnet.data.columns import choose_classes, lists_of_names, read_names
 from hashnet.data.input_files import PICTURES, find_below, uris_below
-from hashnet.data.label_lists import choose_classes, lists_of_names, read_names
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.data.writer import SourceRows, rows_of_uris
 from hashnet.errors import DataError
@@ -35,13 +35,14 @@ class Options:
 
 def load(options: Options) -> SourceRows:
     """Rows in the order of their paths; the class is the name of the first folder (below the split's)."""
-    names = pa.array(find_below(options.path, PICTURES), pa.large_string())
+    found = find_below(options.path, PICTURES)
+    names = pa.array(found.names, pa.large_string())
     if len(names) == 0:
         raise DataError(f"there is no picture below {options.path} (looked for {', '.join(PICTURES)})")
     layout = options.layout or _guess(names)
     base = storage.absolute(options.path)
     if layout == "flat":
-        return rows_of_uris(uris_below(base, names), names=names)
+        return rows_of_uris(uris_below(base, names), names=names, notes=found.notes())
     fixed, below = None, names
     if layout == "splits":
         fixed, below = _split_flags(options.path, names), pc.replace_substring_regex(names, "^[^/]*/", "")
@@ -63,6 +64,7 @@ def load(options: Options) -> SourceRows:
         class_names=tuple(classes),
         names=names,
         fixed=fixed,
+        notes=found.notes(),
     )
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from hashnet.data.columns import choose_classes, lists_of_names, read_names
 from hashnet.data.input_files import PICTURES, find_below, uris_below
-from hashnet.data.label_lists import choose_classes, lists_of_names, read_names
 from hashnet.data.splits import DATABASE, QUERY
 from hashnet.data.writer import SourceRows, rows_of_uris
 from hashnet.errors import DataError, StorageError
@@ -42,7 +42,7 @@ def load(options: Options) -> SourceRows:
     names: list[str] = []
     owners: list[str] = []
     for synset in classes:
-        found = find_below(storage.join(train, synset), PICTURES)
+        found = find_below(storage.join(train, synset), PICTURES).names
         names += [f"train/{synset}/{name}" for name in found]
         owners += [synset] * len(found)
     n_train = len(names)
@@ -83,7 +83,7 @@ def _classes(options: Options, known: list[str], train: str) -> list[str]:
 
 def _validation(options: Options, val: str, classes: set[str]) -> list[tuple[str, str]]:
     """(name below val/, synset) of the chosen classes."""
-    names = find_below(val, PICTURES)
+    names = find_below(val, PICTURES).names
     if options.val_labels is None:
         found = [(name, name.partition("/")[0]) for name in names if "/" in name]
         if not found:

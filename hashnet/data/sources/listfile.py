@@ -9,16 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hashnet.data.columns import read_names
 from hashnet.data.input_files import uris_below
-from hashnet.data.label_lists import read_names
 from hashnet.data.sources.list_parser import ListFile, read_list
-from hashnet.data.splits import DATABASE, QUERY, TRAIN
+from hashnet.data.splits import QUERY, join_names
 from hashnet.data.writer import SourceRows, find_duplicate
 from hashnet.errors import DataError
 from hashnet.io import key, storage
 
 FILES = {"train": ("train.txt",), "query": ("query.txt", "test.txt"), "database": ("database.txt",)}
-BITS = {"database": DATABASE, "train": TRAIN, "query": QUERY}  # the order of the rows, too
+ORDER = ("database", "train", "query")  # of the rows
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def load(options: Options) -> SourceRows:
 
 def _files(options: Options) -> dict[str, str]:
     """Split name → list; a single list that is yet to be split has the name "all"."""
-    given = {name: getattr(options, name) for name in BITS if getattr(options, name)}
+    given = {name: getattr(options, name) for name in ORDER if getattr(options, name)}
     if given and options.path:
         raise DataError("give one list as PATH, or lists as train, query and database, not both")
     if given:
@@ -64,7 +64,7 @@ def _files(options: Options) -> dict[str, str]:
     if not storage.is_folder(options.path):
         return {"all": options.path}
     found = {}
-    for split in BITS:
+    for split in ORDER:
         here = [storage.join(options.path, name) for name in FILES[split]]
         here = [uri for uri in here if storage.exists(uri)]
         if here:
@@ -99,17 +99,7 @@ def _join(options: Options, root: str, lists: dict[str, ListFile]) -> SourceRows
     _refuse_other_widths(lists)
     n_classes = max((found.n_classes or 0 for found in lists.values()), default=0) or None
     paths: pa.Array = pa.concat_arrays([found.paths for found in lists.values()])
-    codes = paths.dictionary_encode().indices.to_numpy()  # numbered in the order of appearance
-    n = int(codes.max()) + 1
-    first = np.full(n, -1, dtype=np.int64)
-    first[codes[::-1]] = np.arange(len(codes))[::-1]  # where each path appears first
-    flags = np.zeros(n, dtype=np.uint8)
-    start = 0
-    for name, found in lists.items():
-        flags[codes[start : start + len(found)]] |= BITS[name]
-        start += len(found)
-    if "database" not in lists:
-        flags[(flags & TRAIN) > 0] |= DATABASE  # the training images are the database
+    codes, first, flags = join_names({name: found.paths for name, found in lists.items()})
     notes = _overlap(options, lists, paths, flags, first)
     labels = None
     if n_classes is not None:

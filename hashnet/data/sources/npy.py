@@ -16,14 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hashnet import labels as label_sets
-from hashnet.data import features as vectors
-from hashnet.data.label_lists import lists_of_ids, read_names
-from hashnet.data.splits import DATABASE, QUERY, TRAIN
+from hashnet.data.columns import check_finite, feature_column, lists_of_ids, read_names
+from hashnet.data.splits import QUERY, join_names
 from hashnet.data.writer import SourceRows, refuse_duplicates
 from hashnet.errors import DataError, HashnetError, StorageError
 from hashnet.io import REQUIRED, key, storage
 
-BITS = {"database": DATABASE, "train": TRAIN, "query": QUERY}  # the order of the rows, too
+ORDER = ("database", "train", "query")  # of the rows
 
 
 @dataclass(frozen=True)
@@ -80,9 +79,9 @@ def load(options: Options) -> SourceRows:
             mine = owner == i
             matrix[mine] = block.features[positions[mine] - starts[i]]
         matrix *= scale
-        vectors.check_finite(matrix, storage.name_of(options.path), start)
+        check_finite(matrix, storage.name_of(options.path), start)
         uris = names[start:stop] if names is not None else _numbered(options.path, start, stop)
-        return pa.table({"uri": uris, "feature": vectors.to_column(matrix)})
+        return pa.table({"uri": uris, "feature": feature_column(matrix)})
 
     return SourceRows(
         n=len(rows), payload=payload, modality="features", labels=labels, n_classes=n_classes,
@@ -119,7 +118,7 @@ def _read(options: Options) -> tuple[dict[str, _Block], np.ndarray]:
 
     if "features" in arrays:
         return {"all": block("")}, scale
-    found = {split: block(f"{split}_") for split in BITS if f"{split}_features" in arrays}
+    found = {split: block(f"{split}_") for split in ORDER if f"{split}_features" in arrays}
     if not found:
         raise DataError(
             f"{options.path} has neither 'features' nor 'train_features', 'query_features' and "
@@ -167,20 +166,11 @@ def _check(block: _Block, d: int) -> None:
 
 def _join(blocks: dict[str, _Block]) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the stacked arrays to keep (the first of each id) and their split flags."""
-    bits = np.concatenate(
-        [np.full(len(b.features), BITS[name], dtype=np.uint8) for name, b in blocks.items()]
-    )
-    if any(block.ids is None for block in blocks.values()):
-        if "database" not in blocks:
-            bits[bits == TRAIN] |= DATABASE
-        return np.arange(len(bits)), bits
-    codes = pa.concat_arrays([block.ids for block in blocks.values()]).dictionary_encode().indices.to_numpy()
-    first = np.full(int(codes.max()) + 1, -1, dtype=np.int64)
-    first[codes[::-1]] = np.arange(len(codes))[::-1]
-    flags = np.zeros(len(first), dtype=np.uint8)
-    np.bitwise_or.at(flags, codes, bits)
-    if "database" not in blocks:
-        flags[(flags & TRAIN) > 0] |= DATABASE
+    names = {split: block.ids for split, block in blocks.items()}
+    if any(ids is None for ids in names.values()):  # then every row is one of its own
+        starts = np.cumsum([0, *(len(block.features) for block in blocks.values())])
+        names = {split: pa.array(np.arange(starts[i], starts[i + 1])) for i, split in enumerate(blocks)}
+    _, first, flags = join_names(names)
     both = np.flatnonzero(((flags & QUERY) > 0) & (flags != QUERY))
     if len(both):
         raise DataError(

@@ -5,7 +5,7 @@ Pictures stay where they are and are given by reference; ``inline`` copies them 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,10 +13,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hashnet.data import features as vectors
+from hashnet.data.columns import (
+    feature_column,
+    features_from_column,
+    further_columns,
+    is_list,
+    plain_column,
+    read_labels,
+    read_names,
+    schema_type,
+)
 from hashnet.data.fetch import parquet_value_uris
 from hashnet.data.input_files import expand_pattern, uris_below
-from hashnet.data.label_lists import is_list, read_labels, read_names
 from hashnet.data.writer import SourceRows, refuse_duplicates
 from hashnet.errors import DataError
 from hashnet.io import REQUIRED, TableBuffer, key, storage
@@ -34,9 +42,12 @@ class Options:
     )
     multi_hot: bool = key(False, "the label column holds a 0 or 1 per class")
     id: str | None = key(None, "column with ids, checked for duplicates; the row names in split files")
+    columns: list[str] = key([], "further columns to keep for filters and hits; all: every other column")
     n_classes: int | None = key(None, "number of classes, where ids of the last ones may be missing", low=1)
     class_names: list[str] = key([], "names of the classes, or a text file with one per line")
     inline: bool = key(False, "copy the pictures into the manifest: faster to read in random order")
+    # last, because the name hides the function
+    key: str | None = key(None, "column with a text that names each item, kept as the column `key`")
 
 
 def load(options: Options) -> SourceRows:
@@ -45,7 +56,11 @@ def load(options: Options) -> SourceRows:
     schema, n = _schema_and_rows(files)
     image, feature = _payload_column(options, schema, files[0])
     label = options.label or next((name for name in ("labels", "label") if name in schema.names), None)
-    columns = _columns(files, schema, [name for name in dict.fromkeys((label, options.id)) if name])
+    used = dict.fromkeys(name for name in (label, options.id, options.key) if name)
+    columns = _columns(files, schema, list(used))
+    kept = further_columns(options.columns, options.key, schema, {*used, image, feature}, files[0])
+    if options.key:
+        refuse_duplicates(columns[options.key].cast(pa.large_string()), f"the keys of {options.path}")
     labels, names, n_classes = _labels(options, label, columns)
     ids = columns[options.id].cast(pa.large_string()) if options.id else None
     if ids is not None:
@@ -57,17 +72,36 @@ def load(options: Options) -> SourceRows:
         n_classes=n_classes,
         class_names=names,
         names=ids,
+        columns={name: str(schema_type(schema, source)) for name, source in kept.items()},
         block_rows=4_096,
     )
     if feature is not None:
         d = _n_features(files, feature, schema.field(feature).type)
         if d == 0:
             raise DataError(f"column {feature!r} of {options.path} holds no numbers; check the files")
-        stream = _feature_tables(files, feature, d, ids)
+        stream = _with_columns(_feature_tables(files, feature, d, ids), files, kept)
         return rows(payload=_Payload(stream), modality="features", n_features=d)
     assert image is not None
     tables = _image_tables(files, image, schema.field(image).type, options.inline)
-    return rows(payload=_Payload(tables), inline=options.inline)
+    return rows(payload=_Payload(_with_columns(tables, files, kept)), inline=options.inline)
+
+
+def _with_columns(
+    tables: Iterator[pa.Table], files: list[str], kept: Mapping[str, str]
+) -> Iterator[pa.Table]:
+    """The same tables with the further columns of their rows."""
+    if not kept:
+        yield from tables
+        return
+    waiting = TableBuffer()
+    more = (table for _, table in _groups(files, list(dict.fromkeys(kept.values()))))
+    for table in tables:
+        while len(waiting) < len(table):
+            waiting.add(next(more))
+        beside = waiting.take(len(table))
+        for name, source in kept.items():
+            table = table.append_column(name, plain_column(beside[source]))
+        yield table
 
 
 class _Payload:
@@ -183,13 +217,13 @@ def _feature_tables(files: list[str], column: str, d: int, ids: pa.Array | None)
     for (uri, group), table in _groups(files, [column]):
         for start in range(0, len(table), 4_096):
             part = table.slice(start, 4_096)
-            matrix = vectors.from_column(part[column], d, uri, row)
+            matrix = features_from_column(part[column], d, uri, row)
             names = (
                 ids[row : row + len(part)]
                 if ids is not None
                 else parquet_value_uris(uri, column, group, len(table))[start : start + len(part)]
             )
-            yield pa.table({"uri": names, "feature": vectors.to_column(matrix)})
+            yield pa.table({"uri": names, "feature": feature_column(matrix)})
             row += len(part)
 
 

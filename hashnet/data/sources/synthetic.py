@@ -2,7 +2,7 @@
 
 A class is an outline, two colours and a stripe pattern; each picture varies them. Pictures are drawn in
 blocks by array operations, and a block depends on (seed, block number) alone: the number of threads does
-not change a pixel. They are stored inside the manifest, in tars, in Parquet files, or one file each.
+not change a pixel. They are stored inside the manifest, or in tars beside it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from hashnet.data.fetch import byte_range_uris, parquet_value_uris
+from hashnet.data.columns import lists_of_pairs
+from hashnet.data.fetch import byte_range_uris
 from hashnet.data.input_files import with_suffix
-from hashnet.data.label_lists import lists_of_pairs
 from hashnet.data.writer import SourceRows
 from hashnet.errors import DataError
 from hashnet.io import key, storage
 
 WRITES = True  # pictures beside the manifest, unless they are few
-STORES = ("inline", "tar", "parquet", "files")
 BLOCK = 128  # pictures drawn at once: 128 x 64 x 64 floats stay near the processor
-SHARD = 64 * BLOCK  # 8,192 pictures in a tar or Parquet file
+SHARD = 64 * BLOCK  # 8,192 pictures in a tar
 INLINE_UP_TO = 10_000  # pictures inside the manifest by default; more go into tars
-PARQUET_GROUP = 512  # rows of a row group, which fetching one picture has to read
-FILES_PER_FOLDER = 1_000
 
 
 @dataclass(frozen=True)
@@ -52,9 +48,9 @@ class Options:
     store: str | None = key(
         None,
         f"where the pictures go (default: inline up to {INLINE_UP_TO:,} pictures, else tar)",
-        choices=STORES,
+        choices=("inline", "tar"),
     )
-    images: str | None = key(None, "folder for tar, parquet and files (default: OUT with -images)")
+    images: str | None = key(None, "folder for the tars (default: OUT with -images)")
     seed: int = key(0, "seed of pictures and splits", low=0)
 
 
@@ -73,7 +69,11 @@ def load(options: Options, out: str | None) -> SourceRows:
     def payload(start: int, stop: int) -> pa.Table:
         names = [f"{i:09d}.jpg" for i in range(start, stop)]
         pictures = _pictures(options, classes[start:stop], broken[start:stop], start)
-        return _store_shard(store, folder, start // SHARD, names, pictures, lists[start:stop])
+        if store == "inline":
+            uris = [f"seed-{options.seed}/{name}" if options.seed else name for name in names]
+            return pa.table({"uri": pa.array(uris), "image": pa.array(list(pictures), pa.binary())})
+        tar = storage.join(folder, f"shard-{start // SHARD:05d}.tar")
+        return pa.table({"uri": _write_tar(tar, names, pictures, lists[start:stop])})
 
     if folder and storage.list_names(folder):
         raise DataError(f"{folder} is not empty; remove it or choose another folder with images=")
@@ -126,21 +126,6 @@ def _pictures(options: Options, classes: np.ndarray, broken: np.ndarray, start: 
             yield from files
 
 
-def _store_shard(
-    store: str, folder: str, number: int, names: list[str], pictures: Iterable[bytes], labels: pa.Array
-) -> pa.Table:
-    """The payload of one shard of pictures (``uri``, and ``image`` when inline), after storing them."""
-    if store == "inline":
-        return pa.table({"uri": pa.array(names), "image": pa.array(list(pictures), pa.binary())})
-    if store == "tar":
-        uris = _write_tar(storage.join(folder, f"shard-{number:05d}.tar"), names, pictures, labels)
-    elif store == "parquet":
-        uris = _write_parquet(storage.join(folder, f"shard-{number:05d}.parquet"), names, pictures, labels)
-    else:
-        uris = _write_files(folder, names, pictures)
-    return pa.table({"uri": uris})
-
-
 def _write_tar(uri: str, names: list[str], pictures: Iterable[bytes], labels: pa.Array) -> pa.Array:
     """Uris of the pictures in a WebDataset tar: KEY.jpg, and KEY.json with the labels; no time, no owner."""
     offsets, sizes = [], []
@@ -157,31 +142,6 @@ def _write_tar(uri: str, names: list[str], pictures: Iterable[bytes], labels: pa
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
     return byte_range_uris(uri, offsets, sizes)
-
-
-def _write_parquet(uri: str, names: list[str], pictures: Iterable[bytes], labels: pa.Array) -> pa.Array:
-    """Uris of the pictures in a Parquet file with ``image`` (struct of bytes and path) and ``labels``."""
-    image = pa.StructArray.from_arrays(
-        [pa.array(list(pictures), pa.binary()), pa.array(names)], names=["bytes", "path"]
-    )
-    table = pa.table({"image": image, "labels": labels})
-    with storage.open_output(uri) as sink:
-        pq.write_table(table, sink, row_group_size=PARQUET_GROUP, use_dictionary=False)
-    groups = range(0, len(names), PARQUET_GROUP)
-    blocks = [
-        parquet_value_uris(uri, "image.bytes", g, min(PARQUET_GROUP, len(names) - start))
-        for g, start in enumerate(groups)
-    ]
-    return pa.concat_arrays(blocks)
-
-
-def _write_files(folder: str, names: list[str], pictures: Iterable[bytes]) -> pa.Array:
-    uris = []
-    for name, picture in zip(names, pictures, strict=True):
-        group = f"{int(name.partition('.')[0]) // FILES_PER_FOLDER:06d}"
-        uris.append(storage.join(folder, group, name))
-        storage.write_bytes(uris[-1], picture)
-    return pa.array(uris)
 
 
 def _draw_block(classes: np.ndarray, side: int, seed: int, block: int) -> np.ndarray:

@@ -5,7 +5,6 @@ Pictures stay in the tars and are given by offset and size, so that reading one 
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import tarfile
@@ -14,9 +13,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from hashnet.data.columns import read_names
 from hashnet.data.fetch import byte_range_uris
 from hashnet.data.input_files import PICTURES, check_utf8, expand_pattern
-from hashnet.data.label_lists import read_names
 from hashnet.data.writer import SourceRows, refuse_duplicates, rows_of_uris
 from hashnet.errors import DataError
 from hashnet.io import REQUIRED, key, storage
@@ -65,56 +64,32 @@ def _samples(uri: str, fields: list[str]) -> Iterator[_Sample]:
     """The samples of one tar: neighbouring members whose names are equal up to the first dot."""
     current: _Sample | None = None
     try:
-        with storage.open_input(uri) as source:
-            reader = io.BufferedReader(_Raw(source), BUFFER)
-            with tarfile.open(fileobj=reader, mode="r:") as tar:
-                for member in tar:
-                    folder, slash, base = member.name.rpartition("/")
-                    if not member.isfile() or base.startswith("."):  # macOS adds a ._a.jpg to each a.jpg
-                        continue
-                    stem, _, ending = base.partition(".")
-                    name = folder + slash + stem
-                    if current is None or current.key != name:
-                        if current is not None:
-                            yield current
-                        current = _Sample(name)
-                    ending = ending.lower()
-                    if f".{ending.rpartition('.')[2]}" in PICTURES and current.offset < 0:
-                        current.offset, current.size = member.offset_data, member.size
-                    elif ending in ("cls", "json"):
-                        content = tar.extractfile(member)
-                        assert content is not None
-                        current.labels = _read_labels(f"{uri}: {member.name}", ending, content.read(), fields)
+        with (
+            storage.open_input(uri) as source,
+            tarfile.open(fileobj=source, mode="r|", bufsize=BUFFER) as tar,
+        ):
+            for member in tar:
+                folder, slash, base = member.name.rpartition("/")
+                if not member.isfile() or base.startswith("."):  # macOS adds a ._a.jpg to each a.jpg
+                    continue
+                stem, _, ending = base.partition(".")
+                name = folder + slash + stem
+                if current is None or current.key != name:
+                    if current is not None:
+                        yield current
+                    current = _Sample(name)
+                ending = ending.lower()
+                if f".{ending.rpartition('.')[2]}" in PICTURES and current.offset < 0:
+                    current.offset, current.size = member.offset_data, member.size
+                elif ending in ("cls", "json"):
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    current.labels = _read_labels(f"{uri}: {member.name}", ending, content.read(), fields)
     except tarfile.TarError as error:
         hint = "; unpack .gz first: a picture inside cannot be read on its own" if uri.endswith("gz") else ""
         raise DataError(f"{uri} is not a plain tar ({error}){hint}") from error
     if current is not None:
         yield current
-
-
-class _Raw(io.RawIOBase):
-    """A pyarrow file as Python's raw file, for a BufferedReader."""
-
-    def __init__(self, source: pa.NativeFile) -> None:
-        self._source = source
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._source.seek(offset, whence)
-        return self._source.tell()
-
-    def tell(self) -> int:
-        return self._source.tell()
-
-    def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def,override]
-        data = self._source.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
 
 
 def _read_labels(where: str, ending: str, content: bytes, fields: list[str]) -> list[int | str] | None:

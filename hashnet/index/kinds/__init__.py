@@ -3,9 +3,10 @@
 | kind      | k-NN                        | radius                              | filter |
 |-----------|-----------------------------|-------------------------------------|--------|
 | flat      | exact                       | exact                               | exact  |
-| ivf       | the nprobe nearest lists    | the nprobe nearest lists            | no     |
+| ivf       | the nprobe nearest lists    | the nprobe nearest lists            | widens |
 | multihash | exact, through flat         | exact; by hash up to ``max_radius`` | exact  |
 | hnsw      | graph walk                  | exact, through flat                 | exact  |
+A filtered search of an ivf scans more lists until it has k hits; a small selection is compared whole.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hashnet.errors import IndexMismatch, Unsupported
-from hashnet.index.kinds.base import IndexKind, KindOptions
-from hashnet.index.kinds.flat import Flat
+from hashnet.index.kinds.base import Flat, IndexKind, KindOptions
 from hashnet.index.kinds.hnsw import Hnsw
 from hashnet.index.kinds.ivf import Ivf
 from hashnet.index.kinds.multihash import Multihash

@@ -1,4 +1,4 @@
-"""IndexKind: what a kind of index says about itself. The defaults are those of exact search."""
+"""IndexKind: what a kind of index says about itself; and flat, which is all of its defaults."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import faiss
 import numpy as np
+import pyarrow as pa
 
 from hashnet.errors import FormatError
-from hashnet.index.stored_rows import Postings, StoredRows
+from hashnet.index.rows import Postings, StoredRows, new_flat, with_flat_ids
 
 if TYPE_CHECKING:
+    from hashnet.index.rows import Selection
     from hashnet.index.segment import Segment
 
 
@@ -37,7 +39,9 @@ class IndexKind(ABC):
     map_flags: ClassVar[int] = 0  # of faiss.read_index_binary, for the kinds FAISS can memory-map
     rows_class: ClassVar[type[StoredRows]] = StoredRows
     has_kernel: ClassVar[bool] = False  # whether it has a compiled kernel that no other kind uses
-    why_no_filter: ClassVar[str | None] = None  # why ``where=`` is refused; None where it works
+    scans_selections: ClassVar[bool] = (
+        False  # whether it searches ``where=`` itself; else every code is compared
+    )
 
     def complete(self, options: Any, n_bits: int, n: int) -> Any:
         """``options`` with those left open filled in for n codes; IndexMismatch where they do not fit."""
@@ -52,9 +56,16 @@ class IndexKind(ABC):
         ``centroids`` are what ``kept_centroids`` said of the rows it replaces.
         """
 
-    def rows(self, index: Any, postings: Postings | None = None, *, mapped: bool = False) -> StoredRows:
+    def rows(
+        self,
+        index: Any,
+        postings: Postings | None = None,
+        columns: pa.Table | None = None,
+        *,
+        mapped: bool = False,
+    ) -> StoredRows:
         """The rows inside a FAISS index of this kind; FormatError where it is of another."""
-        rows = self.rows_class(index, self.name, postings, mapped=mapped)
+        rows = self.rows_class(index, self.name, postings, columns, mapped=mapped)
         if not isinstance(rows.inner, self.faiss_class):
             raise FormatError(f"this is not a {self.name} index but {type(rows.inner).__name__}")
         return rows
@@ -67,16 +78,16 @@ class IndexKind(ABC):
         return None
 
     def search(
-        self, segment: Segment, queries: np.ndarray, k: int, exclude: np.ndarray | None, engine: str
+        self, segment: Segment, queries: np.ndarray, k: int, only: Selection | None, engine: str
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, distances) (q, k) without a filter, ordered by (distance, id)."""
-        return segment.exact_search(queries, k, None, exclude, engine)
+        """(ids, distances) (q, k) of the selected rows, ordered by (distance, id)."""
+        return segment.exact_search(queries, k, only, engine)
 
     def search_radius(
-        self, segment: Segment, queries: np.ndarray, radius: int, exclude: np.ndarray | None, engine: str
+        self, segment: Segment, queries: np.ndarray, radius: int, only: Selection | None, engine: str
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each query (ids, distances) within the radius without a filter, ordered by (distance, id)."""
-        return segment.exact_search_radius(queries, radius, None, exclude, engine)
+        """For each query (ids, distances) within the radius, ordered by (distance, id)."""
+        return segment.exact_search_radius(queries, radius, only, engine)
 
     def describe(self, options: Any) -> dict[str, int]:
         """Further facts for ``BinaryIndex.describe()``."""
@@ -91,3 +102,28 @@ def with_ids(index: Any, codes: np.ndarray, ids: np.ndarray | None) -> Any:
     mapped = faiss.IndexBinaryIDMap(index)
     mapped.add_with_ids(codes, ids)
     return mapped
+
+
+@dataclass(frozen=True)
+class FlatOptions(KindOptions):
+    """Exact search needs none."""
+
+
+class Flat(IndexKind):
+    """Every code is compared. Exact, memory-mapped, and the yardstick of the other kinds."""
+
+    name = "flat"
+    options = FlatOptions
+    faiss_class = faiss.IndexBinaryFlat
+    map_flags = faiss.IO_FLAG_MMAP_IFC
+
+    def build(
+        self,
+        options: FlatOptions,
+        codes: np.ndarray,
+        ids: np.ndarray | None,
+        centroids: np.ndarray | None = None,
+    ) -> Any:
+        flat, room = new_flat(codes.shape[1] * 8, len(codes))
+        room[:] = codes
+        return with_flat_ids(flat, ids)

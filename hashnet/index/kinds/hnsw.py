@@ -9,11 +9,12 @@ import faiss
 import numpy as np
 
 from hashnet.errors import IndexMismatch
-from hashnet.index.faiss_flat import SLACK, most_hits, ordered
+from hashnet.index.faiss_search import SLACK, ordered
 from hashnet.index.kinds.base import IndexKind, KindOptions, option, with_ids
 from hashnet.kernels import pad_columns
 
 if TYPE_CHECKING:
+    from hashnet.index.rows import Selection
     from hashnet.index.segment import Segment
 
 MAX_NEIGHBOURS = 1024  # links take 8 bytes each per row: more of them only cost memory
@@ -55,20 +56,18 @@ class Hnsw(IndexKind):
         return with_ids(index, codes, ids)
 
     def search(
-        self, segment: Segment, queries: np.ndarray, k: int, exclude: np.ndarray | None, engine: str
+        self, segment: Segment, queries: np.ndarray, k: int, only: Selection | None, engine: str
     ) -> tuple[np.ndarray, np.ndarray]:
         """Among the ef_search candidates of the walk; exact for the queries for which it finds too few."""
         rows, options = segment.rows, segment.options
         assert isinstance(options, HnswOptions)
-        if not len(queries) or not len(rows):
-            nothing = np.full((len(queries), k), -1, dtype=np.int64)
-            return nothing, nothing.astype(np.int32)
+        if not len(queries):
+            return segment.exact_search(queries, k, only, engine)
         breadth = min(len(rows), max(options.ef_search, k + SLACK))
         far, near = rows.inner.search(queries, breadth, params=faiss.SearchParametersHNSW(efSearch=breadth))
-        near, far, count = ordered(segment, rows.ids_at(near), far, exclude)
-        near, far = pad_columns(near, k), pad_columns(far, k)
-        short = np.flatnonzero(count < most_hits(segment, len(queries), k, exclude))
+        near, far, count = ordered(near, far, None if only is None else only.mask)
+        ids, far = rows.ids_at(pad_columns(near, k)), pad_columns(far, k)
+        short = np.flatnonzero(count < min(k, segment.n_live))
         if len(short):
-            excluded = None if exclude is None else exclude[short]
-            near[short], far[short] = segment.exact_search(queries[short], k, None, excluded, engine)
-        return near, far
+            ids[short], far[short] = segment.exact_search(queries[short], k, only, engine)
+        return ids, far

@@ -1,9 +1,7 @@
 """ivf: codes in lists around k-means centroids, of which the nprobe nearest are scanned. Approximate.
 
-FAISS returns ties in no particular order and cuts them anywhere. Our kernel keeps them while it scans lists;
-FAISS is asked for more than k until the k-th distance is smaller than the last one returned, when every
-candidate at the k-th distance is there. Too few hits (removed rows, short lists) widen the search: a query
-gets fewer than k only if the index holds fewer.
+Our kernel keeps ties while it scans lists. Too few hits (filters, removed rows, short lists) widen the
+search: a query gets fewer than k only if the index holds fewer.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ import numpy as np
 
 from hashnet.codes import as_words
 from hashnet.errors import FormatError
-from hashnet.index.faiss_flat import SLACK, live_hits, most_hits, ordered, split_hits
+from hashnet.index.faiss_search import split_hits
 from hashnet.index.kinds.base import IndexKind, KindOptions, option
-from hashnet.index.stored_rows import StoredRows
+from hashnet.index.rows import StoredRows
 from hashnet.kernels import (
     InvertedLists,
     block_scratch,
@@ -35,12 +33,13 @@ from hashnet.kernels import (
 )
 
 if TYPE_CHECKING:
+    from hashnet.index.rows import Selection
     from hashnet.index.segment import Segment
 
 QUERIES_PER_THREAD = 16  # fewer are answered before another thread has woken up
-MAX_FETCHED = 1 << 22  # slots FAISS fills at once, queries x fetch: 48 MB, and a few times that to sort
 TRAIN_PER_LIST = 64  # codes k-means sees per list: enough for balanced lists, and fast
 ADDED_AT_ONCE = 1 << 20  # codes assigned to lists at once
+NO_IDS = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -152,10 +151,7 @@ class Ivf(IndexKind):
     map_flags = faiss.IO_FLAG_MMAP
     rows_class = ListRows
     has_kernel = True
-    why_no_filter = (
-        "an ivf index cannot filter: it scans whole lists; build kind='flat' (exact), 'multihash' or 'hnsw' "
-        "for where="
-    )
+    scans_selections = True
 
     def complete(self, options: IvfOptions, n_bits: int, n: int) -> IvfOptions:
         nlist = min(options.nlist or _default_lists(n), max(1, n))
@@ -196,37 +192,38 @@ class Ivf(IndexKind):
         return rows.centroids
 
     def search(
-        self, segment: Segment, queries: np.ndarray, k: int, exclude: np.ndarray | None, engine: str
+        self, segment: Segment, queries: np.ndarray, k: int, only: Selection | None, engine: str
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Among the lists scanned: nprobe of them, more where k hits need more."""
+        """Among the lists scanned: nprobe, more where k hits need more. A small selection is exact."""
+        if only is not None and only.is_small:
+            return segment.exact_search(queries, k, only, engine)
         options = segment.options
         assert isinstance(options, IvfOptions)
         ids = np.full((len(queries), k), -1, dtype=np.int64)
         distances = np.full((len(queries), k), -1, dtype=np.int32)
-        most = most_hits(segment, len(queries), k, exclude)
-        nprobe = options.nprobe
-        scan = _scan_by_faiss if engine == "faiss" else _scan_by_kernel
-        rows = np.flatnonzero(most)
-        while len(rows):
-            excluded = None if exclude is None else exclude[rows]
-            near, far, count = scan(segment, queries[rows], k, excluded, nprobe)
-            ids[rows], distances[rows] = near, far
-            rows = rows[count < most[rows]] if nprobe < options.nlist else rows[:0]
+        wanted = min(k, len(segment.rows) if only is None else len(only))
+        nprobe, short = options.nprobe, np.arange(len(queries))
+        while len(short):
+            ids[short], distances[short], count = _scan(segment, queries[short], k, only, nprobe)
+            short = short[count < wanted] if nprobe < options.nlist else short[:0]
             nprobe = min(options.nlist, nprobe * 4)
         return ids, distances
 
     def search_radius(
-        self, segment: Segment, queries: np.ndarray, radius: int, exclude: np.ndarray | None, engine: str
+        self, segment: Segment, queries: np.ndarray, radius: int, only: Selection | None, engine: str
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Among the nprobe nearest lists."""
+        """Among the nprobe nearest lists. A small selection is exact."""
         if not len(queries):
             return []
+        if only is not None and only.is_small:
+            return segment.exact_search_radius(queries, radius, only, engine)
         rows, options = segment.rows, segment.options
         assert isinstance(rows, ListRows)
         assert isinstance(options, IvfOptions)
         lists = rows.probing(options.nprobe)
         limits, distances, ids = lists.range_search(queries, min(radius, rows.n_bits) + 1)
-        return live_hits(segment, split_hits(limits, ids, distances, exclude))
+        kept = None if only is None else only.mask[rows.find(ids)] == 1
+        return split_hits(limits, distances, ids, kept)
 
 
 def train_centroids(codes: np.ndarray, nlist: int, seed: int) -> np.ndarray:
@@ -248,17 +245,20 @@ def _default_lists(n: int) -> int:
     return max(1, min(2 ** round(math.log2(max(1.0, math.sqrt(n)))), n // 39))
 
 
-def _scan_by_kernel(
-    segment: Segment, queries: np.ndarray, k: int, exclude: np.ndarray | None, nprobe: int
+def _scan(
+    segment: Segment, queries: np.ndarray, k: int, only: Selection | None, nprobe: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(ids, distances, hits per query) of the ``nprobe`` nearest lists, by our kernel."""
+    """(ids, distances, hits per query) of the selected rows of the ``nprobe`` nearest lists."""
     rows, n_queries = segment.rows, len(queries)
     assert isinstance(rows, ListRows)
     lists = rows.inverted
     probes, _ = top_k(rows.centroids, queries, nprobe)
     words = np.array(as_words(queries))
-    dead = rows.ids[segment.dead] if len(segment.dead) else segment.dead
-    excluded = np.full(n_queries, -1, dtype=np.int64) if exclude is None else exclude
+    listed, allowed = NO_IDS, False
+    if only is not None and only is segment.live:  # removed rows are fewer than those left
+        listed = rows.ids[segment.dead]
+    elif only is not None:
+        listed, allowed = rows.ids[only.positions], True
     width = min(k, len(rows))
     ids = np.full((n_queries, width), -1, dtype=np.int64)
     distances = np.full((n_queries, width), -1, dtype=np.int32)
@@ -266,36 +266,10 @@ def _scan_by_kernel(
     def scan(part: slice) -> np.ndarray:
         scratch = block_scratch(rows.n_bits)
         return scan_lists(
-            lists, probes[part], words[part], dead, excluded[part], scratch, ids[part], distances[part]
+            lists, probes[part], words[part], listed, allowed, scratch, ids[part], distances[part]
         )
 
     threads = min(default_threads(), max(1, n_queries // QUERIES_PER_THREAD))
     cuts = np.linspace(0, n_queries, threads + 1).astype(int)
     counts = run_all([partial(scan, slice(a, b)) for a, b in pairwise(cuts)])
     return pad_columns(ids, k), pad_columns(distances, k), np.concatenate(counts)
-
-
-def _scan_by_faiss(
-    segment: Segment, queries: np.ndarray, k: int, exclude: np.ndarray | None, nprobe: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same by FAISS, which is asked for ever more until no tie is cut."""
-    n, n_queries = len(segment.rows), len(queries)
-    ids = np.full((n_queries, k), -1, dtype=np.int64)
-    distances = np.full((n_queries, k), -1, dtype=np.int32)
-    counts = np.zeros(n_queries, dtype=np.int64)
-    parameters = faiss.SearchParametersIVF(nprobe=nprobe)
-    rows, fetch = np.arange(n_queries), min(n, k + SLACK)
-    while len(rows):
-        cut = []  # queries whose ties were
-        step = max(1, MAX_FETCHED // fetch)
-        for some in (rows[i : i + step] for i in range(0, len(rows), step)):
-            far, near = segment.rows.inner.search(queries[some], fetch, params=parameters)
-            last, whole = far[:, -1].copy(), near[:, -1] < 0  # an unused slot: all that was scanned is here
-            near, far, count = ordered(segment, near, far, None if exclude is None else exclude[some])
-            near, far = pad_columns(near, k), pad_columns(far, k)
-            resolved = whole | (fetch >= n) | ((count >= k) & (last > far[:, -1]))
-            done = some[resolved]
-            ids[done], distances[done], counts[done] = near[resolved], far[resolved], count[resolved]
-            cut.append(some[~resolved])
-        rows, fetch = np.concatenate(cut), min(n, fetch * 4)
-    return ids, distances, np.minimum(counts, k)

@@ -10,11 +10,12 @@ import faiss
 import numpy as np
 
 from hashnet.errors import IndexMismatch
-from hashnet.index.faiss_flat import live_hits, split_hits
+from hashnet.index.faiss_search import split_hits
 from hashnet.index.kinds.base import IndexKind, KindOptions, option, with_ids
-from hashnet.index.stored_rows import StoredRows
+from hashnet.index.rows import StoredRows
 
 if TYPE_CHECKING:
+    from hashnet.index.rows import Selection
     from hashnet.index.segment import Segment
 
 
@@ -78,15 +79,16 @@ class Multihash(IndexKind):
         tables.add(codes)
 
     def search_radius(
-        self, segment: Segment, queries: np.ndarray, radius: int, exclude: np.ndarray | None, engine: str
+        self, segment: Segment, queries: np.ndarray, radius: int, only: Selection | None, engine: str
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """By hash where the tables find everything, else by comparing every code."""
         options, rows = segment.options, segment.rows
         assert isinstance(options, MultihashOptions)
         if radius > options.max_radius or not len(queries):
-            return segment.exact_search_radius(queries, radius, None, exclude, engine)
+            return segment.exact_search_radius(queries, radius, only, engine)
         limits, distances, found = rows.inner.range_search(queries, min(radius, rows.n_bits) + 1)
-        return live_hits(segment, split_hits(limits, rows.ids_at(found), distances, exclude))
+        kept = None if only is None else only.mask[found] == 1
+        return split_hits(limits, distances, rows.ids_at(found), kept)
 
     def describe(self, options: MultihashOptions) -> dict[str, int]:
         return {"max_hash_radius": options.max_radius}

@@ -68,6 +68,11 @@ def curves(entries: Entries, n_bits: int) -> list[ComparisonFigure]:
             figures.precision_recall(longest, new_axes(size=SIZE)),
         ),
         _drawn(
+            "precision_recall_radius",
+            f"Precision over the full range of recall at {n_bits} bits, by Hamming radius 0 … {n_bits}",
+            figures.precision_recall(longest, new_axes(size=SIZE), by="radius"),
+        ),
+        _drawn(
             "precision_top_n",
             f"Precision of the top N at {n_bits} bits",
             figures.precision_at(longest, new_axes(size=SIZE)),

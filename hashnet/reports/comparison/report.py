@@ -153,7 +153,21 @@ def comparison_notes(found: list[Table], info: ComparisonInfo) -> list[str]:
         which = f"{', '.join(names)}: MAP@{one.k}, " if len(conditions) > 1 else ""
         counts = f"{one.n_queries:,} queries, {one.n_database:,} database rows"
         notes.append(f"{which}{counts}, chance level {one.chance:.4f}.")
-    return notes + sorted(set(_warnings(found)))
+    return notes + _rows_seen(found, info) + sorted(set(_warnings(found)))
+
+
+def _rows_seen(found: list[Table], info: ComparisonInfo) -> list[str]:
+    """Which methods learned from a sample of the training rows, as their papers do."""
+    n_train = info.manifest.get("splits", {}).get("train", 0)
+    seen = {
+        f"{TITLES[method]} {rows:,}"
+        for table in found
+        for (method, _), entry in table.entries.items()
+        for cell in entry.cells
+        if method in ("ksh", "bre")
+        and (rows := cell.params.get("n_labelled") or cell.params.get("n_rows") or n_train) < n_train
+    }
+    return [f"Rows learned from: {', '.join(sorted(seen))} of {n_train:,}; all others all."] if seen else []
 
 
 @dataclass(frozen=True)

@@ -240,7 +240,7 @@ function fail(error) {
 const mode = () => document.querySelector("input[name=mode]:checked").value;
 
 function options() {
-  const chosen = { items: true };
+  const chosen = { items: true, text_ids: true }; // as text, ids are exact above 2^53
   chosen[mode()] = Number($(mode()).value);
   if ($("filter").value !== "") chosen.labels = [Number($("filter").value)];
   return chosen;
@@ -270,14 +270,15 @@ async function search() {
       const sent = { method: "POST", headers, body: JSON.stringify(body), signal: state.abort.signal };
       const [found, item] = await Promise.all([
         call("/v1/search", sent),
-        call(`/v1/items/${state.query.id}`, { signal: state.abort.signal }),
+        call(`/v1/items/${state.query.id}?text_ids=true`, { signal: state.abort.signal }),
       ]);
       response = await found.json();
       state.query.item = await item.json();
     } else {
       const problem = fileProblem(state.query.file);
       if (problem) throw new ApiError("too_large", problem, 413);
-      const params = new URLSearchParams({ [mode()]: chosen[mode()], items: "true" });
+      const params = new URLSearchParams({ [mode()]: chosen[mode()], items: "true", text_ids: "true" });
+      if (mode() === "k") params.set("ranking", $("ranking").value);
       if (chosen.labels) params.set("label_ids", chosen.labels[0]);
       response = await (await call(`/v1/search?${params}`, {
         method: "POST",
@@ -384,7 +385,7 @@ function take(file) {
 async function fromAddress() {
   const item = /^#item=(-?\d+)$/.exec(location.hash);
   if (item) {
-    go({ kind: "id", id: Number(item[1]) }, false);
+    go({ kind: "id", id: item[1] }, false);
     return;
   }
   state.query = null;
@@ -400,7 +401,7 @@ async function showSample() {
   $("title").textContent = state.info.accepts.includes("images") ? "Search by picture, or start from one of these" : "Start from one of these";
   waiting();
   try {
-    const { items } = await (await call("/v1/items?n=24")).json();
+    const { items } = await (await call("/v1/items?n=24&text_ids=true")).json();
     if (number !== state.latest) return;
     endWaiting();
     $("took").textContent = "";
@@ -493,6 +494,7 @@ function showInfo() {
   $("drop").hidden = !pictures;
   $("nopictures").hidden = pictures;
   $("open-key").hidden = !pictures;
+  $("ranking-row").hidden = !pictures;
   $("k").max = Math.min(info.limits.max_k, 100);
   $("radius").max = Math.min(info.limits.max_radius, info.n_bits);
   if (info.n_classes !== null) {

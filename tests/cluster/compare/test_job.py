@@ -59,7 +59,8 @@ def test_every_cell_is_there_and_the_report_too(finished):
     assert set(to_hashnet) == {"lsh", "itq", "dhn"}
     assert all(row["low"] <= row["difference"] <= row["high"] for row in differences)
     figures = {path.stem for path in (run / "report" / "figures").iterdir()}
-    assert figures == {"precision_h2", "precision_recall", "precision_top_n", "losses", "histogram", "tsne"}
+    curves = {"precision_h2", "precision_recall", "precision_recall_radius", "precision_top_n"}
+    assert figures == curves | {"losses", "histogram", "tsne"}
 
 
 def test_the_same_command_again_makes_no_cell_anew(finished, manifest):
@@ -151,7 +152,7 @@ def test_settings_chosen_before_stay_when_a_comparison_is_resumed(ray_local, man
 
 
 def test_a_trial_that_diverges_is_not_chosen(ray_local, manifest, tmp_path, monkeypatch):
-    monkeypatch.setattr("cluster.compare.job.candidates", lambda name: [{"lr": 1e30}, {"lr": 0.01}])
+    monkeypatch.setattr("cluster.compare.job.candidates", lambda name, lrs: [{"lr": 1e30}, {"lr": 0.01}])
     compare(settings(tmp_path, manifest, methods=["hashnet"], tune=True, zero_shot=0))
     tuned = json.loads((tmp_path / "tuned.json").read_text())
     assert tuned["settings"] == {"hashnet": {"16": {"lr": 0.01}}}

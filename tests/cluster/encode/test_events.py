@@ -8,8 +8,7 @@ import pytest
 from cluster.encode import pipeline
 from hashnet.encoding.worker import EncodeTask
 from hashnet.io import events
-from hashnet.store.commit import ShardRecord
-from hashnet.store.plan import PlannedPart, ShardRange
+from hashnet.store import PlannedPart, ShardRange, ShardRecord
 
 
 @pytest.fixture

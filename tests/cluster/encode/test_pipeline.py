@@ -17,10 +17,10 @@ import pytest
 import torch
 from PIL import Image
 
-from cluster.encode import planner
 from cluster.encode.job import EncodeConfig, encode_database
-from cluster.runtime.errors import reraise_hashnet_error
+from cluster.runtime import reraise_hashnet_error
 from hashnet import CodeStore, Encoder, Manifest
+from hashnet.data import Preprocess
 from hashnet.data.writer import SourceRows, append_rows, write_manifest
 from hashnet.errors import (
     ConfigError,
@@ -33,7 +33,7 @@ from hashnet.errors import (
 )
 from hashnet.models.bundle import ModelArtefact, bundle_info, save_bundle
 from hashnet.models.hash_model import build_model
-from hashnet.store.code_store import FeatureStore
+from hashnet.store import FeatureStore
 
 DATABASE, QUERY = 4, 2
 N = 640
@@ -177,7 +177,7 @@ def test_features_are_the_loop(ray_local, feature_run, monkeypatch):
     monkeypatch.setattr(
         logging.getLogger("ray.data"), "handlers", [*logging.getLogger("ray.data").handlers, handler]
     )
-    result = encode_database(EncodeConfig(run=str(run), rows_per_shard=700))
+    result = encode_database(EncodeConfig(run=str(run), rows_per_shard=700, num_actors=2))
     assert handler.level == logging.NOTSET
     assert counted == {"ok": 4999, "not_finite": 1}
     encoder = Encoder.load(str(run / "model"))
@@ -311,6 +311,36 @@ def test_what_an_actor_refuses_at_its_start_is_a_clear_error(ray_local, feature_
         encode_database(config(feature_run[0]))
 
 
+def test_few_pictures_are_encoded_without_ray_to_the_same_bytes(run, monkeypatch, tmp_path):
+    """Twice as the actors do it, once more from the features that were kept, and the bad rows again."""
+    monkeypatch.setattr("cluster.runtime.connection.connect", lambda *_: pytest.fail("Ray was started"))
+    few = EncodeConfig(run=str(run), rows_per_shard=100, device="cpu", compile=False)
+    result = encode_database(few)
+    assert (result["rows"], result["bad_rows"], result["actors"], result["nodes"]) == (573, 3, 1, 1)
+    assert codes_of(CodeStore.open(str(run / "codes"))) == loop(run, Manifest.open(f"{run}/manifest.parquet"))
+    decoded = []
+    plain = Preprocess.eval
+    monkeypatch.setattr(Preprocess, "eval", lambda self, data: decoded.append(data) or plain(self, data))
+    encode_database(replace(few, out=str(tmp_path / "other")))
+    assert shard_files(tmp_path / "other") == shard_files(run / "codes")
+    assert len(decoded) == 2  # empty and truncated; the third is missing
+    (tmp_path / "images" / "13.jpg").write_bytes(jpeg(13))
+    repaired = encode_database(replace(few, only_failed=True))
+    assert (repaired["rows"], repaired["bad_rows"], repaired["rows_encoded_now"]) == (574, 2, 3)
+    few_queries = encode_database(replace(few, split="query", rows_per_shard=None, cache=str(tmp_path / "c")))
+    assert few_queries["rows"] == 64
+    assert len(list((tmp_path / "c").glob("features-*/*.npz"))) == 1
+
+
+def test_few_feature_rows_are_encoded_without_ray(feature_run, monkeypatch):
+    run, values = feature_run
+    monkeypatch.setattr("cluster.runtime.connection.connect", lambda *_: pytest.fail("Ray was started"))
+    result = encode_database(EncodeConfig(run=str(run), rows_per_shard=700))
+    assert (result["rows"], result["bad_reasons"]) == (4999, {"not_finite": 1})
+    codes = Encoder.load(f"{run}/model").encode(np.delete(values, 70, axis=0))
+    assert np.array_equal(CodeStore.open(f"{run}/codes").codes(), codes)
+
+
 def test_an_error_from_elsewhere_keeps_its_causes_apart():
     """It was raised from itself once, and the job that looked for the cause never ended."""
     known, strange = StorageError("full"), RuntimeError("actor died")
@@ -323,30 +353,10 @@ def test_an_error_from_elsewhere_keeps_its_causes_apart():
         reraise_hashnet_error(outer)
 
 
-def test_auto_takes_eager_where_compiling_fails(run, monkeypatch):
-    """A compiler is found but lacks a header; a worker finds out before the store is begun."""
-
-    def fail(*args, **kwargs):
-        raise RuntimeError("Python.h: No such file or directory")
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("hashnet.encoding.engines._compiler", lambda: "/usr/bin/g++")
-    monkeypatch.setattr(torch, "compile", fail)
-    monkeypatch.setattr(planner, "use_one_thread", lambda: None)
-    model = str(run / "model")
-    found = planner.engine_here("auto", None, model, "image")
-    assert found == ("cpu-eager", "compiling failed: RuntimeError")
-    assert planner.engine_here("cpu", None, model, "image") == found
-    requested = ("cpu-compiled", "as requested")  # what it cannot do then, the actors refuse
-    assert planner.engine_here("cpu-compiled", None, model, "image") == requested
-    assert planner.engine_here("auto", True, model, "image") == requested
-    assert planner.engine_here("auto", None, "never opened", "features")[0] == "cpu-eager"
-
-
 def test_a_damaged_manifest_part_is_refused(ray_local, run):
     part = run / "manifest.parquet" / "part-00000.parquet"
     data = bytearray(part.read_bytes())
     data[50] ^= 255
     part.write_bytes(data)
-    with pytest.raises(DataError, match="does not match its manifest"):
+    with pytest.raises(FormatError, match="is damaged: its sha256"):
         encode_database(config(run))

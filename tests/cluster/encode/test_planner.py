@@ -1,11 +1,8 @@
-"""The decisions before encoding starts; those that need a worker on a real local Ray."""
-
-import logging
+"""The decisions before encoding starts; no Ray is started."""
 
 import pytest
 
 from cluster.encode import planner
-from cluster.runtime import capacity
 from hashnet.errors import ModelError
 
 
@@ -29,24 +26,23 @@ def test_the_engine_that_is_requested(device, compile, begun, engine):
     assert planner.requested_engine(device, compile, begun) == engine
 
 
-class Busy:
-    def is_here(self):
-        return True
+@pytest.mark.parametrize(
+    ("engine", "compile", "modality", "name"),
+    [
+        ("auto", None, "image", "cpu-fused"),
+        ("cpu", None, "image", "cpu-fused"),
+        ("auto", False, "image", "cpu-eager"),
+        ("cpu-compiled", None, "image", "cpu-compiled"),
+        ("auto", None, "features", "cpu-eager"),
+    ],
+)
+def test_without_gpus_no_worker_is_asked(engine, compile, modality, name, monkeypatch):
+    monkeypatch.setattr("hashnet.encoding.engines._compiler", lambda: "/usr/bin/g++")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # the driver's own is not an actor's
+    assert planner.engine_of_workers(engine, compile, modality, 0) == name
 
 
-def test_a_busy_cluster_is_reported_while_a_worker_is_waited_for(ray_local, monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "cluster.encode.planner")
-    monkeypatch.setattr(capacity, "LINE_EVERY_S", 0.2)
-    busy = ray_local.remote(num_cpus=2)(Busy).remote()
-    assert ray_local.get(busy.is_here.remote(), timeout=60)
-    make_room = logging.Handler()  # once the line was written
-    make_room.emit = lambda record: ray_local.kill(busy)
-    monkeypatch.setattr(planner.log, "handlers", [make_room])
-    assert planner.engine_of_workers("cpu-eager", None, "never opened", "image", 0) == "cpu-eager"
-    assert caplog.messages[0] == "waiting for room: a worker of {CPU 1}, to choose the engine"
-    assert caplog.messages[-1].startswith("engine: cpu-eager")
-
-
-def test_an_engine_that_no_worker_has_is_refused_with_its_own_sentence(ray_local):
-    with pytest.raises(ModelError, match="cuda"):
-        planner.engine_of_workers("cuda", None, "never opened", "image", 0)
+def test_an_engine_that_is_not_here_is_refused_with_its_own_sentence(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ModelError, match="cuda was requested"):
+        planner.engine_of_workers("cuda", None, "image", 0)

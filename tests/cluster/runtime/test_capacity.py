@@ -11,7 +11,7 @@ import ray
 from cluster.compare.runner import CellResources, cell_needs
 from cluster.encode import planner
 from cluster.encode.pipeline import ACTOR_CPUS
-from cluster.evaluate.tasks import Evaluation, run_ranges
+from cluster.evaluate import Evaluation, run_ranges
 from cluster.runtime import capacity, connection
 from cluster.runtime.capacity import Need, Node
 from cluster.train import worker_resources
@@ -233,19 +233,21 @@ def test_encoding_requests_the_gpus_that_its_rows_keep_busy(invented):
     assert planner.reserve_actors(None, 1, 100) == 2
 
 
-def test_choosing_the_engine_needs_no_more_than_the_check_found_room_for(monkeypatch):
-    requested = []
+def test_choosing_the_engine_needs_no_more_than_the_check_found_room_for(monkeypatch, caplog):
+    """And a cluster that is busy is reported while the worker is waited for."""
+    requested, waits = [], iter([False, True])
 
     def remote(**options):
         requested.append(options)
-        results = iter([None, ("cuda", "as requested")])
-        return lambda function: SimpleNamespace(remote=lambda *_: results)
+        return lambda function: SimpleNamespace(remote=lambda *_: ("cuda", "as requested"))
 
+    caplog.set_level(logging.INFO, "cluster.encode.planner")
     monkeypatch.setattr(ray, "remote", remote)
-    monkeypatch.setattr(ray, "wait", lambda refs, timeout: (refs, []))
+    monkeypatch.setattr(ray, "wait", lambda refs, timeout: (refs, []) if next(waits) else ([], refs))
     monkeypatch.setattr(ray, "get", lambda ref: ref)
-    assert planner.engine_of_workers("cuda", None, "never opened", "image", 0.5) == "cuda"
+    assert planner.engine_of_workers("cuda", None, "image", 0.5) == "cuda"
     assert (requested[0]["num_cpus"], requested[0]["num_gpus"]) == (ACTOR_CPUS, 0.5)
+    assert caplog.messages[0] == "waiting for room: a worker of {GPU 0.5}, to choose the engine"
 
 
 def test_counting_on_a_gpu_waits_for_one_or_is_refused(invented, requested):

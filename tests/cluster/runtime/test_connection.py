@@ -1,13 +1,15 @@
-"""A wrong RAY_ADDRESS is a sentence, soon; a Ray that starts here keeps to loopback."""
+"""A wrong RAY_ADDRESS is a sentence, soon; a Ray that starts here keeps to loopback; nodes come and go."""
 
 import os
 import socket
 import subprocess
+import sys
 
 import pytest
 import ray
 
-from cluster.runtime import connection
+from cluster.runtime import connection, console, ray_internals
+from cluster.runtime.connection import NodeMonitor
 from hashnet.errors import ClusterError
 
 
@@ -44,3 +46,51 @@ def test_a_ray_that_was_imported_before_still_listens_on_loopback_alone(python, 
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run([python, "-c", code], cwd=repo, env=kept, capture_output=True, text=True)
     assert done.stdout.strip() == "['127.0.0.1']", done.stderr
+
+
+def test_a_node_that_goes_is_not_called_lost_and_counted_all_the_same(monkeypatch, caplog):
+    monkeypatch.setattr(connection, "node_names", lambda: {"a": "cpu-1", "b": "cpu-2"})
+    monitor = NodeMonitor()
+    monkeypatch.setattr(connection, "node_names", lambda: {"a": "cpu-1"})
+    monitor.update()
+    (said,) = caplog.messages  # an autoscaler that removed an idle node says the same to Ray
+    assert said == "node cpu-2 left after 0s; Ray repeats elsewhere what ran there, if anything did"
+    summary = monitor.stop().to_dict()
+    assert (summary["nodes"], summary["lost"], summary["joined"]) == (2, 1, 0)
+
+
+@pytest.fixture
+def lost_head(monkeypatch):
+    """The address of a head that is gone, and no patience."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        head = other.getsockname()
+    monkeypatch.setattr(connection, "node_names", lambda: {"a": "cpu-1"})
+    monkeypatch.setattr(connection, "SILENCE_S", 0.0)
+    monkeypatch.setattr(ray_internals, "head_address", lambda: head)
+
+
+def test_a_cluster_whose_head_is_silent_is_reported_and_waited_for(lost_head, caplog):
+    monitor = NodeMonitor(in_cluster=True)
+    assert not monitor._head_answers()
+    assert caplog.messages == []  # it may have been a moment
+    assert not monitor._head_answers()
+    assert caplog.messages == ["the head of the cluster does not answer; Ray waits a minute for it to return"]
+
+
+def test_a_job_whose_own_ray_is_gone_ends_with_a_sentence(lost_head, monkeypatch, capsys):
+    class Exited(Exception):
+        pass
+
+    def leave(code):
+        raise Exited(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monitor = NodeMonitor(in_cluster=False)
+    assert not monitor._head_answers()
+    assert not monitor._head_answers()  # not in a job: whoever uses the library decides
+    monkeypatch.setattr(console, "log_stream", lambda: sys.stderr)
+    with pytest.raises(Exited, match="1"):
+        monitor._head_answers()
+    said = "error: Ray on this machine stopped (its head died); run the same command again to continue\n"
+    assert capsys.readouterr().err == said

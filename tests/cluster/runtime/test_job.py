@@ -12,7 +12,7 @@ from cluster.build_index import IndexConfig
 from cluster.compare.compare_config import CompareConfig
 from cluster.demo import DemoConfig
 from cluster.encode.job import EncodeConfig
-from cluster.evaluate.job import EvaluateConfig
+from cluster.evaluate import EvaluateConfig
 from cluster.runtime import job
 from hashnet.errors import ClusterError, ConfigError, DataError
 from hashnet.io.config import REQUIRED, key
@@ -157,7 +157,7 @@ def test_every_path_of_every_job_is_known_as_output_or_input():
     """A new key that names an output must be added to ``job.OUTPUTS``, or a submitted job loses it."""
     inputs = {
         "manifest", "base_uri", "model", "codes", "index", "beside", "settings", "zero_shot_manifest",
-        "images", "tls_cert", "tls_key",
+        "images", "tls_cert", "tls_key", "cache",
     }  # fmt: skip
     jobs = (TrainConfig, EncodeConfig, IndexConfig, EvaluateConfig, CompareConfig, ServeConfig, DemoConfig)
     named = {f.name for cls in jobs for f in dataclasses.fields(cls) if f.metadata.get("path")}
@@ -191,7 +191,7 @@ def test_jobs_stay_thin(repo):
 
 def test_drivers_start_without_torch(python, repo):
     """Importing it takes seconds; `--help`, and drivers whose workers do the work, go without."""
-    ask = "import sys, cluster.encode.job, cluster.evaluate.job, cluster.sweep; print('torch' in sys.modules)"
+    ask = "import sys, cluster.encode.job, cluster.evaluate, cluster.sweep; print('torch' in sys.modules)"
     assert subprocess.check_output([python, "-c", ask], cwd=repo, text=True).strip() == "False"
 
 

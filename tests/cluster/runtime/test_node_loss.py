@@ -9,7 +9,7 @@ import pytest
 
 from hashnet import BinaryIndex, CodeStore
 from hashnet.data.sources import make_manifest
-from hashnet.store.code_store import write_store
+from hashnet.store import write_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

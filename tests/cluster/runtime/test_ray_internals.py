@@ -1,12 +1,13 @@
 """What is read from Ray's private parts; no Ray is started."""
 
+import io
 import json
 import os
 from types import SimpleNamespace
 
 import ray
 
-import cluster.runtime  # noqa: F401  it sends events to Ray's log folder
+from cluster.runtime import ray_internals  # which also sends events to Ray's log folder
 from hashnet.io import events
 
 
@@ -20,3 +21,26 @@ def test_events_before_ray_is_there_do_not_keep_later_ones_from_its_folder(tmp_p
         events.event("shard committed", run="demo", shard=shard)
     written = (tmp_path / f"hashnet-{os.getpid()}.jsonl").read_text().splitlines()
     assert [json.loads(line)["shard"] for line in written] == ["codes-00000", "codes-00001"]
+
+
+def test_what_workers_print_is_shown_and_what_ray_says_is_recorded(monkeypatch, capsys):
+    from ray._private import worker
+
+    monkeypatch.setattr(worker, "print_worker_logs", worker.print_worker_logs)  # put back at the end
+    log = io.StringIO()
+    ray_internals.record_output(log)
+    about = {
+        "pid": 7,
+        "actor_name": "RayTrainWorker",
+        "ip": "127.0.0.1",
+        "localhost": "127.0.0.1",
+        "job": "01",
+    }
+    for is_err, line in ((False, "train: 20/100 steps"), (True, "Traceback (most recent call last):")):
+        worker.print_to_stdstream({**about, "is_err": is_err, "lines": [line]}, ignore_prefix=False)
+    died = {"pid": "raylet", "is_err": False, "lines": ["Raylet is terminated.\n - bytes in use: 2348"]}
+    worker.print_to_stdstream(died, ignore_prefix=False)
+    assert tuple(capsys.readouterr()) == ("", "train: 20/100 steps\n")
+    recorded = log.getvalue().splitlines()
+    assert recorded[0] == "(RayTrainWorker pid=7) Traceback (most recent call last):"
+    assert recorded[1:] == ["( pid=raylet) Raylet is terminated.", " - bytes in use: 2348"]

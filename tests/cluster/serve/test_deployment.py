@@ -8,21 +8,27 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 
 from cluster.runtime import connection, telemetry
 from cluster.runtime.capacity import Node, too_large
-from cluster.serve import Server, deployment, proxy, replicas
+from cluster.serve import Server, deployment, replicas
 from hashnet import BinaryIndex
 from hashnet.client import Queries
 from hashnet.errors import ClusterError, ConfigError
-from hashnet.server import Access, IndexInfo, SearchRequest, ServeConfig, ServedRun
-from hashnet.server.messages import SearchOptions
+from hashnet.server import (
+    Access,
+    IndexInfo,
+    IndexService,
+    LiveIndex,
+    SearchOptions,
+    SearchRequest,
+    ServeConfig,
+    ServedRun,
+)
 from tests.support.local_cluster import free_ports
-from tests.support.serving_app import BASE, READ, WRITE
+from tests.support.serving_app import READ, WRITE
 from tests.support.small_run import some_codes
 
 
@@ -36,21 +42,21 @@ def test_replicas_and_devices_by_configuration(run: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(connection, "resources", lambda: {"CPU": 8.0, "GPU": 1.0})
     assert deployment.encoder_resources(config)["GPU"] > 0  # a GPU where there is one
     assert "GPU" not in deployment.encoder_resources(ServeConfig(run=run, device="cpu"))
-    assert "GPU" not in deployment.index_resources(config)
-    assert deployment.index_resources(ServeConfig(run=run, index_device="cuda", threads=4)) == {
+    assert "GPU" not in deployment.http_resources(config)
+    assert deployment.http_resources(ServeConfig(run=run, index_device="cuda", threads=4)) == {
         "CPU": 4.0,
         "GPU": 0.5,
     }
     needs = deployment.needs(config, ServedRun.open(config))
-    assert [need.name for need in needs] == ["writer", "http", "index", "encoder"]
-    with pytest.raises(ConfigError, match="max_index_replicas=1 is below index_replicas=3"):
-        ServeConfig(run=run, index_replicas=3, max_index_replicas=1)
+    assert [need.name for need in needs] == ["writer", "http", "encoder"]
+    with pytest.raises(ConfigError, match="max_encoder_replicas=1 is below encoder_replicas=3"):
+        ServeConfig(run=run, encoder_replicas=3, max_encoder_replicas=1)
     with pytest.raises(ConfigError, match="belong together"):
         ServeConfig(run=run, tls_cert="cert.pem")
 
 
 def test_every_replica_asked_for_must_have_room(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Serve would wait for ever for one that has none. 2 CPUs: 0.05 writer, 0.1 HTTP, 0.5 each other."""
+    """Serve would wait for ever for one that has none. 2 CPUs: 0.05 writer, 0.5 each other."""
     monkeypatch.setattr(connection, "resources", lambda: {"CPU": 2.0})
 
     def fits(**settings: Any) -> bool:
@@ -58,20 +64,20 @@ def test_every_replica_asked_for_must_have_room(run: str, monkeypatch: pytest.Mo
         needs = deployment.needs(config, ServedRun.open(config))
         return not too_large(needs, [Node("a", {"CPU": 2.0})])
 
-    assert fits(index_replicas=2)  # 0.05 + 0.1 + 2 x 0.5 + 0.5
-    assert fits(index_replicas=2, max_index_replicas=8)  # more come when there is room
-    assert not fits(index_replicas=8)
-    assert not fits(index_replicas=3)
-    assert not fits(encoder_replicas=3)
-    assert fits(index_replicas=3, model="off", http_replicas=4)  # 0.05 + 4 x 0.1 + 3 x 0.5
-    assert not fits(index_replicas=3, model="off", http_replicas=5)  # all but the writer
+    assert fits(replicas=2)  # 0.05 + 2 x 0.5 + 0.5
+    assert fits(replicas=2, max_encoder_replicas=8)  # more come when there is room
+    assert not fits(replicas=8)
+    assert not fits(replicas=3)
+    assert not fits(encoder_replicas=4)
+    assert fits(replicas=3, model="off")
+    assert not fits(replicas=4, model="off")  # all but the writer
 
 
 class FakeServe:
     """Ray Serve as far as starting and stopping it goes: it comes up, and then fails to be ready."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, listens: tuple[str, int] | None = None) -> None:
-        self.listens, self.calls = listens, list[str]()
+    def __init__(self, patch: pytest.MonkeyPatch, running: bool = False) -> None:
+        self.running, self.calls = running, list[str]()
         patch.setattr("cluster.serve.server.connection.connect", lambda: None)
         patch.setattr("cluster.serve.server.capacity.require", lambda stage, needs: None)
         patch.setattr("cluster.serve.deployment.connection.resources", lambda: {"CPU": 2.0})
@@ -83,46 +89,32 @@ class FakeServe:
         patch.setenv("RAY_ADDRESS", "127.0.0.1:1")
 
     def client(self) -> Any:
-        if self.listens is None:
-            return None
-        host, port = self.listens
-        return SimpleNamespace(http_config=SimpleNamespace(host=host, port=port))
+        return SimpleNamespace() if self.running else None
 
-    def start(self, http_options: Any, **_: Any) -> None:
+    def start(self, **_: Any) -> None:
         self.calls.append("start")
-        self.listens = http_options.host, http_options.port
-        raise TimeoutError("HTTP proxies not available after 60s.")
+        self.running = True
+        raise TimeoutError("not available after 60s.")
 
 
 def test_a_serve_that_does_not_come_up_is_taken_down(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeServe(monkeypatch)
     with (
-        pytest.raises(TimeoutError, match="proxies"),
+        pytest.raises(TimeoutError, match="not available"),
         Server(ServeConfig(run=run, host="localhost", port=free_ports(1)[0])),
     ):
         pass
     assert fake.calls == ["start", "delete", "shutdown"]
-    assert fake.listens is not None
-    assert fake.listens[0] == "127.0.0.1"
-
-
-def test_localhost_is_the_address_that_serve_tells(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeServe(monkeypatch, ("127.0.0.1", 8000))
-    assert Server(ServeConfig(run=run, host="localhost"))._serve_is_running()
-    assert Server(ServeConfig(run=run))._serve_is_running()
-    with pytest.raises(ClusterError, match="listens on 127"), Server(ServeConfig(run=run, port=8001)):
-        pass
-    assert fake.calls == []  # somebody else's is left alone
 
 
 def test_a_server_that_is_there_is_neither_replaced_nor_deleted(
     run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = FakeServe(monkeypatch, ("127.0.0.1", 8000))
+    fake = FakeServe(monkeypatch, running=True)
     monkeypatch.setattr("ray.serve.status", lambda: SimpleNamespace(applications={"hashnet": None}))
     monkeypatch.setattr("ray.serve.run", lambda *_, **__: fake.calls.append("run"))
     with (
-        pytest.raises(ClusterError, match=r"serves hashnet in this cluster already; stop that first"),
+        pytest.raises(ClusterError, match=r"hashnet runs on this cluster already; stop that first"),
         Server(ServeConfig(run=run)),
     ):
         pass
@@ -142,13 +134,11 @@ def test_a_replica_reports_what_it_searches_and_serves(own_run: str, monkeypatch
 
     for function, kind in (("count", "counter"), ("gauge", "gauge"), ("observe", "histogram")):
         monkeypatch.setattr(telemetry, function, tell(kind))
-    monkeypatch.setattr(replicas, "set_threads", lambda threads: 1)  # it would set this process's environment
-    of_index: Any = replicas.IndexReplica
     config = ServeConfig(run=own_run, model="off")
-    replica = of_index.func_or_class(config, ServedRun.open(config))
+    counters = replicas.RayTelemetry("run")
+    live = LiveIndex(ServedRun.open(config).index)
+    service = IndexService(live, 1.0, counters)
     served = {"run": "run"}
-    assert sent_metrics == [("index_version", 1, served), ("index_size", 400, served)]
-    sent_metrics.clear()
     codes = some_codes(5)
     requests = [
         SearchRequest(queries, SearchOptions(k=k), max_hits=100)
@@ -159,7 +149,7 @@ def test_a_replica_reports_what_it_searches_and_serves(own_run: str, monkeypatch
         )
     ]
     started = time.perf_counter()
-    asyncio.run(replica._run(requests))
+    service._search(requests)
     (name, seconds, tags), *counts = sent_metrics
     flat = {"run": "run", "kind": "flat"}
     assert (name, tags) == ("search_seconds", flat)
@@ -170,7 +160,7 @@ def test_a_replica_reports_what_it_searches_and_serves(own_run: str, monkeypatch
     ]
     sent_metrics.clear()
     BinaryIndex.load(f"{own_run}/index").add(codes, ids=np.arange(5) + 9000)
-    asyncio.run(replica._follow())
+    asyncio.run(service.follow())
     assert sent_metrics == [("index_version", 2, served), ("index_size", 405, served)]
 
 
@@ -207,11 +197,10 @@ def test_a_ray_that_starts_for_the_server_does_not_inherit_the_tokens(
 
 
 def test_what_is_configured_reaches_serve(run: str) -> None:
-    config = ServeConfig(run=run, index_replicas=3, max_encoder_replicas=5, http_replicas=2, device="cpu")
+    config = ServeConfig(run=run, max_encoder_replicas=5, replicas=2, device="cpu")
     built = deployment.build(config, ServedRun.open(config), Access())._bound_deployment
-    index, encoder, writer = (one._bound_deployment for one in built.init_args[:3])
+    encoder, writer = (one._bound_deployment for one in built.init_args[:2])
     assert (built.name, built.num_replicas) == ("HttpReplica", 2)
-    assert (index.name, index.num_replicas) == ("IndexReplica", 3)
     assert (writer.name, writer.num_replicas) == ("WriterReplica", 1)  # one writer
     scaled = encoder._deployment_config.autoscaling_config
     assert (encoder.name, scaled.min_replicas, scaled.max_replicas) == ("EncoderReplica", 1, 5)
@@ -221,52 +210,8 @@ def test_an_operators_serve_needs_a_token(run: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("HASHNET_TOKEN", raising=False)
     with pytest.raises(ConfigError, match="HASHNET_TOKEN"):
         deployment.application({"run": run})
-    elsewhere = {"host": "127.0.0.1", "port": 8001, "tls_cert": "cert.pem", "tls_key": "key.pem"}
-    with pytest.raises(ConfigError) as caught:  # Serve would listen as before, and ask for no token
-        deployment.application({"run": run, **elsewhere})
-    assert [mistake.partition(" is set by Serve")[0] for mistake in caught.value.mistakes] == list(elsewhere)
     monkeypatch.setenv("HASHNET_TOKEN", READ)
-    built = deployment.application({"run": run, "index_replicas": 2, "device": "cpu"})
+    built = deployment.application({"run": run, "replicas": 2, "device": "cpu"})
     assert built._bound_deployment.name == "HttpReplica"
-    with pytest.raises(ConfigError, match="did you mean 'index_replicas'"):
-        deployment.application({"run": run, "index_replica": 2})
-
-
-@pytest.mark.parametrize(
-    ("path", "method", "status", "code"),
-    [("/v1/search", "POST", 503, "unavailable"), ("/v1/items", "GET", 503, "unavailable"),
-     ("/v1/items", "POST", 504, "timeout"), ("/v1/items/remove", "POST", 504, "timeout")],
-)  # fmt: skip
-@pytest.mark.parametrize("how", ["silent", "raises"])
-def test_a_request_that_serve_lost_gets_an_error(
-    path: str, method: str, status: int, code: str, how: str
-) -> None:
-    """A read is sent again; a write may have been done, so 504 and no Retry-After."""
-
-    async def lost(scope: Any, receive: Any, send: Any) -> None:
-        if how == "raises":
-            raise RuntimeError("secret detail")
-
-    async def main() -> httpx.Response:
-        transport = httpx.ASGITransport(proxy.ProxyErrors(lost))
-        async with httpx.AsyncClient(transport=transport, base_url=BASE) as http:
-            return await http.request(method, path)
-
-    response = asyncio.run(main())
-    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
-    assert ("retry-after" in response.headers) == (status == 503)
-    assert response.headers["x-content-type-options"] == "nosniff"
-    assert "secret" not in response.text
-
-
-def test_serves_own_503_is_replaced_and_other_responses_pass() -> None:
-    async def say(scope: Any, receive: Any, send: Any) -> None:
-        from starlette.responses import PlainTextResponse
-
-        status = int(scope["path"].strip("/"))
-        await PlainTextResponse("words of Serve", status)(scope, receive, send)
-
-    http = TestClient(proxy.ProxyErrors(say), base_url=BASE)
-    busy = http.post("/503")
-    assert (busy.json()["error"]["code"], busy.headers["retry-after"]) == ("unavailable", "1")
-    assert http.get("/404").text == "words of Serve"
+    with pytest.raises(ConfigError, match="did you mean 'replicas'"):
+        deployment.application({"run": run, "replica": 2})

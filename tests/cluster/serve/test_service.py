@@ -46,8 +46,8 @@ def test_the_rayservice_configuration_serves_a_run(cluster, repo, tmp_path):
     document = yaml.safe_load((repo / "cluster/deploy/kubernetes/serve.yaml").read_text())
     config = yaml.safe_load(document["spec"]["serveConfigV2"])
     (port,) = free_ports(1)
-    config |= {"http_options": {"host": "127.0.0.1", "port": port}, "proxy_location": "HeadOnly"}
-    config["applications"][0]["args"] = {"run": str(tmp_path / "run"), "threads": 1}
+    config |= {"proxy_location": "Disabled"}  # its own port may be taken on this machine
+    config["applications"][0]["args"] = {"run": str(tmp_path / "run"), "threads": 1, "port": port}
     secret = (cluster.folder / "token").read_text()
     dashboard = f"{cluster.env['RAY_API_SERVER_ADDRESS']}/api/serve/applications/"
     assert call(dashboard, secret, "PUT", config)[0] == 200

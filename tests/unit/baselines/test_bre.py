@@ -3,8 +3,16 @@ import itertools
 import numpy as np
 import pytest
 
-from hashnet.baselines.bre import BRE, draw_pairs, target_distances, unit_rows
-from hashnet.baselines.threshold_search import PairLists, improve_weight, pair_gains, reconstruction_error
+from hashnet.baselines.bre import (
+    BRE,
+    PairLists,
+    draw_pairs,
+    improve_weight,
+    pair_gains,
+    reconstruction_error,
+    target_distances,
+    unit_rows,
+)
 from hashnet.errors import ConfigError
 
 

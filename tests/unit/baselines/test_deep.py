@@ -38,7 +38,9 @@ def test_pictures_without_a_label_are_left_out_with_a_warning():
     assert np.array_equal(fitted.encode(X), DHN(**settings).fit(X[6:], y[6:]).encode(X))
 
 
-@pytest.mark.parametrize(("method", "head"), [(CNNH, "LinearHead"), (DNNH, "SliceHead"), (DHN, "LinearHead")])
+@pytest.mark.parametrize(
+    ("method", "head"), [(CNNH, "LinearHead"), (DNNH, "ReluSliceHead"), (DHN, "LinearHead")]
+)
 def test_only_loss_and_head_differ(method, head, tmp_path):
     rng = np.random.default_rng(1)
     fitted = method(n_bits=8, epochs=2, batch_size=16).fit(rng.normal(size=(40, 6)), np.arange(40) % 2)

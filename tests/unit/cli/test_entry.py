@@ -76,7 +76,13 @@ def write_lists(folder, n: int = 40) -> str:
 def test_append_and_lists_on_the_command_line(tmp_path, capsys):
     path, out = write_lists(tmp_path), tmp_path / "m"
     assert run(capsys, "dataset", "listfile", path, "--n-query", "5", "--n-train", "20", "--out", out)[0] == 0
-    code, text, _ = run(capsys, "dataset", "append", out, "listfile", path, "--all-in", "database,train")
+    code, _, err = run(capsys, "dataset", "append", out, "listfile", path)
+    assert code == 2
+    assert "40 of 40 rows are in" in err
+    root = ("--root", tmp_path / "others")
+    code, text, _ = run(
+        capsys, "dataset", "append", out, "listfile", path, *root, "--all-in", "database,train"
+    )
     assert code == 0
     assert "80 pictures, 3 classes, 2 part(s)" in text
     assert Manifest.open(str(out)).splits == {"train": 60, "query": 5, "database": 75}
@@ -204,11 +210,11 @@ def test_a_manifest_whose_sha256_does_not_match(tmp_path, capsys):
     code, text, _ = run(capsys, "inspect", out)
     assert code == 1
     assert "PROBLEM: " in text
-    assert "does not match its manifest: its sha256 is" in text
+    assert "part-00000.parquet is damaged: its sha256 is" in text
     assert "NOT sound" in text
     code, text, err = run(capsys, "dataset", "append", out, "listfile", path)
     assert (code, text) == (2, "")
-    assert "part-00000.parquet does not match its manifest" in err
+    assert "part-00000.parquet is damaged" in err
     assert sorted(p.name for p in out.iterdir()) == ["_manifest.json", "part-00000.parquet"]
 
 

@@ -15,9 +15,7 @@ from hashnet.data.pairs import PairTable
 from hashnet.data.sources import make_manifest
 from hashnet.errors import FormatError
 from hashnet.io.arrow import binary_column
-from hashnet.store.code_store import write_store
-from hashnet.store.commit import StoreWriter
-from hashnet.store.plan import PlannedPart, StorePlan
+from hashnet.store import PlannedPart, StorePlan, StoreWriter, write_store
 from tests.support.small_run import make_model
 
 
@@ -200,7 +198,7 @@ def test_what_is_nothing_of_ours(tmp_path, capsys):
         with pytest.raises(FormatError):
             inspect(str(path))
     (tmp_path / "x.json").write_text("[]")
-    with pytest.raises(FormatError, match="does not say its kind"):
+    with pytest.raises(FormatError, match="is nothing of hashnet"):
         inspect(str(tmp_path / "x.json"))
     assert main(["inspect", str(tmp_path)]) == 2
     assert "is nothing of hashnet's" in capsys.readouterr().err
@@ -216,3 +214,25 @@ def test_inspecting_loads_neither_torch_nor_faiss(tmp_path, python, repo):
     )
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=repo, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_bad_rows_are_named_with_their_reasons(tmp_path, capsys):
+    part = PlannedPart("part", "00", 30)
+    writer = StoreWriter(str(tmp_path), StorePlan("codes", 8, 30, (part,))).begin()
+    rows = pa.table(
+        {"row_id": [0], "uri": ["0.jpg"], "labels": pa.array([None], pa.list_(pa.int32())), "code": [b"a"]}
+    )
+    bad = pa.table(
+        {"row_id": range(1, 30), "uri": [f"{i}.jpg" for i in range(1, 30)], "reason": ["truncated"] * 29}
+    )
+    (shard,) = writer.plan.ranges()
+    writer.commit(shard, rows, bad)
+    assert main(["inspect", str(tmp_path)]) == 1  # not finished yet
+    writer.finish()
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "row 1: truncated: 1.jpg" in text
+    assert "row 20: truncated: 20.jpg" in text
+    assert "row 21" not in text
+    assert "more: 9" in text

@@ -252,8 +252,9 @@ def test_after_a_write_the_same_client_reads_no_older_version() -> None:
     assert seen == [None, "9"]
 
 
-def test_what_was_written_before_a_failure_is_read() -> None:
-    """The third of four parts is refused: the client must not read what was before the second."""
+def test_a_write_beyond_one_request_says_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third of four parts is refused: the error names the first two, and later reads see them."""
+    monkeypatch.setattr("hashnet.client.requests.WRITE_ROWS", 3)
     versions: list[int] = []
     asked: list[str | None] = []
 
@@ -268,24 +269,52 @@ def test_what_was_written_before_a_failure_is_read() -> None:
             else httpx.Response(200, json={"version": versions[-1]})
         )
 
-    for write in ("add", "remove"):
+    for verb, write in (
+        ("added", lambda one: one.add(CODES, ids=np.arange(10))),
+        ("removed", lambda one: one.remove(np.arange(10))),
+    ):
         versions.clear()
-        with client(handler, batch=3) as one:
-            with pytest.raises(RequestRejected):
-                one.remove(np.arange(10)) if write == "remove" else one.add(CODES, ids=np.arange(10))
+        with client(handler) as one:
+            with pytest.raises(RequestRejected, match=rf"the first 6 of 10 were {verb} before") as caught:
+                write(one)
+            assert (caught.value.status, caught.value.code) == (409, "id_taken")
             one.search(CODES[:3], k=1)
         assert asked.pop() == "6"
 
     async def later() -> None:
         versions.clear()
-        transport = httpx.MockTransport(handler)
-        async with AsyncClient(URL, transport=transport, batch=3) as one:
-            with pytest.raises(RequestRejected):
+        async with AsyncClient(URL, transport=httpx.MockTransport(handler)) as one:
+            with pytest.raises(RequestRejected, match="the first 6 of 10"):
                 await one.add(CODES, ids=np.arange(10))
             await one.search(CODES[:3], k=1)
 
     asyncio.run(later())
     assert asked.pop() == "6"
+
+
+def test_a_write_is_one_request_whatever_the_batch_size() -> None:
+    bodies: list[tuple[str, bytes]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        bodies.append((request.url.path, request.content))
+        if request.url.path == "/v1/encode":
+            queries = wire.read_queries(wire.read_table(request.content))
+            return httpx.Response(
+                200,
+                content=wire.write_codes(queries.values[:, :8].astype(np.uint8)),
+                headers={"content-type": wire.ARROW},
+            )
+        return httpx.Response(200, json={"version": 5})
+
+    features = np.arange(640, dtype=np.float32).reshape(80, 8)
+    with client(handler, batch=3) as one:
+        one.add(features, ids=np.arange(80), labels=[["cat"], ["dog", "cat"]] * 40, upsert=True)
+    assert [path for path, _ in bodies].count("/v1/items") == 1
+    table = wire.read_table(bodies[-1][1])
+    assert table["id"].to_pylist() == list(range(80))
+    assert table["labels"].to_pylist()[:2] == [["cat"], ["dog", "cat"]]
+    assert table.schema.metadata == {b"upsert": b"true"}
+    assert (wire.read_queries(table, also=("id", "labels")).values == features.astype(np.uint8)).all()
 
 
 def test_parts_of_one_answer_are_never_of_two_versions() -> None:

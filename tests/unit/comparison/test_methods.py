@@ -2,17 +2,20 @@ import pytest
 
 from hashnet.baselines import REGISTRY
 from hashnet.comparison.methods import (
+    BITS,
     DEEP,
     GROUPS,
+    PAPER_K,
     SHALLOW,
     TABLE_METHODS,
     TITLES,
     candidates,
     expand_methods,
+    reported_map,
 )
 from hashnet.errors import ConfigError
 from hashnet.losses.methods import METHODS
-from hashnet.training.train_config import TrainConfig
+from hashnet.training.train_config import KINDS, TrainConfig
 
 
 def test_every_baseline_and_every_variant_has_its_place():
@@ -42,8 +45,8 @@ def test_candidates_are_every_combination_and_fit_the_constructors():
     for name in SHALLOW:
         for settings in candidates(name):
             assert REGISTRY[name](16, **settings).params().items() >= settings.items()
-    assert len(candidates("dnnh")) == 2 * 3
-    assert {"lr": 0.02, "margin": 4.0} in candidates("dnnh")
+    assert len(candidates("dnnh", (0.01, 0.02))) == 2 * 3
+    assert {"lr": 0.02, "margin": 4.0} in candidates("dnnh", (0.01, 0.02))
 
 
 def test_networks_have_the_same_budget():
@@ -53,4 +56,34 @@ def test_networks_have_the_same_budget():
 
     assert len({epochs(name) for name in DEEP}) == 1
     assert not any("epochs" in setting for name in DEEP for setting in METHODS[name].grid)
-    assert {len(candidates(name)) for name in (*GROUPS["ablation"], "dhn")} == {6}
+    lrs = KINDS["features"].lr_grid
+    assert {len(candidates(name, lrs)) for name in GROUPS["ablation"]} == {6}
+    assert len(candidates("dhn", lrs)) >= 6
+
+
+@pytest.mark.parametrize("dataset", PAPER_K)
+@pytest.mark.parametrize("table", [1, 3])
+def test_every_number_is_there(table, dataset):
+    for method in TABLE_METHODS[table]:
+        for n_bits in BITS:
+            assert 0 < reported_map(table, method, dataset, n_bits) < 1
+
+
+def test_some_numbers_by_hand():
+    assert reported_map(1, "hashnet", "imagenet100", 16) == 0.5059
+    assert reported_map(1, "lsh", "coco", 64) == 0.5849
+    assert reported_map(2, "dhn", "imagenet100", 64) == 0.5342
+    assert reported_map(3, "hashnet-sgn", "nuswide", 32) == 0.6770
+
+
+@pytest.mark.parametrize(
+    ("table", "method", "dataset", "n_bits"),
+    [
+        (1, "hashnet", None, 16),
+        (1, "hashnet", "digits", 16),
+        (1, "hashnet", "coco", 24),
+        (2, "itq", "coco", 16),
+    ],
+)
+def test_nothing_is_made_up(table, method, dataset, n_bits):
+    assert reported_map(table, method, dataset, n_bits) is None

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
+import threading
 from threading import Barrier
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+from hashnet.data import fetch
 from hashnet.data.fetch import (
     byte_range_uris,
     describe_bad,
@@ -189,3 +193,41 @@ def test_the_sentence_about_bad_pictures():
     assert describe_bad(names, bad, 1000) == (
         "6 of 1,000 pictures cannot be used (4 missing, 2 corrupt): 0.jpg, 1.jpg, 2.jpg, 3.jpg, 4.jpg, …"
     )
+
+
+def test_only_regular_files_are_pictures(tmp_path):
+    """Opening a FIFO waits until somebody writes to it, and /dev/zero never ends."""
+    os.mkfifo(tmp_path / "fifo.jpg")
+    (tmp_path / "zero.jpg").symlink_to("/dev/zero")
+    (tmp_path / "folder.jpg").mkdir()
+    (tmp_path / "link.jpg").symlink_to(tmp_path / "good.jpg")
+    (tmp_path / "good.jpg").write_bytes(b"picture")
+    names = ["fifo.jpg", "zero.jpg", "folder.jpg", "link.jpg", "good.jpg"]
+    found = fetch_images(rows(*names), base_uri=str(tmp_path))
+    assert found[3:] == [b"picture", b"picture"]
+    for name, error in zip(names[:3], found, strict=False):
+        assert str(error) == f"unreadable: {tmp_path}/{name} is not a regular file"
+    (value,) = fetch_images(rows(f"{tmp_path}/fifo.jpg#column=image&group=0&row=0"))
+    assert str(value) == f"unreadable: {tmp_path}/fifo.jpg is not a regular file"
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_read_that_is_stuck_becomes_a_bad_row_and_the_others_are_read(tmp_path, monkeypatch, threads):
+    released, plain = threading.Event(), fetch._open
+
+    def hang(file):
+        if file.endswith("/stuck.jpg"):
+            released.wait()
+        return plain(file)
+
+    monkeypatch.setattr(fetch, "_open", hang)
+    monkeypatch.setattr(fetch, "READ_TIMEOUT_S", 0.2)
+    names = [f"{i}.jpg" for i in range(6)]
+    for name in [*names, "stuck.jpg"]:
+        (tmp_path / name).write_bytes(name.encode())
+    found = fetch_images(rows(*names[:3], "stuck.jpg", *names[3:]), str(tmp_path), threads)
+    error = found.pop(3)
+    assert str(error) == f"timeout: {tmp_path}/stuck.jpg was not read within 0.2 s"
+    assert found == [name.encode() for name in names]
+    released.set()  # what is read too late changes nothing
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "fetch")

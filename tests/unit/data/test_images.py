@@ -166,8 +166,15 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(side):
     with pytest.raises(BadImage) as caught:
         decode(png_header_of(side, side))
     assert caught.value.reason == "too_large"
-    with pytest.raises(BadImage, match="too_large: 48 x 32 pixels, at most 1,000"):
+    with pytest.raises(BadImage, match="too_large: 48 x 32 pixels; at most 1,000, and 65,535 per side, are"):
         decode(encoded(photo(), "PNG"), max_pixels=1000)
+
+
+def test_a_side_without_end_is_refused_before_it_is_decoded():
+    file = io.BytesIO()
+    Image.new("1", (1, 70_000)).save(file, "PNG")
+    with pytest.raises(BadImage, match="too_large: 1 x 70000 pixels"):
+        decode(file.getvalue())
 
 
 def test_a_large_jpeg_is_decoded_small_enough_and_not_smaller():

@@ -14,6 +14,7 @@ from hashnet.data.input_files import (
     uris_below,
     with_suffix,
 )
+from hashnet.data.sources import make_manifest
 from hashnet.errors import DataError
 from hashnet.io import storage
 
@@ -85,20 +86,27 @@ def test_links_are_followed_but_not_in_a_circle(tmp_path):
         (tmp_path / folder / "x.jpg").touch()
     (tmp_path / "a" / "back").symlink_to(tmp_path / "a")
     (tmp_path / "a" / "b").symlink_to(tmp_path / "elsewhere")
-    assert find_below(str(tmp_path / "a"), [".jpg"]) == ["b/x.jpg", "x.jpg"]
+    found = find_below(str(tmp_path / "a"), [".jpg"])
+    assert (found.names, found.skipped) == (["b/x.jpg", "x.jpg"], {"link_circle": 1})
 
 
-def test_a_name_that_is_no_utf8_is_said(tmp_path):
+def test_what_is_skipped_is_counted_and_refuses_no_folder(tmp_path):
+    for name in ("x.jpg", "notes.txt", "b.md", ".DS_Store", "_thumbs.jpg"):
+        (tmp_path / name).touch()
     open(os.fsencode(tmp_path) + b"/caf\xe9.jpg", "w").close()
-    with pytest.raises(DataError, match="is not UTF-8; rename the file"):
-        find_below(str(tmp_path), [".jpg"])
-
-
-def test_a_link_to_itself_is_said(tmp_path):
-    (tmp_path / "x.jpg").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(DataError, match=r"cannot list .*loop.*; repair or remove it"):
-        find_below(str(tmp_path), [".jpg"])
+    (tmp_path / "gone.jpg").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe.jpg")
+    found = find_below(str(tmp_path), [".jpg"])
+    assert found.names == ["gone.jpg", "x.jpg"]  # a broken link is a picture that is missing
+    assert found.skipped == {
+        "other_suffix": 2, "hidden": 2, "not_utf8": 1, "link_circle": 1, "not_a_file": 1,
+    }  # fmt: skip
+    made = make_manifest("imagefolder", str(tmp_path / "m"), path=str(tmp_path))
+    assert made.source["skipped_other_suffix"] == 2
+    text = made.summary().text(made)
+    assert "skipped link circle: 1" in text
+    assert "skipped not a file: 1" in text
 
 
 def test_an_unreadable_folder_is_said_unless_it_is_hidden(tmp_path, monkeypatch):
@@ -115,4 +123,4 @@ def test_an_unreadable_folder_is_said_unless_it_is_hidden(tmp_path, monkeypatch)
     with pytest.raises(DataError, match=r"cannot list .*Permission denied: .*locked.*; repair or remove it"):
         find_below(str(tmp_path), [".jpg"])
     (tmp_path / "locked").rmdir()
-    assert find_below(str(tmp_path), [".jpg"]) == []
+    assert find_below(str(tmp_path), [".jpg"]).names == []

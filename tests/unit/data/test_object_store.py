@@ -30,12 +30,23 @@ def test_a_manifest_on_s3_is_the_manifest_on_disk(bucket, tmp_path):
         make_manifest("digits", uri)
 
 
-@pytest.mark.parametrize("store", ["tar", "parquet", "files"])
-def test_pictures_on_s3_by_reference(bucket, tmp_path, store):
-    out = storage.join(bucket, store, "s.parquet")
-    remote = make_manifest("synthetic", out, n_images=30, side=8, store=store)
+@pytest.mark.parametrize("kind", ["tar", "parquet", "files"])
+def test_pictures_on_s3_by_reference(bucket, tmp_path, kind):
     local = make_manifest("synthetic", str(tmp_path / "s"), n_images=30, side=8)
-    assert fetch_images(remote.read()) == fetch_images(local.read())
+    pictures = fetch_images(local.read())
+    out = storage.join(bucket, kind, "s.parquet")
+    if kind == "tar":
+        remote = make_manifest("synthetic", out, n_images=30, side=8, store="tar")
+    elif kind == "parquet":
+        path = storage.join(bucket, "pictures.parquet")
+        with storage.open_output(path) as sink:
+            pq.write_table(pa.table({"image": pictures}), sink)
+        remote = make_manifest("parquet", out, path=path)
+    else:
+        for i, picture in enumerate(pictures):
+            storage.write_bytes(storage.join(bucket, "pictures", f"{i:02d}.jpg"), picture)
+        remote = make_manifest("imagefolder", out, path=storage.join(bucket, "pictures"))
+    assert fetch_images(remote.read()) == pictures
 
 
 def test_sources_read_from_s3(bucket, tmp_path):
@@ -56,7 +67,8 @@ def test_sources_read_from_s3(bucket, tmp_path):
     assert pictures[:2] == [file.getvalue()] * 2
     assert isinstance(pictures[2], BadImage)
     assert pictures[2].reason == "missing"
-    assert append_source(listed, "listfile", path=path).count("database") == 6
+    elsewhere = storage.join(bucket, "others")
+    assert append_source(listed, "listfile", path=path, root=elsewhere).count("database") == 6
     tar = storage.join(bucket, "tars")
     make_manifest("synthetic", str(tmp_path / "s.parquet"), n_images=20, side=8, store="tar", images=tar)
     read = make_manifest("webdataset", str(tmp_path / "w"), path=tar, n_classes=10)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hashnet.data.features import feature_matrix
+from hashnet.data.columns import feature_matrix
 from hashnet.data.fetch import fetch_images
 from hashnet.data.images import decode
 from hashnet.data.manifest import Manifest
@@ -58,6 +58,7 @@ def test_append_a_source(tmp_path):
     longer = append_source(manifest, "imagefolder", path=more)
     assert rows_of(longer, "labels", "splits")[12:] == [([0], ["database"]), ([2], ["database"])]
     assert longer.source["appended"][0]["name"] == "imagefolder"
+    more = folders(tmp_path / "q", "eel/9.jpg", "cat/9.jpg")
     queries = append_source(longer, "imagefolder", path=more, all_in=["query"])
     assert queries.splits["query"] == 4
     unknown = folders(tmp_path / "c", "fox/1.jpg")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from hashnet.data.manifest import Manifest
 from hashnet.data.sources import append_source, make_manifest
+from hashnet.errors import DataError
 
 
 @pytest.fixture
@@ -41,7 +44,9 @@ def test_a_seed_that_draws_the_classes_draws_no_queries(tmp_path):
     path = str(tmp_path)
     options = {"path": path, "n_classes": 2, "all_in": ["database"]}
     manifest = make_manifest("imagenet100", str(tmp_path / "m"), **options)
-    longer = append_source(manifest, "imagenet100", path=path, n_classes=2, seed=5)
+    again = shutil.copytree(tmp_path / "train", tmp_path / "again" / "train")
+    shutil.copytree(tmp_path / "val", again.parent / "val")
+    longer = append_source(manifest, "imagenet100", path=str(again.parent), n_classes=2, seed=5)
     assert longer.splits == {"database": 8}
 
 
@@ -55,3 +60,29 @@ def test_a_seed_that_draws_the_classes_draws_no_queries(tmp_path):
 )
 def test_a_wish_of_none_is_a_wish(tmp_path, manifest, wishes, expected):
     assert append_source(manifest, "listfile", path=listed(tmp_path), **wishes).splits == expected
+
+
+def test_rows_that_are_there_already_are_refused_or_skipped(tmp_path, manifest):
+    longer = append_source(manifest, "listfile", path=listed(tmp_path))
+    with pytest.raises(
+        DataError, match=r"40 of 40 rows are in .* already, the first is '.*0\.jpg'; skip them"
+    ):
+        append_source(longer, "listfile", path=listed(tmp_path))
+    assert Manifest.open(manifest.uri).sha256 == longer.sha256
+    assert append_source(longer, "listfile", path=listed(tmp_path), existing="skip").sha256 == longer.sha256
+    path = tmp_path / "more.txt"
+    path.write_text(path.read_text() + "new.jpg 1\nnewer.jpg 0\n")
+    last = append_source(longer, "listfile", path=str(path), existing="skip")
+    assert last.splits == {"database": 52}
+    assert last.read(start=50)["labels"].to_pylist() == [[1], [0]]
+    assert last.source["appended"][-1]["skipped_existing"] == 40
+    with pytest.raises(DataError, match="existing must be one of refuse, skip, got 'keep'"):
+        append_source(longer, "listfile", path=str(path), existing="keep")
+
+
+def test_a_split_without_database_rows_is_an_error(tmp_path):
+    path = listed(tmp_path)
+    for options in ({"n_query": 40}, {"all_in": ["query"]}):
+        with pytest.raises(DataError, match="leaves no database rows of 40, so there is nothing to search"):
+            make_manifest("listfile", str(tmp_path / "m2"), path=path, **options)
+    assert not (tmp_path / "m2").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hashnet.data.features import feature_matrix
+from hashnet.data.columns import feature_matrix
 from hashnet.data.sources import make_manifest
 from hashnet.errors import DataError
 from tests.support.source_files import rows_of

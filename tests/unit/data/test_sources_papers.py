@@ -265,7 +265,7 @@ def test_cifar_mistakes(tmp_path):
 # --- synthetic --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("store", ["inline", "tar", "parquet", "files"])
+@pytest.mark.parametrize("store", ["inline", "tar"])
 def test_synthetic_is_the_same_wherever_it_is_kept(tmp_path, store):
     options = {"n_images": 300, "n_classes": 5, "side": 16, "seed": 3}
     manifest = make_manifest("synthetic", str(tmp_path / "m.parquet"), store=store, **options)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hashnet.data.features import feature_matrix
+from hashnet.data.columns import feature_matrix
 from hashnet.data.fetch import fetch_images
 from hashnet.data.sources import make_manifest
 from hashnet.errors import BadImage, DataError

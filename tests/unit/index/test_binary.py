@@ -7,8 +7,8 @@ import pytest
 
 import hashnet
 from hashnet import BinaryIndex, errors
-from hashnet.index import gpu
-from hashnet.store.code_store import write_store
+from hashnet.index.faiss_search import why_no_gpu
+from hashnet.store import write_store
 
 
 @pytest.fixture
@@ -20,10 +20,11 @@ def small(codes_of):
 
 
 @pytest.mark.parametrize("engine", ["kernel", "faiss"])
-@pytest.mark.parametrize("kind", ["flat", "multihash", "hnsw"])
+@pytest.mark.parametrize("kind", ["flat", "multihash", "hnsw", "ivf"])
 def test_filters_are_exact(small, slow, pairs, engine, kind):
     codes, ids, labels = small
-    index = BinaryIndex.from_arrays(codes, ids, labels=labels, kind=kind, engine=engine)
+    options = {"nlist": 5, "nprobe": 5} if kind == "ivf" else {}
+    index = BinaryIndex.from_arrays(codes, ids, labels=labels, kind=kind, engine=engine, **options)
     few, many = set(ids[:5].tolist()), ids[20:180]
     cases = [
         (few | {10**9}, lambda i, label: i in few),
@@ -43,13 +44,17 @@ def test_filters_are_exact(small, slow, pairs, engine, kind):
             assert pairs(near[row]) == [hit for hit in truth if hit[0] <= 9]
 
 
-def test_ivf_says_that_it_cannot_filter(small):
-    codes, ids, labels = small
-    index = BinaryIndex.from_arrays(codes, ids, labels=labels, kind="ivf")
-    with pytest.raises(errors.Unsupported, match=r"ivf index cannot filter.*build kind='flat'"):
-        index.search(codes[:1], 3, where=[1])
-    with pytest.raises(errors.Unsupported, match="ivf index cannot filter"):
-        index.search_radius(codes[:1], 3, where={"labels": 1})
+def test_a_filtered_ivf_scans_lists_until_it_has_k_hits(codes_of):
+    codes = codes_of("clustered", 600, 48)
+    index = BinaryIndex.from_arrays(codes, kind="ivf", nlist=40, nprobe=1)
+    allowed = np.arange(0, 600, 3)  # a third: too many to copy out, too few for one list to hold 100
+    index.remove(allowed[:20])
+    for k in (1, 100, 180, 300):
+        ids = index.search(codes[:9], k, where=allowed).ids
+        assert ((ids >= 0).sum(axis=1) == min(k, 180)).all()
+        assert np.isin(ids[ids >= 0], allowed[20:]).all()
+    near = index.search_radius(codes[:9], 10, where=allowed)
+    assert all(np.isin(hits.ids, allowed[20:]).all() for hits in near)
 
 
 @pytest.mark.parametrize("engine", ["kernel", "faiss"])
@@ -116,7 +121,7 @@ def test_describe_and_looking(small):
     assert about["device"] == "cpu"
     assert about["lineage"] == {"model_sha256": "m"}
     assert BinaryIndex.from_arrays(codes, engine="faiss").describe()["engine"] == "faiss"
-    assert BinaryIndex.from_arrays(np.zeros((3, 64), np.uint8)).engine == "faiss"  # 512 bits
+    assert BinaryIndex.from_arrays(np.zeros((3, 512), np.uint8)).engine == "kernel"  # 4,096 bits
     assert (index.ids() == np.sort(ids)).all()
     assert (index.codes(ids[:7]) == codes[:7]).all()
     assert index.contains([int(ids[0]), 10**8]).tolist() == [True, False]
@@ -156,7 +161,7 @@ def mistakes(index, codes, ids):
             "codes are not an array",
         ),
         (lambda: index.search(codes, 3, where=[[1], [2, 3]]), errors.CodeError, "rows differ in length"),
-        (lambda: index.search(codes, 3, where={1: 2, "a": 3}), errors.IndexMismatch, "labels, got 1, a"),
+        (lambda: index.search(codes, 3, where={1: 2, "a": 3}), errors.IndexMismatch, "condition, got 1, a"),
         (lambda: index.remove([[1], [2, 3]]), errors.CodeError, "ids are not an array"),
         (
             lambda: index.add(codes[:2], [5000, 5001], [[1], [0, 2]]),
@@ -178,7 +183,7 @@ def mistakes(index, codes, ids):
         (
             lambda: index.search(codes, 3, where={"label": 1}),
             errors.IndexMismatch,
-            "ids and labels, got label",
+            "ids, labels and condition, got label",
         ),
         (lambda: index.search(codes, 3, where={"labels": 9}), errors.IndexMismatch, "label 9.*4 classes"),
         (lambda: index.search(codes, 3, where=["a"]), errors.IndexMismatch, "whole numbers as ids"),
@@ -279,7 +284,7 @@ def test_searches_while_another_thread_updates(codes_of):
 
 def test_without_a_gpu_the_cpu_answers_and_says_so(small, caplog):
     codes, ids, _ = small
-    if gpu.why_not(BinaryIndex.from_arrays(codes)._state) is None:
+    if why_no_gpu(BinaryIndex.from_arrays(codes)._state) is None:
         pytest.skip("there is a GPU here")
     index = BinaryIndex.from_arrays(codes, ids, device="cuda")
     assert "searching on the CPU" in caplog.text

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hashnet import BinaryIndex
-from hashnet.index import gpu
+from hashnet.index.faiss_search import GPU_MAX_K
 
 
 class RandomTies:
@@ -29,7 +29,7 @@ class RandomTies:
 
     def _search(self, queries, k):
         self.asked.append(k)
-        assert k <= gpu.MAX_K
+        assert k <= GPU_MAX_K
         distances, positions = self.flat.search(queries, self.flat.ntotal)
         shuffled = np.lexsort((self.rng.random(distances.shape), distances), axis=1)[:, :k]
         return np.take_along_axis(distances, shuffled, 1), np.take_along_axis(positions, shuffled, 1)

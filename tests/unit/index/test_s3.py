@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hashnet import BinaryIndex, errors
+from hashnet.index import IndexArtefact
 from hashnet.io import storage
 
 
@@ -17,7 +18,7 @@ def test_an_index_on_s3_lives_like_one_on_disk(bucket, codes_of, kind):
     assert reader.search(codes[:9], 20) == writer.search(codes[:9], 20)
     writer.add(codes[:3], [900, 901, 902])
     writer.remove([5, 6])
-    assert reader.disk_version() == 3
+    assert IndexArtefact(reader.path).version() == 3
     assert reader.refresh()
     assert reader.search(codes[:9], 20) == writer.search(codes[:9], 20)
     writer.compact()

@@ -7,18 +7,34 @@ from hashnet.io.progress import Progress
 
 
 def test_plain_lines_say_count_rate_and_time_left(monkeypatch):
-    clock = iter([0.0, 4.0, 8.0, 8.0, 8.0, 20.0, 30.0, 30.0, 30.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     out = io.StringIO()
     bar = Progress(100, "rows", "encode", file=out)
-    bar.update(10)  # 4 s: too early for a line
+    now = 4.0
+    bar.update(10)  # too early for a line
     assert out.getvalue() == ""
-    bar.update(30, bad=2)  # 8 s
-    assert out.getvalue() == "encode: 40/100 (40%) rows, 5.0/s, 12s left, bad 2\n"
-    bar.update(10)  # 20 s: too early for another one
+    now = 8.0
+    bar.update(30, bad=2)  # 30 in the 4 s since the first
+    assert out.getvalue() == "encode: 40/100 (40%) rows, 7.5/s, 8s left, bad 2\n"
+    now = 20.0
+    bar.update(10)  # too early for another one
     assert out.getvalue().count("\n") == 1
-    bar.update(10)  # 30 s
-    assert out.getvalue().splitlines()[1] == "encode: 60/100 (60%) rows, 2.0/s, 20s left, bad 2"
+    now = 30.0
+    bar.update(10)  # 50 in 26 s
+    assert out.getvalue().splitlines()[1] == "encode: 60/100 (60%) rows, 1.9/s, 21s left, bad 2"
+
+
+def test_a_slow_start_does_not_spoil_the_time_left(monkeypatch):
+    """Actors may take a minute to start, and what an earlier run has kept comes all at once."""
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    bar = Progress(1000, "rows", "encode", file=io.StringIO())
+    now = 60.0
+    bar.update(500)
+    now = 61.0
+    bar.update(20)
+    assert bar.rate == 20.0
 
 
 def test_a_short_task_says_nothing():

@@ -6,11 +6,11 @@ import faiss
 import numpy as np
 import pytest
 
-from hashnet.index import faiss_flat
+from hashnet.index import faiss_search
 from hashnet.kernels import exact
 from hashnet.kernels.exact import merge_top_k
 
-WIDTHS = (8, 16, 24, 32, 48, 64, 72, 128, 192, 248, 256, 264)
+WIDTHS = (8, 16, 24, 32, 48, 64, 72, 128, 192, 248, 256, 264, 512, 776, 1024, 3072, 4096)
 SORTS = ("random", "clustered", "duplicated", "equal")
 
 
@@ -78,26 +78,24 @@ def test_threads_do_not_change_the_answer(codes_of, threads):
 
 
 @pytest.mark.parametrize("n_bits", [8, 48, 64, 128, 256])
-def test_filter_and_skip(codes_of, slow, n_bits):
+def test_filter(codes_of, slow, n_bits):
     rng = np.random.default_rng(n_bits)
     codes = codes_of("duplicated", 300, n_bits)
     queries = codes[:9]
     allowed = (rng.random(300) < 0.5).astype(np.uint8)
-    skip = rng.integers(-1, 300, 9)
     flat = faiss.IndexBinaryFlat(n_bits)
     flat.add(codes)
     truth = []
-    for row, query in enumerate(queries):
-        items = {i: codes[i] for i in range(300) if allowed[i] and i != skip[row]}
-        truth.append(slow(query, items))
+    for query in queries:
+        truth.append(slow(query, {i: codes[i] for i in range(300) if allowed[i]}))
     for k in (1, 20, 300):
         expected = [hits[:k] for hits in truth]
-        assert as_lists(*exact.top_k(codes, queries, k, allowed=allowed, skip=skip)) == expected
-        assert as_lists(*faiss_flat.top_k(flat, queries, k, allowed, skip)) == expected
+        assert as_lists(*exact.top_k(codes, queries, k, allowed=allowed)) == expected
+        assert as_lists(*faiss_search.top_k(flat, queries, k, allowed)) == expected
     for radius in (0, 3, n_bits):
         expected = [[hit for hit in hits if hit[0] <= radius] for hits in truth]
-        ours = exact.within_radius(codes, queries, radius, allowed=allowed, skip=skip)
-        theirs = faiss_flat.within(flat, queries, radius, allowed, skip)
+        ours = exact.within_radius(codes, queries, radius, allowed=allowed)
+        theirs = faiss_search.within_radius(flat, queries, radius, allowed)
         assert as_lists(*zip(*ours, strict=True)) == as_lists(*zip(*theirs, strict=True)) == expected
 
 

@@ -6,7 +6,7 @@ import torch
 
 from hashnet.errors import DataError
 from hashnet.losses.dnnh import DNNHLoss, almost_bits, triplet_hinge
-from hashnet.losses.similarity import LabelSimilarity, TableSimilarity
+from hashnet.losses.pairwise import LabelSimilarity, TableSimilarity
 
 
 def loss_by_loops(logits, labels, rows, valid, beta, margin, epsilon):

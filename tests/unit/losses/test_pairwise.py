@@ -14,8 +14,7 @@ from hashnet.errors import DataError
 from hashnet.losses.cnnh import CNNHLoss
 from hashnet.losses.dhn import DHNLoss
 from hashnet.losses.dnnh import DNNHLoss
-from hashnet.losses.pairwise import PairwiseLoss
-from hashnet.losses.similarity import LabelSimilarity, TableSimilarity
+from hashnet.losses.pairwise import LabelSimilarity, PairwiseLoss, TableSimilarity
 from hashnet.models.hash_model import to_signs
 
 N, K, CLASSES = 14, 16, 5
@@ -228,8 +227,22 @@ def test_dhn_is_cross_entropy_plus_log_cosh():
     logits = torch.randn(N, K, dtype=torch.float64)
     g = np.tanh(logits.numpy())
     quantisation = np.mean([math.log(math.cosh(abs(v) - 1)) for v in g.ravel()])
-    expected = slow_loss(g, labels, "none", False, 10 / K) + 0.3 * quantisation
-    loss = DHNLoss(LabelSimilarity(labels), K, quantisation=0.3)
-    assert float(loss(logits, *_all(N), 1.0)) == pytest.approx(expected, rel=1e-9)
+    for set_to, alpha in ((1.0, 1.0), (None, 10 / K)):  # as published; adaptive
+        expected = slow_loss(g, labels, "none", False, alpha) + 0.3 * quantisation
+        loss = DHNLoss(LabelSimilarity(labels), K, alpha=set_to, quantisation=0.3)
+        assert float(loss(logits, *_all(N), 1.0)) == pytest.approx(expected, rel=1e-9)
     binary = slow_loss(np.where(g >= 0, 1.0, -1.0), labels, "none", False, 10 / K)
     assert float(loss(logits, *_all(N), math.inf)) == pytest.approx(binary, rel=1e-9)
+
+
+def test_a_power_of_the_jaccard_similarity_keeps_the_balance():
+    labels = _labels(3)
+    loss = PairwiseLoss(LabelSimilarity(labels), K, continuous=True, power=2.0)
+    squares = [
+        (labels[i] & labels[j]).sum() ** 2 / (labels[i] | labels[j]).sum() ** 2
+        for i in range(len(labels))
+        for j in range(i)
+        if (labels[i] & labels[j]).any()
+    ]
+    n = len(labels) * (len(labels) - 1) / 2
+    assert loss.class_weights[0] == pytest.approx(n / sum(squares), rel=1e-5)

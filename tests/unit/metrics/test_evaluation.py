@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import hashnet
 from hashnet.errors import CodeError, ConfigError, DataError, HashnetError
+from hashnet.metrics import evaluate, validation_k, validation_map
 
 KINDS = (
     "random", "multi", "tied", "class-sorted", "one distance", "equal codes", "nothing relevant",
@@ -177,7 +178,7 @@ def test_a_database_without_a_relevant_item_has_documented_values(make):
             DataError,
             "row 1",
         ),
-        ({"query_labels": [0, -1]}, DataError, "class -1 in row 1"),
+        ({"query_labels": [0, -1]}, CodeError, "got -1 in row 1"),
         ({"query_labels": [0.5, 1.0]}, CodeError, "whole numbers"),
         ({"query_labels": np.full((2, 2), 3), "database_labels": np.ones((3, 2))}, CodeError, "only 0 and 1"),
         ({"query_labels": None}, DataError, "no query labels"),
@@ -219,3 +220,29 @@ def test_cuda_is_refused_where_there_is_none(make):
         pytest.skip("there is a GPU")
     with pytest.raises(ConfigError, match="no GPU"):
         hashnet.evaluate(*make("random"), k=5, device="cuda")
+
+
+def test_the_depth_is_a_quarter_of_the_rows_searched_and_at_least_a_hundred():
+    assert [validation_k(n) for n in (2, 800, 1600, 1920)] == [100, 100, 200, 240]
+
+
+def test_each_half_searches_the_other():
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256, (1000, 2), dtype=np.uint8)
+    labels = np.eye(4, dtype=np.uint8)[rng.integers(0, 4, 1000)]
+    there = evaluate(codes[::2], labels[::2], codes[1::2], labels[1::2], k=125).map
+    back = evaluate(codes[1::2], labels[1::2], codes[::2], labels[::2], k=125).map
+    assert validation_map(codes, labels) == pytest.approx((there + back) / 2)
+
+
+def test_rows_without_a_label_are_neither_queries_nor_searched():
+    codes = np.arange(12, dtype=np.uint8)[:, None]
+    labels = np.eye(2, dtype=np.uint8)[np.arange(12) % 2]
+    labels[[0, 5]] = 0
+    kept = labels.any(axis=1)
+    assert validation_map(codes, labels) == validation_map(codes[kept], labels[kept])
+
+
+def test_too_few_rows_give_none():
+    assert validation_map(np.zeros((1, 2), np.uint8), np.ones((1, 1), np.uint8)) is None
+    assert validation_map(np.zeros((3, 2), np.uint8), np.zeros((3, 1), np.uint8)) is None

@@ -26,29 +26,19 @@ def test_sign_of_zero_is_plus_one():
     torch.testing.assert_close(relax(logits, 3.0), torch.tanh(3 * logits))
 
 
-def test_features_are_standardised_inside_the_model():
+def test_features_are_scaled_inside_the_model():
     torch.manual_seed(0)
     x = torch.randn(50, 6) * torch.tensor([1.0, 10, 100, 1, 1, 0]) + 7
     model = build_model("features", 8, n_features=6).eval()
-    plain = model.head((x - x.mean(0)) / torch.where(x.std(0, correction=0) > 0, x.std(0, correction=0), 1.0))
-    model.set_standardisation(x.mean(0), x.std(0, correction=0))
+    plain = model.head((x - x.mean(0)) / 5)
+    model.set_scaling(x.mean(0), 5.0)
+    torch.testing.assert_close(model(x), plain)
+    columns = torch.tensor([1.0, 2, 3, 4, 5, 6])  # models of older versions have one number per column
+    plain = model.head((x - x.mean(0)) / columns)
+    model.set_scaling(x.mean(0), columns)
     torch.testing.assert_close(model(x), plain)
     with pytest.raises(ModelError, match=r"\(3,\) values for features of \(6,\)"):
-        model.set_standardisation(torch.zeros(3), torch.ones(3))
-
-
-def test_small_features_are_standardised_and_constant_ones_left():
-    torch.manual_seed(0)
-    for scale in (1e-7, 1, 1e9):
-        x = scale * torch.randn(50, 6) * torch.tensor([1, 1, 500, 1e-6, 0, 1e-9])
-        x[:, 4] = 100
-        model = build_model("features", 8, n_features=6)
-        model.set_standardisation(x.mean(0), x.double().std(0, correction=0).float())
-        spread = model.features(x).std(0, correction=0)
-        torch.testing.assert_close(spread[:4], torch.ones(4))
-        assert (spread[4:] < 1e-6).all()  # constant, and as good as constant beside the others
-    model.set_standardisation(torch.ones(6), torch.zeros(6))
-    assert model.feature_std.tolist() == [1] * 6
+        model.set_scaling(torch.zeros(3), 1.0)
 
 
 def test_pictures_are_normalised_on_the_device():
@@ -75,6 +65,18 @@ def test_dropout_of_a_slice_is_the_slice_of_the_dropout():
     assert torch.equal(model.eval().dropout(x), x)
 
 
+def test_noise_of_a_slice_is_the_slice_of_the_noise():
+    model = build_model("features", 8, n_features=400, noise=0.5).train()
+    x = torch.randn(12, 400)
+    model.noise.begin(7, 0, 12)
+    whole = model.noise(x)
+    model.noise.begin(7, 4, 12)
+    assert torch.equal(model.noise(x[4:8]), whole[4:8])
+    assert 0.48 < (whole - x).std() < 0.52
+    assert abs((whole - x).mean()) < 0.05
+    assert torch.equal(model.eval().noise(x), x)
+
+
 def test_dnnh_head_sees_one_slice_a_bit():
     model = build_model("features", 8, n_features=5, head="slices")
     x = torch.randn(3, 5)
@@ -90,3 +92,13 @@ def test_dnnh_head_sees_one_slice_a_bit():
 def test_code_length_is_checked_first():
     with pytest.raises(CodeError, match="multiple of 8, got 50"):
         build_model("resnet50", 50)
+
+
+def test_dnnh_slices_follow_a_relu():
+    model = build_model("features", 8, n_features=5, head="relu_slices")
+    head, x = model.head, torch.randn(3, 5)
+    hidden = head.divide(x).clamp(min=0)  # (3, 8 * width)
+    for bit in range(8):
+        mine = hidden[:, bit * head.width : (bit + 1) * head.width]
+        expected = (mine * head.weight[bit]).sum(dim=1) + head.bias[bit]
+        torch.testing.assert_close(model(x)[:, bit], expected)

@@ -54,8 +54,8 @@ def run(tmp_path_factory):
     from hashnet.data.writer import SourceRows, write_manifest
     from hashnet.models.bundle import save_bundle
     from hashnet.models.hash_model import build_model
-    from hashnet.store.code_store import write_store
-    from hashnet.training.history import History, StepRecord, write_history
+    from hashnet.store import write_store
+    from hashnet.training.checkpoints import History, StepRecord, write_history
 
     folder = tmp_path_factory.mktemp("report") / "run"
     rng = np.random.default_rng(0)

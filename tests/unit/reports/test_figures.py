@@ -103,7 +103,7 @@ def test_histogram_has_a_square_root_scale():
 
 
 def test_losses_mark_the_stages():
-    from hashnet.training.history import History, StepRecord
+    from hashnet.training.checkpoints import History, StepRecord
 
     history = History()
     for step in range(90):

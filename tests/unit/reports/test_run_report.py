@@ -130,15 +130,13 @@ def test_examples_are_best_median_and_worst(run, page):
 
 
 def test_a_report_reads_only_what_it_shows(run, page, tmp_path, monkeypatch):
-    """Not every row id, nor every code at once, nor every part for its sha256."""
-    from hashnet.data import manifest as manifests
+    """Not every row id, nor every code at once."""
 
     def refuse(*_):
         raise AssertionError("too much is read")
 
     real = CodeStore.codes
     monkeypatch.setattr(hashnet.Manifest, "row_ids", refuse)
-    monkeypatch.setattr(manifests.storage, "sha256_of", refuse)
     monkeypatch.setattr(CodeStore, "codes", lambda store: refuse() if store.n_rows == 210 else real(store))
     write_run_report(page[2].to_dict(), RunSources(Run(run)), str(tmp_path))
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == page[1]
@@ -166,7 +164,7 @@ def test_of_queries_with_equal_ap_the_first_count_as_better():
 
 
 def test_a_run_of_features_without_history_still_has_a_page(reports, tmp_path):
-    from hashnet.store.code_store import write_store
+    from hashnet.store import write_store
 
     rng = np.random.default_rng(0)
     report = reports[0]

@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def encoder(run: str) -> BatchEncoder:
-    return BatchEncoder(f"{run}/model", "cpu-eager", 4, 1_000_000, 2)
+    return BatchEncoder(f"{run}/model", "cpu", 1_000_000, 2)
 
 
 @pytest.fixture(scope="session")

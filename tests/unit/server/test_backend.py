@@ -14,15 +14,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from hashnet import BinaryIndex
+from hashnet.server import IndexService
 from hashnet.server.backend import MAX_DECODING
 from hashnet.server.middleware import RequestMiddleware
-from hashnet.store.code_store import CodeStore, write_store
+from hashnet.store import CodeStore, write_store
 from hashnet.store.lookup import ItemLookup
-from tests.support.serving_app import (
-    BASE,
-    LocalBackend,
-    error_of,
-)
+from tests.support.serving_app import BASE, error_of
 from tests.support.small_run import some_codes
 
 
@@ -60,16 +57,16 @@ def test_labels_are_found_although_another_item_was_removed_meanwhile(
     writer = BinaryIndex.load(f"{own_run}/index")
     writer.add(codes, ids=[9000, 9001], labels=np.eye(10, dtype=np.uint8)[3:5])
     asgi_app = app(folder=own_run)
-    look, calls = LocalBackend.lookup, 0
+    look, calls = IndexService.lookup, 0
 
-    async def look_after_the_removal(self: LocalBackend, *arguments: Any, **options: Any) -> Any:
+    async def look_after_the_removal(self: IndexService, *arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         writer.remove([9001])
         self.index.follow()
         return await look(self, *arguments, **options)
 
-    monkeypatch.setattr(LocalBackend, "lookup", look_after_the_removal)
+    monkeypatch.setattr(IndexService, "lookup", look_after_the_removal)
     body = {"codes": [code.tobytes().hex() for code in codes], "k": 1, "items": True}
     with TestClient(asgi_app, base_url=BASE) as http:
         results = http.post("/v1/search", json=body).json()["results"]
@@ -86,13 +83,13 @@ def test_an_item_is_looked_up_once(
     """With two lookups, the second response may come from a replica that has not seen it yet."""
     writer = BinaryIndex.load(f"{own_run}/index")
     writer.add(some_codes(1, seed=9), ids=[9000], labels=np.eye(10, dtype=np.uint8)[3:4])
-    look, calls = LocalBackend.lookup, []
+    look, calls = IndexService.lookup, []
 
-    async def counted(self: LocalBackend, *arguments: Any, **options: Any) -> Any:
+    async def counted(self: IndexService, *arguments: Any, **options: Any) -> Any:
         calls.append(arguments)
         return await look(self, *arguments, **options)
 
-    monkeypatch.setattr(LocalBackend, "lookup", counted)
+    monkeypatch.setattr(IndexService, "lookup", counted)
     with TestClient(app(folder=own_run), base_url=BASE) as http:
         assert http.get("/v1/items/9000").json()["labels"] == [3]
     assert len(calls) == 1

@@ -15,12 +15,12 @@ from hashnet.client import Queries
 from hashnet.server import (
     ApiError,
     LiveIndex,
+    SearchOptions,
     SearchRequest,
     SearchResponse,
 )
-from hashnet.server.messages import SearchOptions
 from hashnet.server.middleware import RequestMiddleware
-from hashnet.store.code_store import CodeStore
+from hashnet.store import CodeStore
 from tests.support.serving_app import (
     BASE,
     CODE,

@@ -16,11 +16,12 @@ def test_validation_of_a_large_list_stops_at_the_first_mistake() -> None:
     bodies = [
         (s.SearchBody, ("codes", "images", "features", "ids", "labels")),
         (s.EncodeBody, ("images", "features")),
-        (s.AddBody, ("item_ids", "codes", "images", "features", "labels")),
+        (s.AddBody, ("item_ids", "codes", "images", "features", "labels", "keys")),
         (s.RemoveBody, ("ids",)),
     ]
     for model, names in bodies:
         lists = {name for name, field in model.model_fields.items() if "list" in str(field.annotation)}
+        lists -= {"columns"}  # values of any type: pyarrow says what is wrong with them
         assert lists == set(names)
         for name in names:
             for entries in (wrong[1:], [wrong[1:]] if name in ("features", "labels") else wrong[2:]):

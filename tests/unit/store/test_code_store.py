@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hashnet import CodeStore
 from hashnet.errors import CodeError, ConfigError, DataError, FormatError
-from hashnet.store.code_store import FeatureStore, write_store
+from hashnet.store import FeatureStore, write_store
 
 
 def random_store(folder, n=100, n_bytes=6, rows_per_shard=16, labels=True, seed=0):
@@ -150,6 +150,9 @@ def test_damage_is_found(tmp_path):
     pq.write_table(
         pq.read_table(tmp_path / "c" / store.shards[0].file).slice(1), tmp_path / "c" / store.shards[0].file
     )
+    with pytest.raises(FormatError, match=r"codes-00000\.parquet is damaged: its sha256 is"):
+        next(store.tables())
+    store = CodeStore.open(store.uri, verify=False)
     with pytest.raises(FormatError, match="has 15 rows, its record says 16"):
         store.ids()
 

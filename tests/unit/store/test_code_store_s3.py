@@ -8,8 +8,7 @@ import pytest
 from hashnet import CodeStore
 from hashnet.errors import FormatError, StorageError
 from hashnet.io import storage
-from hashnet.store.code_store import write_store
-from hashnet.store.commit import read_records
+from hashnet.store import read_records, write_store
 
 
 def test_a_store_on_s3_is_the_store_on_disk(bucket, tmp_path):

@@ -19,9 +19,15 @@ from hashnet import CodeStore
 from hashnet.errors import FormatError, StorageError
 from hashnet.io import storage
 from hashnet.io.arrow import binary_column, binary_matrix
-from hashnet.store import commit
-from hashnet.store.commit import StoreWriter, read_quarantine, read_records
-from hashnet.store.plan import PlannedPart, StorePlan, repair_range
+from hashnet.store import (
+    PlannedPart,
+    StorePlan,
+    StoreWriter,
+    commit,
+    read_quarantine,
+    read_records,
+    repair_range,
+)
 
 PLAN = StorePlan("codes", 16, rows_per_shard=4, parts=(PlannedPart("part-00000", "aa", 6),), n_classes=3)
 
@@ -279,7 +285,7 @@ def test_statistics_of_many_shards_are_those_of_all_codes(tmp_path, monkeypatch,
 
 
 def test_features_go_by_the_same_protocol(tmp_path):
-    from hashnet.store.code_store import FeatureStore
+    from hashnet.store import FeatureStore
 
     plan = StorePlan("features", 3, rows_per_shard=2, parts=(PlannedPart("p", "aa", 3),))
     StoreWriter(str(tmp_path), plan).begin()

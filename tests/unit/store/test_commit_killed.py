@@ -22,8 +22,15 @@ from hashnet import CodeStore
 from hashnet.errors import FormatError
 from hashnet.io import storage
 from hashnet.io.arrow import binary_column
-from hashnet.store.commit import StoreWriter, read_quarantine, read_records
-from hashnet.store.plan import PlannedPart, StorePlan, read_plan, repair_range
+from hashnet.store import (
+    PlannedPart,
+    StorePlan,
+    StoreWriter,
+    read_plan,
+    read_quarantine,
+    read_records,
+    repair_range,
+)
 
 SHORT = StorePlan("codes", 16, rows_per_shard=4, parts=(PlannedPart("part-00000", "aa", 6),))
 LONG = replace(SHORT, parts=(*SHORT.parts, PlannedPart("part-00001", "bb", 2)))

@@ -16,8 +16,8 @@ from hashnet.data.manifest import Manifest
 from hashnet.data.sources import make_manifest
 from hashnet.data.writer import SourceRows, write_manifest
 from hashnet.errors import BadImage, FormatError
+from hashnet.store import CodeStore, write_store
 from hashnet.store import lookup as catalogs
-from hashnet.store.code_store import CodeStore, write_store
 from hashnet.store.lookup import ItemLookup, shrink
 
 RNG = np.random.default_rng(0)
@@ -93,7 +93,7 @@ def test_a_damaged_shard_is_said_to_be(tmp_path: Path, cut_off: bool) -> None:
     data = path.read_bytes()
     half = len(data) // 2
     path.write_bytes(data[:half] if cut_off else bytes(half) + data[half:])
-    with pytest.raises(FormatError, match=r"codes-00000\.parquet is damaged or out of reach"):
+    with pytest.raises(FormatError, match=r"codes-00000\.parquet is damaged: its sha256 is"):
         catalog.item(int(IDS[0]))
 
 
@@ -123,7 +123,7 @@ def test_a_sample_is_of_indexed_ids_and_repeatable(catalog: ItemLookup) -> None:
 def test_thumbnails_of_pictures_kept_inside(tmp_path: Path) -> None:
     manifest = make_manifest("digits", str(tmp_path / "manifest.parquet"))
     store = write_store(str(tmp_path / "codes"), CODES, ids=np.arange(1000))
-    catalog = ItemLookup(store, Manifest.open(manifest.uri, check=False))
+    catalog = ItemLookup(store, Manifest.open(manifest.uri, verify=False))
     picture = catalog.thumbnail(5)
     assert picture is not None
     data, kind = picture

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hashnet.errors import FormatError, LineageMismatch
-from hashnet.store.commit import StoreWriter
-from hashnet.store.plan import PlannedPart, StorePlan, check_plan, read_plan
+from hashnet.store import PlannedPart, StorePlan, StoreWriter, check_plan, read_plan
 
 LINEAGE = {
     "model_sha256": "m1",

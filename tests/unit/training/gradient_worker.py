@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import distributed
 
-from hashnet.losses.pairwise import PairwiseLoss
-from hashnet.losses.similarity import LabelSimilarity
+from hashnet.losses.pairwise import LabelSimilarity, PairwiseLoss
 from hashnet.models.hash_model import HashModel, build_model
-from hashnet.training.distributed import world
+from hashnet.training.batches import world
 from hashnet.training.frozen_backbone import standardise
 from hashnet.training.loop import fit
 from hashnet.training.schedule import plain

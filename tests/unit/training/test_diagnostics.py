@@ -9,7 +9,7 @@ import torch
 
 from hashnet.losses.dhn import DHNLoss
 from hashnet.losses.methods import METHODS, make_loss
-from hashnet.losses.similarity import LabelSimilarity
+from hashnet.losses.pairwise import LabelSimilarity
 from hashnet.training.diagnostics import explain_codes, explain_loss, measure
 from hashnet.training.train_config import TrainConfig
 

@@ -13,13 +13,12 @@ from hashnet.codes import pack_signs
 from hashnet.errors import DataError, Diverged
 from hashnet.labels import share_label
 from hashnet.losses.dhn import DHNLoss
-from hashnet.losses.pairwise import PairwiseLoss
-from hashnet.losses.similarity import LabelSimilarity, TableSimilarity
+from hashnet.losses.pairwise import LabelSimilarity, PairwiseLoss, TableSimilarity
 from hashnet.models.hash_model import build_model
+from hashnet.training.batches import PairSampler
 from hashnet.training.checkpoints import Checkpoints
 from hashnet.training.frozen_backbone import standardise
 from hashnet.training.loop import Callbacks, fit
-from hashnet.training.sampling import PairSampler
 from hashnet.training.schedule import plain, smooth, staged
 from hashnet.training.train_config import FitSettings
 
@@ -300,3 +299,20 @@ def test_momentum_and_head_scale_are_plain_sgd(data):
                 p -= 0.05 * (10 if name.startswith("head") else 1) * velocity[name]
     for (name, a), b in zip(model.named_parameters(), slow.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_a_score_ends_a_stage_and_its_best_weights_are_kept(data):
+    inputs, labels = data
+    model, seen = _model(), []
+
+    def score() -> float:  # the third epoch is the best
+        seen.append(model.head.fch.weight.detach().clone())
+        return {3: 0.9}.get(len(seen), 0.1 * len(seen) if len(seen) < 3 else 0.5)
+
+    loss = PairwiseLoss(LabelSimilarity(labels), BITS)
+    settings = FitSettings(lr=0.02, batch_size=90, seed=1)
+    history = fit(
+        model, inputs, loss, staged(1, 50, 1, patience=2), settings, callbacks=Callbacks(score=score)
+    )
+    assert history.stages[0].epochs == len(seen) == 5
+    assert torch.equal(model.head.fch.weight, seen[2])

@@ -32,10 +32,11 @@ def test_plain_stays_at_one():
 
 
 def test_annealing():
-    assert [anneal("cosine", p) for p in (0, 0.5, 1)] == pytest.approx([1, 0.5, 0])
-    assert [anneal("step", p) for p in (0, 0.3, 0.34, 0.67, 0.99)] == pytest.approx([1, 1, 0.1, 0.01, 0.01])
-    assert anneal("constant", 0.9) == 1
+    assert [anneal("cosine", s, 10) for s in (0, 5, 10)] == pytest.approx([1, 0.5, 0])
+    assert [anneal("step", s, 100) for s in (0, 30, 34, 67, 99)] == pytest.approx([1, 1, 0.1, 0.01, 0.01])
+    assert [anneal("step", s, 9000, 2000, 0.5) for s in (0, 1999, 2000, 8999)] == [1, 1, 0.5, 0.0625]
+    assert anneal("constant", 9, 10) == 1
     with pytest.raises(ConfigError, match="cosine, step, constant"):
-        anneal("linear", 0.5)
+        anneal("linear", 5, 10)
     with pytest.raises(ConfigError, match="at least 1"):
         staged(0)

@@ -169,11 +169,12 @@ def test_the_report_is_one_page_without_outside_requests(records, tmp_path):
     assert {
         "figures/precision_h2.png",
         "figures/precision_recall.png",
+        "figures/precision_recall_radius.png",
         "figures/precision_top_n.png",
     } <= names
     page = (tmp_path / "report" / "comparison.html").read_text()
     assert not re.search(r"https?:|@import|url\(", page)
-    assert page.count("<img") == 3
+    assert page.count("<img") == 4
     assert page.count("<caption>Difference of MAP to the first") == 1
     assert "<dt>configuration</dt><dd>bits=16,32</dd>" in page
     assert result["first"] == {"16": "itq", "32": "itq"}
@@ -212,3 +213,12 @@ def test_rows_that_all_have_several_labels_leave_the_embedding_empty(records, tm
     ax = new_axes()
     figures._tsne(gather([hashnet])[0].entry("hashnet", 16), ax)
     assert not ax.collections
+
+
+def test_our_own_variants_stay_out_of_the_papers_tables():
+    cells = [cell(name, 16, 0, 0.5) for name in ("hashnet", "hashnet+c", "hashnet+l", "dhn", "dhn+a", "itq")]
+    first, third, fourth = gather(cells)
+    assert first.methods == ["hashnet", "dhn", "itq"]
+    assert third.methods == ["hashnet+c", "hashnet"]
+    assert fourth.methods == ["hashnet+c", "hashnet", "dhn", "hashnet+l", "dhn+a"]
+    assert fourth.reported("hashnet", 16) is None

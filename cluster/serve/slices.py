@@ -1,0 +1,247 @@
+"""``slices=N``: an index larger than one machine, in slices that Serve replicas hold.
+
+    client ──▶ HTTP replica ──┬──▶ slice 0 of N    items whose id % N is 0
+                              ├──▶ slice 1 …       each slice_replicas times
+                              └──▶ writer          all slices, memory-mapped
+
+A slice is an index of its own in the index folder, built from the code store by the first replica that starts
+with it. The HTTP replica asks every slice and merges by (distance, id): the result is that of one index over
+everything. A slice that is lost is opened again elsewhere; meanwhile a request waits or gets 503 with its
+number. It never returns the hits of the other slices as if they were all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from ray import serve
+
+from cluster.runtime import ray_internals, run_name
+from cluster.serve.replicas import LOST, RayTelemetry, set_threads
+from hashnet.client import Queries
+from hashnet.errors import ConfigError, HashnetError
+from hashnet.index import BinaryIndex, CodeBlock, IndexArtefact, IndexSpec, read_code_blocks
+from hashnet.io import storage
+from hashnet.kernels import merge_hits, merge_scores, merge_top_k
+from hashnet.results import SearchResult
+from hashnet.server import (
+    ApiError,
+    IndexedItems,
+    IndexInfo,
+    IndexService,
+    LiveIndex,
+    SearchRequest,
+    SearchResponse,
+    ServeConfig,
+    ServedRun,
+)
+from hashnet.store import CodeStore
+
+BEFORE_THE_LIMIT_S = 0.5  # a slice is given up on this long before its request is
+
+
+def slice_folders(index: str, n: int) -> list[str]:
+    """Where the slices of an index are."""
+    return [storage.join(index, f"slices-{n}", f"{number:03d}") for number in range(n)]
+
+
+def build_slice(store: CodeStore, folder: str, number: int, n: int) -> None:
+    """Writes slice ``number`` of ``n`` of a code store, unless it is there.
+
+    Changes made through the API since are in it; a store that has changed is not taken over on top of them.
+    """
+    artefact = IndexArtefact(folder)
+    if artefact.exists():
+        about = artefact.read()
+        if about["updates"] or about["lineage"].get("codes_sha256") == store.sha256:
+            return
+    rows = sum(int((ids % n == number).sum()) for ids in _ids(store))
+    spec = IndexSpec.of_store(store, "flat", {})
+    blocks = (_own_rows(block, number, n) for block in read_code_blocks(store))
+    BinaryIndex.from_blocks(blocks, rows, spec, engine="faiss").save(folder)
+
+
+def _ids(store: CodeStore) -> Iterator[np.ndarray]:
+    for table in store.tables(["row_id"]):
+        yield table["row_id"].to_numpy()
+
+
+def _own_rows(block: CodeBlock, number: int, n: int) -> CodeBlock:
+    """The rows of a block that belong to a slice."""
+    own = block.ids % n == number
+    place = np.cumsum(own) - 1  # the new number of each row
+    labels = label_rows = None
+    if block.labels is not None and block.label_rows is not None:
+        kept = own[block.label_rows]
+        labels, label_rows = block.labels[kept], place[block.label_rows[kept]]
+    columns = None if block.columns is None else block.columns.filter(own)
+    return CodeBlock(block.ids[own], block.codes[own], labels, label_rows, columns)
+
+
+@serve.deployment
+class SliceReplica:
+    """Holds one slice and follows its versions."""
+
+    def __init__(self, number: int, config: ServeConfig, served: ServedRun) -> None:
+        ray_internals.keep_replica_on_loopback()
+        set_threads(config.threads)
+        assert config.slices is not None
+        assert served.codes is not None
+        folder = slice_folders(served.index, config.slices)[number]
+        build_slice(CodeStore.open(served.codes), folder, number, config.slices)
+        live = LiveIndex(folder, config.search_engine, config.index_device, served.model_sha256)
+        self.service = IndexService(live, config.follow_s, RayTelemetry(run_name(config.run)))
+
+    async def call(self, method: str, fresh: bool, *arguments: Any) -> Any:
+        """A method of IndexService, or the error it raised; ``fresh`` looks for a new version first."""
+        try:
+            if fresh:
+                await self.service.follow()
+            return await getattr(self.service, method)(*arguments)
+        except HashnetError as error:
+            return error
+
+
+class SlicedIndex:
+    """All slices as one index, for the HTTP application. Versions are sums of the slices' versions."""
+
+    def __init__(self, slices: list[Any], timeout_s: float) -> None:
+        self.slices, self.timeout_s = slices, timeout_s
+
+    async def info(self, min_version: int = 0) -> IndexInfo:
+        """Kind and lineage of the slices, size and version of all of them."""
+        found = await self._all("info", min_version)
+        size, version = sum(one.size for one in found), sum(one.version for one in found)
+        return replace(found[0], size=size, version=version)
+
+    async def lookup(self, ids: np.ndarray, with_labels: bool = False, min_version: int = 0) -> IndexedItems:
+        """Every id from the slice that owns it."""
+        n = len(self.slices)
+        rows = [np.flatnonzero(ids % n == number) for number in range(n)]
+        arguments = [(ids[own], with_labels) for own in rows]
+        found: list[IndexedItems] = await self._each("lookup", min_version, arguments)
+        held = np.zeros(len(ids), dtype=bool)
+        codes = np.zeros((len(ids), found[0].codes.shape[1]), dtype=np.uint8)
+        further: dict[str, list[Any] | None] = {"labels": None, "columns": None}
+        for own, part in zip(rows, found, strict=True):
+            held[own], codes[own] = part.held, part.codes
+        for name in further:
+            parts = [getattr(part, name) for part in found]
+            if all(part is not None for part in parts):
+                by_row: dict[int, Any] = {}
+                for own, part, values in zip(rows, found, parts, strict=True):
+                    by_row |= dict(zip(own[part.held].tolist(), values, strict=True))
+                further[name] = [by_row[row] for row in sorted(by_row)]
+        return IndexedItems(sum(part.version for part in found), held, codes, **further)
+
+    async def search(self, request: SearchRequest) -> SearchResponse:
+        """The hits of all slices, merged; ids are looked up in their slices first."""
+        own: np.ndarray | None = None
+        queries = request.queries
+        if queries.kind == "ids":
+            found = await self.lookup(queries.values, min_version=request.min_version)
+            if not found.held.all():
+                unknown = int(queries.values[~found.held][0])
+                raise ApiError("unknown_id", f"the index holds no id {unknown}", 404)
+            own = queries.values if request.options.exclude_self else None
+            queries = Queries("codes", found.codes)
+        options = replace(request.options, exclude_self=False)
+        if own is not None and options.k is not None:
+            options = replace(options, k=options.k + 1)  # one of them is the query itself
+        part = replace(request, queries=queries, options=options, min_version=0, with_items=False)
+        parts: list[SearchResponse] = await self._all("search", request.min_version, part)
+        hits = _merged(parts, options.k)
+        if own is not None:
+            hits = _without(hits, own, request.options.k)
+        if isinstance(hits, list) and sum(map(len, hits)) > request.max_hits:
+            sentence = f"more than {request.max_hits:,} items lie within {options.radius} bits"
+            raise ApiError("too_many_hits", f"{sentence}; use a smaller radius or fewer queries", 413)
+        hit_codes = None
+        if request.with_items:
+            used = np.concatenate([one.ids for one in hits] if isinstance(hits, list) else [_used(hits)])
+            hit_codes = (await self.lookup(used)).codes
+        version = sum(one.version for one in parts)
+        return SearchResponse(version, hits, queries.values if request.with_codes else None, hit_codes)
+
+    async def _all(self, method: str, min_version: int, *arguments: Any) -> list[Any]:
+        return await self._each(method, min_version, [arguments] * len(self.slices))
+
+    async def _each(self, method: str, min_version: int, arguments: list[tuple]) -> list[Any]:
+        """One result per slice; with a ``min_version``, of the newest version on disk."""
+        fresh = min_version > 0  # what was acknowledged is on disk
+
+        async def one(number: int) -> Any:
+            return await self._call(
+                number, lambda: self.slices[number].call.remote(method, fresh, *arguments[number])
+            )
+
+        return list(await asyncio.gather(*map(one, range(len(self.slices)))))
+
+    async def _call(self, number: int, call: Callable[[], Any]) -> Any:
+        """A slice's result; 503 with its number where it does not come back in time."""
+        deadline = time.monotonic() + self.timeout_s - BEFORE_THE_LIMIT_S
+        try:
+            async with asyncio.timeout(self.timeout_s - BEFORE_THE_LIMIT_S):
+                while True:
+                    try:
+                        result = await call()
+                        break
+                    except LOST:
+                        if time.monotonic() > deadline:
+                            raise TimeoutError from None
+                        await asyncio.sleep(0.1)
+        except TimeoutError:
+            sentence = f"slice {number} of {len(self.slices)} does not respond, it is being opened again"
+            raise ApiError("unavailable", f"{sentence}; try again", 503) from None
+        if isinstance(result, HashnetError):
+            raise result
+        return result
+
+
+def _merged(parts: list[SearchResponse], k: int | None) -> SearchResult | list[SearchResult]:
+    hits: list[Any] = [part.hits for part in parts]
+    if k is None:
+        return [
+            SearchResult(*merge_hits([(one.ids, one.distances) for one in of_query]))
+            for of_query in zip(*hits, strict=True)
+        ]
+    ids = [part.ids for part in hits]
+    if hits[0].scores is None:
+        return SearchResult(*merge_top_k(ids, [part.distances for part in hits], k))
+    merged, scores = merge_scores(ids, [part.scores for part in hits], k)
+    all_ids, far = np.concatenate(ids, axis=1), np.concatenate([part.distances for part in hits], axis=1)
+    order = np.argsort(all_ids, axis=1)
+    distances = np.full(merged.shape, -1, dtype=np.int32)
+    for row, by_id in enumerate(order):  # every merged id is among them
+        at = by_id[np.searchsorted(all_ids[row], merged[row], sorter=by_id)]
+        distances[row] = far[row][at]
+    return SearchResult(merged, distances, None, scores)
+
+
+def _without(hits: Any, own: np.ndarray, k: int | None) -> SearchResult | list[SearchResult]:
+    """The hits without each query's own id."""
+    if isinstance(hits, list):
+        return [
+            SearchResult(one.ids[one.ids != id_], one.distances[one.ids != id_])
+            for one, id_ in zip(hits, own, strict=True)
+        ]
+    others = hits.ids != own[:, None]
+    rows = [np.flatnonzero(row)[:k] for row in others]
+    at = np.stack([row if len(row) == k else np.arange(1, (k or 0) + 1) for row in rows])
+    pick = np.arange(len(at))[:, None]
+    return SearchResult(hits.ids[pick, at], hits.distances[pick, at])
+
+
+def _used(hits: SearchResult) -> np.ndarray:
+    return hits.ids[hits.distances >= 0]
+
+
+def check_slices(config: ServeConfig, served: ServedRun) -> None:
+    """ConfigError where a run cannot be served in slices."""
+    if config.slices is not None and served.codes is None:
+        raise ConfigError(f"slices={config.slices} are built from a code store; {config.run} has no codes/")

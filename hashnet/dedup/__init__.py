@@ -1,0 +1,25 @@
+"""Exact near-duplicate detection in binary codes: pairs within a Hamming radius, clusters, what to remove.
+
+near_duplicates(store, radius=2)     all pairs of a set, in memory
+cross_duplicates(new, store)         the pairs between two sets
+plan_tasks → BlockTask.run → finish  the same for stores of any size, in files: ``jobs/dedup.py``
+"""
+
+from hashnet.dedup.artefact import Duplicates, DuplicatesArtefact, DuplicatesInfo, finish, scores
+from hashnet.dedup.blocks import BlockRecord, BlockTask, plan_tasks, refuse_too_many
+from hashnet.dedup.pairs import NearPairs, cross_duplicates, near_duplicates
+
+__all__ = [
+    "BlockRecord",
+    "BlockTask",
+    "Duplicates",
+    "DuplicatesArtefact",
+    "DuplicatesInfo",
+    "NearPairs",
+    "cross_duplicates",
+    "finish",
+    "near_duplicates",
+    "plan_tasks",
+    "refuse_too_many",
+    "scores",
+]

@@ -1,0 +1,271 @@
+"""The duplicates of a code store as an artefact of a run: pairs, clusters, and what would be removed.
+
+    OUT/duplicates.json      settings, counts, lineage; written last
+    OUT/pairs/*.parquet      a, b, distance
+    OUT/clusters.parquet     row_id, cluster, size, representative: one row per item that has a duplicate
+    OUT/matches.parquet      instead, where a store was compared with another: row_id, nearest, distance
+
+A cluster is a connected component of the pairs, named by its smallest row id. Of each cluster one item, the
+representative, is kept; the others would be removed. Of a comparison, the items that have a match would.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hashnet.data import FORMATS, Manifest, fetch_images
+from hashnet.dedup.blocks import FIX, PAIRS, BlockRecord, read_table, write_table
+from hashnet.dedup.clusters import connected_components
+from hashnet.errors import BadImage, DataError, FormatError
+from hashnet.io import Artefact, storage
+
+CLUSTERS, MATCHES = "clusters.parquet", "matches.parquet"
+FIRST, LARGEST = "first", "largest"  # ways to choose a representative, beside a column's name
+
+
+@dataclass(frozen=True)
+class DuplicatesInfo:
+    """What was found. ``n_at`` counts the pairs at each distance 0 … radius.
+
+    ``complete_radius`` is the radius within which every pair is in the files: smaller than ``radius`` where
+    ``max_pairs`` cut them. Clusters always follow from all pairs within ``radius``.
+    """
+
+    radius: int
+    complete_radius: int
+    n_rows: int
+    n_against: int | None  # rows of the store it was compared with
+    n_bits: int
+    n_at: tuple[int, ...]
+    n_pairs: int  # in the files
+    n_clusters: int
+    n_near: int  # items of the store that have a near-duplicate
+    n_removed: int
+    keep: str
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Opened duplicates: ``info``, and the tables."""
+
+    uri: str
+    info: DuplicatesInfo
+    files: dict[str, str]  # → sha256
+    lineage: dict[str, Any]
+
+    def pairs(self) -> Iterator[pa.Table]:
+        """Tables of a, b, distance, one per pair of blocks."""
+        for name in self.files:
+            if name not in (CLUSTERS, MATCHES):
+                yield self._table(name)
+
+    def clusters(self) -> pa.Table:
+        """row_id, cluster, size, representative; by cluster, then row id."""
+        return self._table(CLUSTERS)
+
+    def matches(self) -> pa.Table:
+        """row_id, nearest, distance of the items that have a match in the other store, by row id."""
+        return self._table(MATCHES)
+
+    def _table(self, name: str) -> pa.Table:
+        return read_table(self.uri, name, self.files[name])
+
+    def removed(self) -> np.ndarray:
+        """Row ids, int64 ascending, of the items that are not kept."""
+        if self.info.n_against is not None:
+            return self.matches()["row_id"].to_numpy()
+        table = self.clusters()
+        ids, kept = table["row_id"].to_numpy(), table["representative"].to_numpy()
+        return np.sort(ids[ids != kept])
+
+
+class DuplicatesArtefact(Artefact):
+    """RUN/duplicates."""
+
+    kind, header_file = "duplicates", "duplicates.json"
+    made_by, fix = "find them with jobs/dedup.py", FIX
+
+    def open(self) -> Duplicates:
+        values = self.read()
+        try:
+            known = {field.name for field in dataclasses.fields(DuplicatesInfo)}
+            about = {name: value for name, value in values["info"].items() if name in known}
+            info = DuplicatesInfo(**{**about, "n_at": tuple(about["n_at"])})
+            for name in values["files"]:
+                storage.check_plain_name(name.removeprefix(f"{PAIRS}/"), self.header_uri)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FormatError(f"{self.header_uri} is damaged: {error!r} is missing or wrong") from error
+        return Duplicates(self.uri, info, dict(values["files"]), dict(values["lineage"]))
+
+    def write(self, info: DuplicatesInfo, files: Mapping[str, str], lineage: Mapping[str, Any]) -> Duplicates:
+        self.write_header({"info": dataclasses.asdict(info), "files": dict(files)}, lineage=lineage)
+        return self.open()
+
+    def files(self, values: Mapping[str, Any]) -> dict[str, str]:
+        return dict(values["files"])
+
+    def facts(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(values["info"])
+
+
+def find_clusters(folder: str, records: Sequence[BlockRecord]) -> tuple[np.ndarray, np.ndarray]:
+    """(row ids, clusters) of everything that the records' links connect."""
+    links = [read_table(folder, record.links_file, record.files[record.links_file]) for record in records]
+    table = pa.concat_tables(links) if links else pa.table({"a": pa.array([], pa.int64()), "b": []})
+    return connected_components(table["a"].to_numpy(), table["b"].to_numpy())
+
+
+def representatives(ids: np.ndarray, clusters: np.ndarray, score: np.ndarray | None) -> np.ndarray:
+    """int64 (m,): the item that each item's cluster keeps: of the greatest score, else the smallest id.
+
+    >>> representatives(np.array([1, 5, 7]), np.array([1, 1, 7]), np.array([2.0, 9.0, 0.0])).tolist()
+    [5, 5, 7]
+    """
+    score = np.zeros(len(ids)) if score is None else np.nan_to_num(score, nan=-np.inf)
+    order = np.lexsort((ids, -score, clusters))
+    first = np.ones(len(ids), dtype=bool)
+    first[1:] = clusters[order][1:] != clusters[order][:-1]
+    named = np.searchsorted(clusters[order][first], clusters)
+    return ids[order][first][named]
+
+
+def write_clusters(folder: str, ids: np.ndarray, clusters: np.ndarray, kept: np.ndarray) -> str:
+    """Writes clusters.parquet, by cluster and row id; returns its sha256."""
+    _, place, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
+    order = np.lexsort((ids, clusters))
+    table = pa.table(
+        {
+            "row_id": ids[order],
+            "cluster": clusters[order],
+            "size": sizes[place][order].astype(np.int64),
+            "representative": kept[order],
+        }
+    )
+    return write_table(folder, CLUSTERS, table)
+
+
+def cut_pairs(folder: str, records: Sequence[BlockRecord], radius: int) -> list[BlockRecord]:
+    """The records, after all pairs beyond the radius were dropped from the files."""
+    cut = []
+    for record in records:
+        name = record.pairs_file
+        if record.n_kept > sum(record.n_at[: radius + 1]):
+            table = read_table(folder, name, record.files[name])
+            table = table.filter(pc.less_equal(table["distance"], radius))
+            files = {**record.files, name: write_table(folder, name, table)}
+            record = dataclasses.replace(record, n_kept=len(table), files=files).save(folder)
+        cut.append(record)
+    return cut
+
+
+def write_matches(folder: str, records: Sequence[BlockRecord]) -> tuple[int, str]:
+    """Writes matches.parquet, each item of the store with its nearest match; returns (rows, sha256)."""
+    best = pa.table(
+        {"a": pa.array([], pa.int64()), "b": pa.array([], pa.int64()), "distance": pa.array([], pa.int32())}
+    )
+    for record in records:
+        found = read_table(folder, record.pairs_file, record.files[record.pairs_file])
+        both = pa.concat_tables([best, found])
+        order = np.lexsort((both["b"].to_numpy(), both["distance"].to_numpy(), both["a"].to_numpy()))
+        a = both["a"].to_numpy()[order]
+        best = both.take(pa.array(order[np.diff(a, prepend=-1) != 0]))
+    best = best.rename_columns(["row_id", "nearest", "distance"])
+    return len(best), write_table(folder, MATCHES, best)
+
+
+def scores(
+    keep: str, manifest: Manifest | None, ids: np.ndarray, base_uri: str | None = None
+) -> np.ndarray | None:
+    """float64 (n,): what the representative has most of, pixels or a column's value; None keeps the first id.
+
+    ``ids`` int64 ascending. A picture that cannot be read has 0 pixels, a missing value is less than any.
+    """
+    if keep == FIRST:
+        return None
+    if manifest is None:
+        raise DataError(f"keep={keep} needs the run's manifest, which is not there; use keep={FIRST}")
+    names = manifest.schema.names
+    if keep != LARGEST:
+        if keep not in names:
+            raise DataError(
+                f"keep={keep}: the manifest has no such column; use {FIRST}, {LARGEST} or one of "
+                f"{', '.join(names)}"
+            )
+        tables = manifest.rows_by_id(ids, [keep])
+        return np.concatenate([np.zeros(0), *(_numbers(table[keep], keep) for table in tables)])
+    if manifest.modality != "image":
+        raise DataError(
+            f"keep={LARGEST} compares pictures, but the manifest holds {manifest.modality}; use {FIRST}"
+        )
+    columns = [name for name in ("uri", "image") if name in names]
+    pixels: list[int] = []
+    for first in range(0, len(ids), 1024):
+        for table in manifest.rows_by_id(ids[first : first + 1024], columns):
+            pixels += map(_pixels, fetch_images(table, base_uri))
+    return np.array(pixels, dtype=np.float64)
+
+
+def _pixels(data: bytes | BadImage) -> int:
+    from PIL import Image
+
+    if isinstance(data, BadImage):
+        return 0
+    try:
+        width, height = Image.open(io.BytesIO(data), formats=FORMATS).size
+    except Exception:  # a damaged header may raise nearly anything
+        return 0
+    return width * height
+
+
+def _numbers(column: pa.ChunkedArray, name: str) -> np.ndarray:
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise DataError(f"keep={name}: the column holds {column.type}, not numbers")
+    return column.cast(pa.float64()).fill_null(np.nan).to_numpy()
+
+
+def finish(
+    artefact: DuplicatesArtefact,
+    info: DuplicatesInfo,
+    records: Sequence[BlockRecord],
+    max_pairs: int | None,
+    lineage: Mapping[str, Any],
+    score: Callable[[np.ndarray], np.ndarray | None],
+) -> Duplicates:
+    """Writes clusters or matches and the header, from the records of all tasks.
+
+    ``info`` holds the settings; its counts are filled in. ``score`` gives the scores of row ids.
+    """
+    folder = artefact.uri
+    n_at = np.array([record.n_at for record in records]).sum(axis=0)
+    complete = len(n_at) - 1
+    if max_pairs is not None:
+        complete = int((np.cumsum(n_at) <= max_pairs).sum()) - 1
+        records = cut_pairs(folder, records, complete)
+    files = {record.pairs_file: record.files[record.pairs_file] for record in records}
+    if info.n_against is None:
+        ids, clusters = find_clusters(folder, records)
+        kept = representatives(ids, clusters, score(ids))
+        files[CLUSTERS] = write_clusters(folder, ids, clusters, kept)
+        n_near, n_clusters = len(ids), len(np.unique(clusters))
+        n_removed = n_near - n_clusters
+    else:
+        n_near, files[MATCHES] = write_matches(folder, records)
+        n_clusters, n_removed = 0, n_near
+    found = dataclasses.replace(
+        info,
+        complete_radius=complete,
+        n_at=tuple(n_at.tolist()),
+        n_pairs=int(n_at[: complete + 1].sum()),
+        n_clusters=n_clusters,
+        n_near=n_near,
+        n_removed=n_removed,
+    )
+    return artefact.write(found, files, lineage)

@@ -1,0 +1,311 @@
+"""``where="year >= 2020 and city in ('Rome', 'Oslo')"``: a condition, parsed into an Arrow expression.
+
+    condition   any of: condition and condition, condition or condition, not condition, (condition)
+                column == value        also = != <> < <= > >=, and the value first
+                column in (value, …)   also not in
+                column is null         also is not null
+                column                 a column of booleans
+    column      a name, or `any name` in backticks: of the index's columns, or id, key, labels
+    value       2020, -1.5, 'Rome' or "Rome" (a quote inside is doubled), true, false; a date as text
+
+``labels`` holds an item's class ids: ``labels in (3, 5)`` and ``labels = 3`` ask whether it has one of them.
+A comparison with a missing value is neither true nor false, as in SQL: ``is null`` finds it, ``!=`` does not.
+Nothing is evaluated by Python.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hashnet.errors import IndexMismatch, Unsupported
+
+MAX_TEXT = 100_000  # characters of a condition
+MAX_DEPTH = 100  # of parentheses and nots
+LABELS = "labels"
+KEYWORDS = ("and", "or", "not", "in", "is", "null", "true", "false")
+COMPARISONS = {"=": "==", "==": "==", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
+TOKEN = re.compile(
+    r"""(?P<space>\s+)
+      | (?P<number>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)
+      | (?P<text>'(?:[^']|'')*'|"(?:[^"]|"")*")
+      | (?P<quoted>`[^`]+`)
+      | (?P<word>[^\W\d]\w*)
+      | (?P<sign>==|=|!=|<>|<=|>=|<|>|\(|\)|,)""",
+    re.VERBOSE,
+)
+
+
+@dataclass(frozen=True)
+class Token:
+    kind: str  # number, text, name, keyword, sign or end
+    value: Any
+    at: int  # its first character
+    shown: str
+
+    def is_(self, *values: str) -> bool:
+        return self.kind in ("keyword", "sign") and self.value in values
+
+
+@dataclass
+class Condition:
+    """An Arrow expression; ``label_sets`` names the columns of booleans it needs, one per use of labels."""
+
+    expression: pc.Expression
+    label_sets: dict[str, list[int]] = field(default_factory=dict)
+
+
+def parse_condition(text: str, schema: pa.Schema, n_classes: int | None) -> Condition:
+    """The condition over columns of ``schema``; IndexMismatch with the position of a mistake."""
+    parser = _Parser(text, schema, n_classes)
+    expression = parser.condition()
+    parser.expect_end()
+    return Condition(expression, parser.label_sets)
+
+
+def nearest_name(name: str, names: Sequence[str]) -> str:
+    """``; did you mean "year"?``, or the names there are."""
+    near = difflib.get_close_matches(name, names, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"there are {', '.join(sorted(names))}" if names else "the index has no columns"
+
+
+class _Parser:
+    """Recursive descent: or binds loosest, then and, then not."""
+
+    def __init__(self, text: str, schema: pa.Schema, n_classes: int | None) -> None:
+        self.text, self.schema, self.n_classes = text, schema, n_classes
+        self.label_sets: dict[str, list[int]] = {}
+        self.tokens, self.next, self.depth = self._tokens(), 0, 0
+
+    def _tokens(self) -> list[Token]:
+        if len(self.text) > MAX_TEXT:
+            raise IndexMismatch(f"where= has {len(self.text)} characters; at most {MAX_TEXT} are read")
+        tokens, at = [], 0
+        while at < len(self.text):
+            match = TOKEN.match(self.text, at)
+            if match is None:
+                hint = "a text without its closing quote" if self.text[at] in "'\"`" else repr(self.text[at])
+                self._fail(at, f"cannot read {hint}")
+            kind, shown = str(match.lastgroup), match.group()
+            if kind != "space":
+                tokens.append(_token(kind, shown, at))
+            at = match.end()
+        return [*tokens, Token("end", None, len(self.text), "the end")]
+
+    def condition(self) -> pc.Expression:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            self._fail(self.peek.at, f"more than {MAX_DEPTH} conditions inside each other")
+        found = self._joined("or", lambda: self._joined("and", self._negation))
+        self.depth -= 1
+        return found
+
+    def expect_end(self) -> None:
+        if self.peek.kind != "end":
+            self._fail_at_token("and, or, or the end")
+
+    @property
+    def peek(self) -> Token:
+        return self.tokens[self.next]
+
+    def _take(self) -> Token:
+        self.next += 1
+        return self.tokens[self.next - 1]
+
+    def _accept(self, *values: str) -> bool:
+        accepted = self.peek.is_(*values)
+        self.next += accepted
+        return accepted
+
+    def _expect(self, value: str) -> None:
+        if not self._accept(value):
+            self._fail_at_token(repr(value))
+
+    def _joined(self, word: str, part: Callable[[], pc.Expression]) -> pc.Expression:
+        parts = [part()]
+        while self._accept(word):
+            parts.append(part())
+        while len(parts) > 1:  # as a balanced tree: Arrow walks expressions recursively
+            joined = [
+                (a & b) if word == "and" else (a | b) for a, b in zip(parts[::2], parts[1::2], strict=False)
+            ]
+            parts = joined + ([parts[-1]] if len(parts) % 2 else [])
+        return parts[0]
+
+    def _negation(self) -> pc.Expression:
+        negated = False
+        while self._accept("not"):
+            negated = not negated
+        found = self._comparison()
+        return ~found if negated else found
+
+    def _comparison(self) -> pc.Expression:
+        if self._accept("("):
+            found = self.condition()
+            self._expect(")")
+            return found
+        if self.peek.kind in ("number", "text") or self.peek.is_("true", "false"):
+            value = self._value()
+            sign = self._sign()
+            return self._compare(self._column(), MIRRORED[sign], value)
+        column = self._column()
+        if self._accept("is"):
+            negated = self._accept("not")
+            self._expect("null")
+            return self._is_null(column, negated)
+        negated = self._accept("not")
+        if self._accept("in"):
+            found = self._is_in(column, self._values())
+            return ~found if negated else found
+        if negated:
+            self._fail_at_token("'in'")
+        if self.peek.is_(*COMPARISONS):
+            return self._compare(column, self._sign(), self._value())
+        if column.value == LABELS or not pa.types.is_boolean(self._type(column)):
+            self._fail_at_token("a comparison")
+        return pc.field(column.value)
+
+    def _column(self) -> Token:
+        if self.peek.kind != "name":
+            self._fail_at_token("the name of a column")
+        token = self._take()
+        names = [*self.schema.names, *([LABELS] if self.n_classes is not None else [])]
+        if token.value == LABELS and self.n_classes is None:
+            raise Unsupported(
+                "this index was built without labels; build it from codes with labels to filter by them"
+            )
+        if token.value not in names:
+            self._fail(token.at, f"there is no column {token.value!r}; {nearest_name(token.value, names)}")
+        return token
+
+    def _type(self, column: Token) -> pa.DataType:
+        return self.schema.field(column.value).type
+
+    def _sign(self) -> str:
+        if not self.peek.is_(*COMPARISONS):
+            self._fail_at_token("a comparison")
+        return COMPARISONS[self._take().value]
+
+    def _value(self) -> Token:
+        if self.peek.kind in ("number", "text") or self.peek.is_("true", "false"):
+            return self._take()
+        if self.peek.kind == "name":
+            shown = self.peek.shown
+            self._fail(self.peek.at, f"expected a value, got {shown}; write text in quotes, '{shown}'")
+        if self.peek.is_("null"):
+            self._fail(self.peek.at, "nothing equals null; write 'is null' or 'is not null'")
+        self._fail_at_token("a value")
+
+    def _values(self) -> list[Token]:
+        self._expect("(")
+        values = [self._value()]
+        while self._accept(","):
+            values.append(self._value())
+        self._expect(")")
+        return values
+
+    def _compare(self, column: Token, sign: str, value: Token) -> pc.Expression:
+        if column.value == LABELS:
+            if sign not in ("==", "!="):
+                self._fail(column.at, "labels are compared with =, !=, in and not in")
+            found = self._has_labels([value])
+            return found if sign == "==" else ~found
+        left, right = pc.field(column.value), pc.scalar(self._scalar(column, value))
+        if sign == "==":
+            return left == right
+        if sign == "!=":
+            return left != right
+        if pa.types.is_boolean(self._type(column)):
+            self._fail(column.at, f"column {column.value!r} holds booleans, which have no order")
+        if sign in ("<", "<="):
+            return left < right if sign == "<" else left <= right
+        return left > right if sign == ">" else left >= right
+
+    def _is_in(self, column: Token, values: list[Token]) -> pc.Expression:
+        if column.value == LABELS:
+            return self._has_labels(values)
+        kind = self._type(column)
+        scalars = []
+        for scalar in (self._scalar(column, value) for value in values):
+            try:
+                scalars.append(scalar.cast(kind))
+            except pa.ArrowInvalid:
+                continue  # 2.5 among whole numbers, 300 among bytes: equal to none of them
+        found = pc.field(column.value)
+        held = found.isin(pa.array([scalar.as_py() for scalar in scalars], kind))
+        # to Arrow a missing value is not among the others; here that is unknown, so that `not` keeps it out
+        return pc.if_else(found.is_valid(), held, pc.scalar(pa.scalar(None, pa.bool_())))
+
+    def _is_null(self, column: Token, negated: bool) -> pc.Expression:
+        if column.value == LABELS:
+            self._fail(column.at, "labels are compared with =, !=, in and not in")
+        found = pc.field(column.value)
+        return found.is_valid() if negated else found.is_null()
+
+    def _has_labels(self, values: list[Token]) -> pc.Expression:
+        labels = []
+        for token in values:
+            if token.kind != "number" or not isinstance(token.value, int):
+                self._fail(token.at, f"labels are class ids, whole numbers; got {token.shown}")
+            if not 0 <= token.value < (self.n_classes or 0):
+                self._fail(
+                    token.at,
+                    f"there is no label {token.value}: the index has {self.n_classes} classes, "
+                    f"0..{(self.n_classes or 0) - 1}",
+                )
+            labels.append(token.value)
+        name = f"labels {len(self.label_sets)}"
+        self.label_sets[name] = labels
+        return pc.field(name)
+
+    def _scalar(self, column: Token, value: Token) -> pa.Scalar:
+        """The value as Arrow compares it with the column; a mistake where the types do not fit."""
+        kind = self._type(column)
+        fits = {
+            "number": pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind),
+            "text": pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_temporal(kind),
+            "keyword": pa.types.is_boolean(kind),
+        }
+        if not fits[value.kind]:
+            self._fail(
+                value.at, f"column {column.value!r} holds {kind}, which cannot be compared with {value.shown}"
+            )
+        try:
+            if value.kind == "keyword":
+                return pa.scalar(value.value == "true")
+            return pa.scalar(value.value).cast(kind) if pa.types.is_temporal(kind) else pa.scalar(value.value)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OverflowError):
+            self._fail(
+                value.at, f"{value.shown} is not a value of column {column.value!r}, which holds {kind}"
+            )
+
+    def _fail_at_token(self, expected: str) -> NoReturn:
+        self._fail(self.peek.at, f"expected {expected}, got {self.peek.shown}")
+
+    def _fail(self, at: int, what: str) -> NoReturn:
+        start = max(0, at - 40)
+        around = self.text[start : at + 40]
+        raise IndexMismatch(f"where= at position {at}: {what}\n  {around}\n  {' ' * (at - start)}^")
+
+
+def _token(kind: str, shown: str, at: int) -> Token:
+    if kind == "number":
+        whole = re.fullmatch(r"[-+]?\d+", shown)
+        return Token("number", int(shown) if whole else float(shown), at, shown)
+    if kind == "text":
+        quote = shown[0]
+        return Token("text", shown[1:-1].replace(quote * 2, quote), at, shown)
+    if kind == "quoted":
+        return Token("name", shown[1:-1], at, shown)
+    if kind == "word" and shown.lower() in KEYWORDS:
+        return Token("keyword", shown.lower(), at, shown)
+    return Token("name" if kind == "word" else "sign", shown, at, shown)

@@ -1,0 +1,147 @@
+"""The evaluation of a run without labels: neighbour recall of its codes, and the page that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from hashnet import __version__
+from hashnet.data import feature_matrix
+from hashnet.errors import DataError
+from hashnet.io import storage
+from hashnet.metrics import (
+    NeighbourArtefact,
+    NeighbourReport,
+    VectorSample,
+    exact_neighbours,
+    neighbour_report,
+)
+from hashnet.reports.run_report import Card, MetricRow, Plot, write_figure
+from hashnet.reports.style import line_style, new_axes, render
+from hashnet.run import Run
+from hashnet.store import FeatureStore
+
+K, WITHIN = 10, 100
+MAX_QUERIES = 1000  # drawn where there are more: the interval says what the draw is worth
+SAMPLE = 1000  # rows whose distances are correlated
+BLOCK = 8192  # vectors read at once
+
+DEFINITIONS = {
+    "recall": (
+        "The share of a query's {k} nearest vectors (Euclidean) among the first {within} items by Hamming "
+        "distance, mean over queries; where items tie at the last rank, the mean over every order of them."
+    ),
+    "correlation": (
+        "Spearman's correlation of the Hamming and the Euclidean distances of a query to random items, mean "
+        "over queries; 1 is the same order."
+    ),
+    "interval": "95 % percentile bootstrap of the mean over queries (1,000 resamples, seeded).",
+}
+
+
+def write_neighbour_report(run: Run, made_from: Mapping[str, Any], seed: int = 0) -> str:
+    """Measures the run's codes and writes neighbours.json and report.html; returns the page's URI."""
+    artefact = NeighbourArtefact(run.report.uri)
+    if artefact.exists() and artefact.header().lineage == made_from:
+        report = artefact.open()
+    else:
+        report = measure_neighbours(run, seed)
+        artefact.write(report, made_from)
+    plot = Plot(
+        "neighbour-recall",
+        f"Recall of the {report.k} nearest vectors",
+        "Mean over queries, over the number of items retrieved by Hamming distance.",
+        _recall_figure(report),
+    )
+    page = render(
+        "run_page.html",
+        title=f"Evaluation of {run.name}",
+        subtitle=f"{report.n_queries:,} queries against {report.n_database:,} items, {report.n_bits}-bit "
+        "codes, no labels: codes are compared with the vectors they were made from.",
+        cards=_cards(report),
+        warnings=[],
+        figures=[(plot, write_figure(plot, run.report.uri))],
+        examples=[],
+        rows=_rows(report),
+        made_from_title="Made from",
+        made_from=[("run", run.name), *((n, str(v)) for n, v in made_from.items()), ("hashnet", __version__)],
+    )
+    uri = storage.join(run.report.uri, "report.html")
+    storage.write_bytes(uri, page.encode())
+    return uri
+
+
+def measure_neighbours(run: Run, seed: int = 0) -> NeighbourReport:
+    """Neighbour recall and distance correlation of the run's queries, MAX_QUERIES of them at most."""
+    store, queries = run.codes.open(), run.query_codes.open()
+    rng = np.random.default_rng(seed)
+    some = np.sort(rng.choice(len(queries), min(len(queries), MAX_QUERIES), replace=False))
+    rows = np.sort(rng.choice(len(store), min(len(store), SAMPLE), replace=False))
+    query_vectors = np.concatenate(list(_vectors(run, "query", queries.ids()[some])))
+    ids = store.ids()
+    truth = exact_neighbours(query_vectors, _vectors(run, "database", ids), min(K, len(store)))
+    sample = VectorSample(query_vectors, rows, np.concatenate(list(_vectors(run, "database", ids[rows]))))
+    return neighbour_report(queries.codes()[some], store.codes(), truth, WITHIN, sample=sample, seed=seed)
+
+
+def _vectors(run: Run, split: str, ids: np.ndarray) -> Iterator[np.ndarray]:
+    """Blocks of the vectors float32 (n, d) that belong to row ids int64 ascending.
+
+    Of a manifest of vectors, or of the features that encode_db wrote for pictures.
+    """
+    manifest = run.manifest.open(verify=False)
+    if manifest.modality == "features":
+        for first in range(0, len(ids), BLOCK):
+            for table in manifest.rows_by_id(ids[first : first + BLOCK], ["feature"]):
+                yield feature_matrix(table)
+        return
+    artefact = run.store("features", split)
+    if not artefact.exists():
+        raise DataError(
+            f"{run.uri} has no labels, and no vectors of its {split} pictures to compare the codes with; run "
+            f"jobs/encode_db.py run={run.uri} output=features split={split}, or add labels to the manifest"
+        )
+    for found, features, _ in FeatureStore.open(artefact.uri).blocks(BLOCK, labels=False):
+        yield features[np.isin(found, ids)]
+
+
+def _recall_figure(report: NeighbourReport) -> Any:
+    ax = new_axes()
+    ax.plot(report.ranks, report.recall_within, marker="o", markersize=4, **line_style(0))
+    ax.set_xscale("log")
+    ax.set(xlabel="N, items retrieved", ylabel=f"recall of the {report.k} nearest", ylim=(0, 1.02))
+    return ax
+
+
+def _cards(report: NeighbourReport) -> list[Card]:
+    low, high = report.recall_interval
+    chance = report.within / report.n_database
+    cards = [
+        Card(
+            f"recall@{report.k} within {report.within}",
+            f"{report.recall:.4f}",
+            f"95 % {low:.4f} – {high:.4f}",
+        ),
+        Card("chance", f"{chance:.4f}", "of a random order"),
+    ]
+    if report.correlation is not None and report.correlation_interval is not None:
+        low, high = report.correlation_interval
+        cards.append(
+            Card("distance correlation", f"{report.correlation:.4f}", f"95 % {low:.4f} – {high:.4f}")
+        )
+    return cards
+
+
+def _rows(report: NeighbourReport) -> list[MetricRow]:
+    says = DEFINITIONS["recall"].format(k=report.k, within="N")
+    rows = [
+        MetricRow(f"recall@{report.k} within {n:,}", f"{value:.4f}", says)
+        for n, value in zip(report.ranks, report.recall_within, strict=True)
+    ]
+    if report.correlation is not None:
+        rows.append(
+            MetricRow("distance correlation", f"{report.correlation:.4f}", DEFINITIONS["correlation"])
+        )
+    return [*rows, MetricRow("intervals", "95 %", DEFINITIONS["interval"])]

@@ -1,0 +1,228 @@
+"""IndexWriter: the single writer of a served index. Changes that arrive together are one commit.
+
+A change is acknowledged when the version that holds it is on disk. While one commit is written, further
+changes collect, and the next commit takes them all: many clients share one flush of the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from hashnet.errors import HashnetError, IdTaken, LineageMismatch
+from hashnet.server.batching import Batcher
+from hashnet.server.errors import ApiError
+from hashnet.server.settings import check_model
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+log = logging.getLogger(__name__)
+
+MAX_ROWS = 100_000  # of changes committed together
+COMPACT_ROWS, COMPACT_SHARE = (
+    10_000,
+    0.25,
+)  # rows added and removed since, above which an idle writer compacts
+
+
+@dataclass(frozen=True)
+class AddItems:
+    """Items to add: codes uint8 (n, bytes), ids int64 (n,), and class ids per item or None.
+
+    With ``upsert`` they replace the items that have these ids; without, an id that is taken is refused.
+    """
+
+    codes: np.ndarray
+    ids: np.ndarray
+    labels: list[list[int]] | None = None
+    upsert: bool = False
+    columns: pa.Table | None = None  # the user's, keys as "key"
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def of_slice(self, number: int, n: int) -> AddItems:
+        """The part that slice ``number`` of ``n`` owns."""
+        if n == 1:
+            return self
+        own = np.flatnonzero(self.ids % n == number)
+        labels = None if self.labels is None else [self.labels[row] for row in own]
+        columns = None if self.columns is None else self.columns.take(pa.array(own))
+        return replace(self, codes=self.codes[own], ids=self.ids[own], labels=labels, columns=columns)
+
+
+@dataclass(frozen=True)
+class RemoveItems:
+    """Items to remove: ids int64 (n,)."""
+
+    ids: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def of_slice(self, number: int, n: int) -> RemoveItems:
+        """The part that slice ``number`` of ``n`` owns."""
+        return self if n == 1 else RemoveItems(self.ids[self.ids % n == number])
+
+
+Change = AddItems | RemoveItems
+
+
+@dataclass(frozen=True)
+class Written:
+    """The index after a change."""
+
+    version: int
+    size: int
+
+
+class IndexWriter:
+    """Writes changes to the index in groups; each change is made whole or not at all.
+
+    ``uris`` are the slices of the index, most often one: item i belongs to number i % len(uris). ``lock`` is
+    held during a commit, for writers that share no lock on the index's storage.
+    """
+
+    def __init__(
+        self, *uris: str, model_sha256: str | None = None, lock: AbstractContextManager | None = None
+    ) -> None:
+        self.uris, self.model_sha256 = uris, model_sha256
+        self.lock = lock or nullcontext()
+        self._slices: list[Any] = []  # loaded with the first change
+        self._changes: Batcher[Change, Written] = Batcher(self.commit, max_rows=MAX_ROWS, name="write")
+
+    async def write(self, change: Change) -> Written:
+        """The index after the change, which is on disk; ApiError where it cannot be made."""
+        written = await self._changes.submit(change)
+        if self._changes.idle:
+            asyncio.get_running_loop().run_in_executor(self._changes.pool, self.compact_if_worthwhile)
+        return written
+
+    def commit(self, changes: Sequence[Change]) -> list[Written | HashnetError]:
+        """Makes the changes as one new version; an ApiError in place of one that cannot be made."""
+        try:
+            with self.lock, ExitStack() as stack:
+                drafts = [stack.enter_context(part.transaction()) for part in self.open()]
+                for draft, uri in zip(drafts, self.uris, strict=True):
+                    check_model(draft.lineage, self.model_sha256, uri)  # it may have been rebuilt
+                refused = [error for run in _runs(changes) for error in _try_together(drafts, run)]
+        except LineageMismatch as error:
+            return [ApiError("index_changed", str(error), 409)] * len(changes)
+        except HashnetError as error:
+            return [_storage_error(error)] * len(changes)
+        written = Written(sum(part.version for part in self._slices), sum(map(len, self._slices)))
+        return [error or written for error in refused]
+
+    def compact_if_worthwhile(self) -> bool:
+        """Merges rows added and removed since into the index proper, once they are many.
+
+        Searches go on meanwhile; a change that arrives waits.
+        """
+        loose = [part for part in self._slices if _is_loose(part.describe())]
+        if not loose:
+            return False
+        try:
+            with self.lock:
+                return any([part.compact() for part in loose])  # noqa: C419 - all of them
+        except HashnetError as error:  # another process wrote it, or the disk is full: some other time
+            log.warning("%s was not compacted: %s", ", ".join(self.uris), error)
+            return False
+
+    def open(self) -> list[Any]:
+        """The slices, loaded with the first call. They are not searched: no kernel is compiled for them."""
+        if not self._slices:
+            from hashnet.index import BinaryIndex
+
+            self._slices = [BinaryIndex.load(uri, engine="faiss") for uri in self.uris]
+        return self._slices
+
+
+def _is_loose(about: dict[str, Any]) -> bool:
+    loose = about["removed_rows"] + about["added_rows"]
+    return loose >= max(COMPACT_ROWS, COMPACT_SHARE * about["rows"])
+
+
+def _runs(changes: Sequence[Change]) -> list[list[Change]]:
+    """Neighbours that can be made as one change: of one kind, all with labels or all without."""
+
+    def kind(change: Change) -> tuple:
+        if isinstance(change, RemoveItems):
+            return (RemoveItems,)
+        return AddItems, change.upsert, change.labels is None, change.columns is None
+
+    return [list(run) for _, run in groupby(changes, kind)]
+
+
+def _try_together(drafts: list[Any], run: list[Change]) -> list[HashnetError | None]:
+    """Why each change of a run cannot be made, or None; one by one only where they cannot be made at once."""
+    if len(run) > 1 and getattr(run[0], "columns", None) is None and _try(drafts, _joined(run)) is None:
+        return [None] * len(run)
+    return [_try(drafts, change) for change in run]
+
+
+def _joined(run: list[Any]) -> Change:
+    ids = np.concatenate([change.ids for change in run])
+    if isinstance(run[0], RemoveItems):
+        return RemoveItems(ids)
+    labels = None if run[0].labels is None else [row for change in run for row in change.labels]
+    return AddItems(np.concatenate([change.codes for change in run]), ids, labels, run[0].upsert)
+
+
+def _try(drafts: list[Any], change: Change) -> HashnetError | None:
+    """Makes one change to the drafts of the slices' new versions; why it cannot be made, or None."""
+    try:
+        with ExitStack() as stack:  # an error leaves all of them as they were
+            for number, draft in enumerate(drafts):
+                part = change.of_slice(number, len(drafts))
+                if len(part):
+                    _apply(stack.enter_context(draft.transaction()), part)
+    except IdTaken as error:
+        return ApiError("id_taken", str(error), 409)
+    except HashnetError as error:
+        return ApiError.of(error) or error
+    return None
+
+
+def _apply(draft: Any, change: Change) -> None:
+    if isinstance(change, RemoveItems):
+        draft.remove(change.ids)
+        return
+    labels = _multi_hot(change, draft.n_classes)
+    write = draft.upsert if change.upsert else draft.add
+    write(change.codes, change.ids, labels, columns=change.columns)
+
+
+def _multi_hot(change: AddItems, n_classes: int | None) -> np.ndarray | None:
+    """uint8 (n, n_classes) of the items' labels."""
+    if change.labels is None:
+        return None
+    if n_classes is None:
+        raise ApiError("no_labels", "this index was built without labels; add the items without them")
+    multi_hot = np.zeros((len(change.ids), n_classes), dtype=np.uint8)
+    for row, labels in enumerate(change.labels):
+        if any(label >= n_classes for label in labels):
+            raise ApiError(
+                "unknown_label", f"item {int(change.ids[row])} has class {max(labels)}; there are {n_classes}"
+            )
+        multi_hot[row, labels] = 1
+    return multi_hot
+
+
+def _storage_error(error: HashnetError) -> HashnetError:
+    """507 where the disk is full: nothing of the group was written, and what was acknowledged is safe."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, OSError) and inner.errno in (errno.ENOSPC, errno.EDQUOT):
+            return ApiError("disk_full", "the server's disk is full; nothing was changed", 507)
+        inner = inner.__cause__
+    return ApiError.of(error) or error

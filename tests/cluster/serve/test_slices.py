@@ -1,0 +1,152 @@
+"""A server over slices of an index: the same hits, writes by owner, a slice that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.serve import Server
+from cluster.serve.slices import SlicedIndex, _merged, _without, build_slice, slice_folders
+from hashnet import BinaryIndex, Client, CodeStore
+from hashnet.errors import RequestRejected
+from hashnet.results import SearchResult
+from hashnet.server import SearchResponse, ServeConfig
+from tests.support.local_cluster import free_ports
+from tests.support.small_run import some_codes
+
+WRITE = "w" * 24
+pytestmark = pytest.mark.timeout(900)  # five processes start
+
+
+def test_slices_of_a_store_are_disjoint_and_complete(own_run: str) -> None:
+    store, whole = CodeStore.open(f"{own_run}/codes"), BinaryIndex.load(f"{own_run}/index")
+    folders = slice_folders(f"{own_run}/index", 3)
+    for number, folder in enumerate(folders):
+        build_slice(store, folder, number, 3)
+    slices = [BinaryIndex.load(folder) for folder in folders]
+    assert sorted(np.concatenate([part.ids() for part in slices]).tolist()) == whole.ids().tolist()
+    for number, part in enumerate(slices):
+        assert (part.ids() % 3 == number).all()
+        assert (part.codes(part.ids()) == whole.codes(part.ids())).all()
+        assert part.labels(part.ids()) == whole.labels(part.ids())
+    slices[0].remove(slices[0].ids()[:1])
+    build_slice(store, folders[0], 0, 3)  # what was changed since stays
+    assert BinaryIndex.load(folders[0]).version == slices[0].version == 2
+
+
+def test_merging_is_the_search_of_everything() -> None:
+    codes, queries = some_codes(500, n_bits=16), some_codes(20, n_bits=16, seed=1)
+    whole = BinaryIndex.from_arrays(codes)
+    slices = [BinaryIndex.from_arrays(codes[i::3], ids=np.arange(i, 500, 3)) for i in range(3)]
+    logits = np.random.default_rng(0).normal(size=(20, 16)).astype(np.float32)
+
+    def merge(search: Any, k: int | None) -> Any:
+        return _merged([SearchResponse(1, search(part)) for part in slices], k)
+
+    assert merge(lambda part: part.search(queries, k=7), 7) == whole.search(queries, k=7)
+    assert merge(lambda part: part.search_radius(queries, 3), None) == whole.search_radius(queries, 3)
+    assert merge(lambda part: part.search(logits=logits, k=7), 7) == whole.search(logits=logits, k=7)
+    own = np.arange(20)
+    hits = merge(lambda part: part.search(codes[:20], k=8), 8)
+    assert _without(hits, own, 7) == whole.search(codes[:20], k=7, exclude_self=own)
+    near = merge(lambda part: part.search_radius(codes[:20], 3), None)
+    assert _without(near, own, None) == whole.search_radius(codes[:20], 3, exclude_self=own)
+    few = _without(SearchResult(np.array([[5, 3, -1, -1]]), np.array([[0, 1, -1, -1]])), np.array([5]), 3)
+    assert isinstance(few, SearchResult)
+    assert few.ids.tolist() == [[3, -1, -1]]
+
+
+@pytest.fixture(scope="module")
+def server(own_ray: Any, run: str) -> Iterator[Server]:
+    from cluster.runtime import connection
+
+    connection.connect(num_cpus=3, object_store_memory=300_000_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("HASHNET_TOKEN", raising=False)
+        patch.setenv("HASHNET_WRITE_TOKEN", WRITE)
+        config = ServeConfig(run=run, port=free_ports(1)[0], slices=3, model="off", follow_s=0.2)
+        with Server(config) as started:
+            yield started
+
+
+def test_a_client_sees_no_difference(server: Server, run: str) -> None:
+    index, codes = BinaryIndex.load(f"{run}/index"), some_codes(700)
+    with Client(server.config.url, token=WRITE, retry_s=60) as client:
+        assert client.info()["size"] == len(index)
+        assert client.search(codes, k=10) == index.search(codes, k=10)
+        assert client.search(codes[:20], k=500) == index.search(codes[:20], k=500)
+        assert client.search_radius(codes[:50], radius=16) == index.search_radius(codes[:50], radius=16)
+        assert client.search(codes[:5], k=3, labels=[3, 5]) == index.search(
+            codes[:5], k=3, where={"labels": [3, 5]}
+        )
+        ids = index.ids()[:30]
+        expected = index.search(index.codes(ids), k=4, exclude_self=ids)
+        assert client.search(ids=ids, k=4, exclude_self=True) == expected
+        assert client.item(int(ids[3]))["labels"] == (index.labels(ids[3:4]) or [[]])[0]
+        with pytest.raises(RequestRejected, match="no id 99999"):
+            client.search(ids=[99_999])
+        new = np.arange(9000, 9007)
+        client.add(codes[:7], ids=new, labels=[[1]] * 7)
+        assert (client.search(codes[:7], k=1).ids[:, 0] == new).all()
+        assert client.item(9005)["labels"] == [1]
+        with pytest.raises(RequestRejected, match="already"):
+            client.add(codes[:3], ids=[9100, 9101, 9006])
+        assert client.info()["size"] == len(index) + 7  # nothing of it was added
+        client.remove(new)
+        assert client.search(codes[:7], k=5) == index.search(codes[:7], k=5)
+    kill_and_search(server, index, codes)
+
+
+def kill_and_search(server: Server, index: BinaryIndex, codes: np.ndarray) -> None:
+    """While a slice is gone requests wait or are refused; none is answered from the others alone."""
+    import ray
+
+    expected, wrong, stop = index.search(codes[:40], k=5), [], threading.Event()
+
+    def search() -> None:
+        with Client(server.config.url, retry_s=100) as client:
+            while not stop.is_set():
+                if client.search(codes[:40], k=5) != expected:
+                    wrong.append(1)
+
+    threads = [threading.Thread(target=search, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    named = ray.util.list_named_actors(all_namespaces=True)
+    victim = next(actor for actor in named if "#Slice1#" in actor["name"])
+    ray.kill(ray.get_actor(victim["name"], namespace=victim["namespace"]), no_restart=True)
+    with Client(server.config.url, retry_s=100) as client:
+        for _ in range(3):
+            assert client.search(codes[:40], k=5) == expected
+    stop.set()
+    for thread in threads:
+        thread.join(120)
+    assert wrong == []
+
+
+def test_a_slice_that_does_not_come_back_is_named() -> None:
+    class Gone:
+        class call:  # noqa: N801 - as a Serve handle has it
+            @staticmethod
+            async def remote(*arguments: Any) -> Any:
+                from ray.exceptions import RayActorError
+
+                raise RayActorError
+
+    class Here(Gone):
+        class call:  # noqa: N801
+            @staticmethod
+            async def remote(*arguments: Any) -> Any:
+                return None
+
+    from hashnet.server import ApiError
+
+    index = SlicedIndex([Here(), Gone()], timeout_s=1.0)
+    with pytest.raises(ApiError, match="slice 1 of 2") as caught:
+        asyncio.run(index.info())
+    assert caught.value.status == 503

@@ -1,0 +1,195 @@
+"""Near-duplicates on a real Ray: the files of one process, whatever the workers and crashes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import numpy as np
+import pytest
+
+from cluster import dedup
+from cluster.dedup import DedupConfig, find_duplicates
+from hashnet.cli.entry import main
+from hashnet.data import Manifest
+from hashnet.dedup import BlockTask, DuplicatesArtefact
+from hashnet.errors import DataError, FormatError, LineageMismatch
+from hashnet.store import write_store
+from tests.support.picture_run import make_picture_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with 3,000 codes in shards of 250."""
+    folder = tmp_path_factory.mktemp("dedup") / "run"
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256, (400, 8), dtype=np.uint8)[rng.integers(0, 400, 3000)]
+    codes[:, 0] ^= (1 << rng.integers(0, 8, 3000)).astype(np.uint8)
+    write_store(str(folder / "codes"), codes, rows_per_shard=250)
+    return folder
+
+
+def files_of(folder) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.parquet")}
+
+
+def test_tasks_on_ray_write_the_files_of_one_process(run, ray_local, tmp_path, monkeypatch):
+    config = DedupConfig(run=str(run), out=str(tmp_path / "ray"), rows_per_block=1000, figures=False)
+    told = find_duplicates(config)
+    assert len(list((tmp_path / "ray" / "pairs").iterdir())) == 6
+    monkeypatch.setattr(dedup, "_run_tasks", lambda tasks: (task.run() for task in tasks))
+    here = find_duplicates(
+        DedupConfig(run=str(run), out=str(tmp_path / "here"), rows_per_block=1000, figures=False)
+    )
+    assert files_of(tmp_path / "ray") == files_of(tmp_path / "here")
+    assert {**told, "duplicates": 0, "seconds": 0} == {**here, "duplicates": 0, "seconds": 0}
+
+
+def test_it_goes_on_where_it_was(run, ray_local, tmp_path, monkeypatch):
+    config = DedupConfig(run=str(run), out=str(tmp_path / "out"), rows_per_block=1000, figures=False)
+    whole, done = dedup._run_tasks, []
+
+    def watched(tasks):
+        for record in whole(tasks):
+            done.append(record.name)
+            yield record
+            if len(done) == 2:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(dedup, "_run_tasks", watched)
+    with pytest.raises(KeyboardInterrupt):
+        find_duplicates(config)
+    assert not (tmp_path / "out" / "duplicates.json").exists()
+    kept = {path.stem for path in (tmp_path / "out" / "_records").iterdir()}
+    find_duplicates(config)
+    assert len(set(done)) >= 6 - len(kept)
+    assert not set(done[2:]) & (kept & set(done[:2]))  # what was finished is not joined again
+    reference = tmp_path / "reference"
+    monkeypatch.setattr(dedup, "_run_tasks", whole)
+    find_duplicates(DedupConfig(run=str(run), out=str(reference), rows_per_block=1000, figures=False))
+    assert files_of(tmp_path / "out") == files_of(reference)
+
+
+def test_the_job_prints_one_json_line(run, python, repo, tmp_path):
+    words = [f"run={run}", "radius=1", f"out={tmp_path / 'out'}"]
+    done = subprocess.run(
+        [python, "jobs/dedup.py", *words], cwd=repo, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["n_rows"] == 3000
+    assert told["n_removed"] > 100
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_one_task_starts_no_ray(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(dedup.connection, "connect", lambda: pytest.fail("no Ray is needed"))
+    threads = []
+    real = BlockTask.run
+    monkeypatch.setattr(BlockTask, "run", lambda task, n=None: threads.append(n) or real(task, n))
+    find_duplicates(DedupConfig(run=str(run), out=str(tmp_path / "out"), figures=False))
+    assert threads == [None]  # all cores
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return make_picture_run(tmp_path_factory.mktemp("pictures"))
+
+
+def test_the_summary_the_clusters_and_the_page(pictures, tmp_path):
+    out = tmp_path / "out"
+    told = find_duplicates(DedupConfig(run=pictures.uri, radius=2, out=str(out), keep="largest"))
+    assert (told["n_rows"], told["n_clusters"], told["n_near"], told["n_removed"]) == (24, 3, 7, 4)
+    assert told["n_pairs"] == 3 + 1 + 1
+    table = DuplicatesArtefact(str(out)).open().clusters()
+    kept = dict(zip(table["row_id"].to_pylist(), table["representative"].to_pylist(), strict=True))
+    assert kept == {0: 0, 20: 0, 21: 0, 5: 5, 22: 5, 7: 23, 23: 23}  # the larger copy stays
+    text = (out / "report.html").read_text(encoding="utf-8")
+    assert told["page"] == str(out / "report.html")
+    assert "3 items, cluster 0" in text
+    assert text.count("data:image/") == 7
+    assert text.count('<li class="item kept">') == 3
+    assert "<script" not in text
+    again = find_duplicates(DedupConfig(run=pictures.uri, radius=2, out=str(out), keep="largest"))
+    assert {**told, "seconds": 0} == {**again, "seconds": 0}
+
+
+def test_radius_and_keep_are_part_of_what_is_up_to_date(pictures, tmp_path):
+    out = str(tmp_path / "out")
+    assert find_duplicates(DedupConfig(run=pictures.uri, radius=0, out=out, figures=False))["n_removed"] == 2
+    assert find_duplicates(DedupConfig(run=pictures.uri, radius=1, out=out, figures=False))["n_removed"] == 3
+    assert (
+        find_duplicates(DedupConfig(run=pictures.uri, radius=1, out=out, figures=False, keep="row_id"))[
+            "page"
+        ]
+        is None
+    )
+    kept = DuplicatesArtefact(out).open().clusters()["representative"].to_pylist()
+    assert max(kept) == 23  # the greatest value of the column
+
+
+def test_the_cleaned_manifest(pictures, tmp_path, capsys):
+    find_duplicates(DedupConfig(run=pictures.uri, out=str(tmp_path / "found"), figures=False))
+    out = str(tmp_path / "clean.parquet")
+    words = ["dataset", "drop-duplicates", pictures.manifest.uri, str(tmp_path / "found"), "--out", out]
+    assert main(words) == 0
+    clean, before = Manifest.open(out), Manifest.open(pictures.manifest.uri)
+    stays = [row for row in range(24) if row not in (20, 21, 22, 23)]
+    uris = before.read(columns=["uri"])["uri"].to_pylist()
+    assert clean.read(columns=["uri"])["uri"].to_pylist() == [uris[row] for row in stays]
+    assert clean.read(columns=["splits"]).equals(before.read(columns=["splits"]).take(stays).combine_chunks())
+    assert clean.row_ids().tolist() == list(range(20))
+    assert clean.source["name"] == "drop_duplicates"
+    assert main(words) == 2
+    assert "exists" in capsys.readouterr().err
+
+
+def test_another_manifest_is_refused(pictures, tmp_path, capsys):
+    find_duplicates(DedupConfig(run=pictures.uri, out=str(tmp_path / "found"), figures=False))
+    clean = str(tmp_path / "clean.parquet")
+    assert (
+        main(["dataset", "drop-duplicates", pictures.manifest.uri, str(tmp_path / "found"), "--out", clean])
+        == 0
+    )
+    again = str(tmp_path / "again.parquet")
+    assert main(["dataset", "drop-duplicates", clean, str(tmp_path / "found"), "--out", again]) == 2
+    assert "names row 23, but" in capsys.readouterr().err
+
+
+def test_leakage(pictures, tmp_path):
+    queries = pictures.codes.open().codes()[[0, 5, 11]].copy()
+    queries[2] ^= 255  # far from everything
+    write_store(pictures.query_codes.uri, queries, ids=np.array([0, 5, 11]), overwrite=True)
+    told = find_duplicates(DedupConfig(run=pictures.uri, against="query"))
+    assert told["duplicates"] == pictures.leakage.uri
+    found = pictures.leakage.open()
+    assert found.removed().tolist() == [0, 5, 20, 21, 22]
+    assert told["n_near"] == told["n_removed"] == 5
+    assert "Leakage in" in (tmp_path.parent / told["page"]).read_text(encoding="utf-8")
+
+
+def test_bad_input_is_told(pictures, tmp_path):
+    def check(error, words, **settings):
+        with pytest.raises(error, match=words):
+            find_duplicates(
+                DedupConfig(run=pictures.uri, out=str(tmp_path / "out"), figures=False, **settings)
+            )
+
+    rng = np.random.default_rng(0)
+    other = write_store(str(tmp_path / "other"), rng.integers(0, 256, (5, 8), dtype=np.uint8))
+    check(LineageMismatch, "32 bits", against=other.uri)
+    models = [
+        write_store(
+            str(tmp_path / name),
+            rng.integers(0, 256, (5, 4), dtype=np.uint8),
+            lineage={"model_sha256": name * 8},
+        )
+        for name in ("aa", "bb")
+    ]
+    with pytest.raises(LineageMismatch, match="two models"):
+        find_duplicates(
+            DedupConfig(run=pictures.uri, codes=models[0].uri, against=models[1].uri, out=str(tmp_path / "x"))
+        )
+    check(FormatError, "not a store", against=str(tmp_path / "none"))
+    check(DataError, "no such column", keep="sharpness")
+    check(DataError, "not numbers", keep="uri")

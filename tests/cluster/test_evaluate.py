@@ -1,0 +1,247 @@
+"""Evaluation on a real Ray: the report of a plain local call, whatever the tasks, shards and crashes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+import hashnet
+from cluster import evaluate as evaluation
+from cluster.encode.job import EncodeConfig, encode_database
+from cluster.evaluate import EvaluateConfig, Evaluation, evaluate_run
+from cluster.runtime import connection
+from hashnet import Encoder, EvalReport, Manifest
+from hashnet.data.columns import feature_matrix
+from hashnet.data.writer import SourceRows, write_manifest
+from hashnet.errors import FormatError, LineageMismatch
+from hashnet.io import events
+from hashnet.metrics import QueryMeasures
+from hashnet.models.bundle import save_bundle
+from hashnet.models.hash_model import build_model
+
+DATABASE, QUERY = 4, 2
+N, CLASSES = 2400, 6
+
+
+def feature_rows(n: int, labelled: bool = True) -> SourceRows:
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(CLASSES, 12)) * 2
+    classes = rng.integers(0, CLASSES, n)
+    values = (centres[classes] + rng.normal(size=(n, 12))).astype(np.float32)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 12)
+    table = pa.table({"feature": column})
+    lists = [
+        sorted({int(c), int(c + 1) % CLASSES} if i % 5 == 0 else {int(c)}) for i, c in enumerate(classes)
+    ]
+    labels = pa.array(lists, pa.list_(pa.int32())) if labelled else None
+    return SourceRows(
+        n,
+        lambda a, b: table[a:b],
+        modality="features",
+        labels=labels,
+        n_classes=CLASSES if labelled else None,
+        n_features=12,
+    )
+
+
+def make_run(folder, labelled: bool = True) -> str:
+    flags = np.where(np.arange(N) % 4 == 0, QUERY, DATABASE).astype(np.uint8)
+    write_manifest(str(folder / "manifest.parquet"), feature_rows(N, labelled), flags)
+    torch.manual_seed(0)
+    save_bundle(str(folder / "model"), build_model("features", 24, n_features=12))
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def _on_tasks(monkeypatch):
+    """The runs here are small enough for one process, which a test of its own covers."""
+    monkeypatch.setattr(evaluation, "LOCAL_PAIRS", 0)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, ray_local):
+    """A run whose database is encoded in shards of 200 rows."""
+    folder = make_run(tmp_path_factory.mktemp("evaluation") / "run")
+    encode_database(EncodeConfig(run=folder, rows_per_shard=200, device="cpu", compile=False))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(run) -> EvalReport:
+    """What one process says, from the manifest and the model alone."""
+    manifest, encoder = Manifest.open(run + "/manifest.parquet"), Encoder.load(run + "/model", "cpu-eager")
+    codes = {name: encoder.encode(feature_matrix(manifest.read(name))) for name in ("query", "database")}
+    return hashnet.evaluate(
+        codes["query"],
+        manifest.labels("query"),
+        codes["database"],
+        manifest.labels("database"),
+        k=100,
+        database_ids=manifest.row_ids("database"),
+    )
+
+
+@pytest.mark.parametrize(("rows_per_task", "range_bytes"), [(10_000, 64 << 20), (150, 64 << 20), (500, 1)])
+def test_report_does_not_depend_on_tasks(run, expected, tmp_path, monkeypatch, rows_per_task, range_bytes):
+    # 1, 9 and 4 groups of shards (9 are folded first), and 1 or 3 ranges of queries
+    monkeypatch.setattr(evaluation, "RANGE_BYTES", range_bytes)
+    out = str(tmp_path / "report")
+    config = EvaluateConfig(run=run, k=100, out=out, rows_per_task=rows_per_task, figures=False)
+    result = evaluate_run(config)
+    assert EvalReport.load(out + "/report.json") == expected
+    assert result["map"] == expected.map
+    assert result["n_queries"] == 600
+    assert not list((tmp_path / "report").glob("parts-*"))
+
+
+def test_report_does_not_depend_on_shards(run, expected, tmp_path):
+    codes = str(tmp_path / "codes")
+    encode_database(EncodeConfig(run=run, out=codes, rows_per_shard=777, device="cpu", compile=False))
+    evaluate_run(EvaluateConfig(run=run, codes=codes, k=100, out=str(tmp_path / "report"), figures=False))
+    assert EvalReport.load(str(tmp_path / "report" / "report.json")) == expected
+
+
+def test_few_comparisons_need_no_ray_and_give_the_same_report(run, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluation, "LOCAL_PAIRS", 1 << 30)
+    monkeypatch.setattr(evaluation, "RANGE_BYTES", 1)
+    monkeypatch.setattr(connection, "connect", lambda: pytest.fail("Ray was started"))
+    evaluate_run(EvaluateConfig(run=run, k=100, rows_per_task=200, out=str(tmp_path), figures=False))
+    assert EvalReport.load(str(tmp_path / "report.json")) == expected
+
+
+def test_it_goes_on_where_it_was(run, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluation, "RANGE_BYTES", 1)
+    out = tmp_path / "report"
+    config = EvaluateConfig(run=run, k=100, out=str(out), figures=False)
+    whole, counted = evaluation.run_ranges, []
+
+    def watched(*args):
+        for span, blocks in whole(*args):
+            counted.append(span)
+            yield span, blocks
+
+    def stopping(*args):
+        yield next(watched(*args))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation, "run_ranges", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_run(config)
+    assert not (out / "report.json").exists()
+    assert len(list(out.glob("parts-*/*"))) == 1
+    monkeypatch.setattr(evaluation, "run_ranges", watched)
+    with monkeypatch.context() as patch:  # everything is counted, but the report is not written yet
+        patch.setattr(evaluation, "build_report", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            evaluate_run(config)
+    assert len(list(out.glob("parts-*/*"))) == 3
+    evaluate_run(config)
+    assert not list(out.glob("parts-*"))
+    assert sorted(counted) == [(0, 256), (256, 512), (512, 600)]  # none of them twice
+    assert EvalReport.load(str(out / "report.json")) == expected
+    evaluate_run(config)  # finished: nothing is counted again
+    assert len(counted) == 3
+    evaluate_run(replace(config, k=50))  # other settings: everything is
+    assert len(counted) == 6
+    assert EvalReport.load(str(out / "report.json")).k == 50
+
+
+def test_k_none_ranks_the_whole_database(run, tmp_path):
+    result = evaluate_run(EvaluateConfig(run=run, k=None, out=str(tmp_path / "report"), figures=False))
+    assert result["k"] == result["n_database"] == 1800
+
+
+def test_codes_of_another_model_are_refused(run, tmp_path):
+    torch.manual_seed(1)
+    other = str(tmp_path / "model")
+    save_bundle(other, build_model("features", 24, n_features=12))
+    with pytest.raises(LineageMismatch, match="encode the database with this model"):
+        evaluate_run(EvaluateConfig(run=run, model=other, query_codes=str(tmp_path / "q"), figures=False))
+
+
+def test_a_run_without_labels_is_measured_by_its_vectors(ray_local, tmp_path):
+    folder = make_run(tmp_path / "run", labelled=False)
+    encode_database(EncodeConfig(run=folder, rows_per_shard=500, device="cpu", compile=False))
+    told = evaluate_run(EvaluateConfig(run=folder))
+    manifest, encoder = (
+        Manifest.open(folder + "/manifest.parquet"),
+        Encoder.load(folder + "/model", "cpu-eager"),
+    )
+    vectors = {name: feature_matrix(manifest.read(name)) for name in ("query", "database")}
+    codes = {name: encoder.encode(values) for name, values in vectors.items()}
+    recalls = []
+    for vector, code in zip(vectors["query"], codes["query"], strict=True):
+        nearest = np.argsort(((vectors["database"] - vector) ** 2).sum(axis=1))[:10]
+        distances = np.bitwise_count(codes["database"] ^ code).sum(axis=1).astype(int)
+        nearer = np.array([(distances < d).sum() for d in distances[nearest]])
+        tied = np.array([(distances == d).sum() for d in distances[nearest]])
+        recalls.append(np.clip((100 - nearer) / tied, 0, 1).mean())
+    assert told["recall"] == pytest.approx(np.mean(recalls))
+    assert (told["n_queries"], told["k"], told["within"]) == (600, 10, 100)
+    assert f"{told['recall']:.4f}" in (tmp_path / "run" / "report" / "report.html").read_text()
+    assert evaluate_run(EvaluateConfig(run=folder))["recall"] == told["recall"]
+
+
+def test_a_run_without_codes_says_so(ray_local, tmp_path):
+    with pytest.raises(FormatError):
+        evaluate_run(EvaluateConfig(run=make_run(tmp_path / "run"), figures=False))
+
+
+def test_figures_and_page(run, tmp_path):
+    out = tmp_path / "report"
+    result = evaluate_run(EvaluateConfig(run=run, k=100, out=str(out)))
+    assert result["page"] == str(out / "report.html")
+    text = (out / "report.html").read_text(encoding="utf-8")
+    assert f"{result['map']:.4f}" in text
+    assert (out / "figures" / "precision-recall.png").exists()
+
+
+def test_the_job_prints_one_json_line(run, expected, python, repo):
+    done = subprocess.run(
+        [python, "jobs/evaluate.py", f"run={run}", "k=100", "figures=false"],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["map"] == expected.map
+    assert result["report"] == run + "/report/report.json"
+
+
+def test_the_job_tells_mistakes_in_a_sentence(run, python, repo):
+    done = subprocess.run(
+        [python, "jobs/evaluate.py", f"run={run}", "k=0", "devise=cpu"],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "must be at least 1" in done.stderr
+    assert "did you mean 'device'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_evaluation_reports_each_range_of_queries(monkeypatch, tmp_path):
+    told = []
+    monkeypatch.setattr(events, "event", lambda message, **fields: told.append({"event": message, **fields}))
+    spans = [(0, 64), (64, 100)]
+    monkeypatch.setattr(connection, "connect", lambda: None)
+    monkeypatch.setattr(evaluation, "query_ranges", lambda n, k: spans)
+    monkeypatch.setattr(evaluation, "shard_groups", lambda store, rows: [])
+    monkeypatch.setattr(evaluation, "run_ranges", lambda *_: iter([(span, []) for span in spans]))
+    monkeypatch.setattr(QueryMeasures, "dump_blocks", lambda blocks: b"{}")
+    monkeypatch.setattr(QueryMeasures, "load_blocks", lambda data: [])
+    monkeypatch.setattr(QueryMeasures, "concatenate", list)
+    config = EvaluateConfig(run=str(tmp_path / "demo"))
+    queries = Evaluation(store=(), codes=range(100), labels=None, k=10, seed=0, device="cpu")
+    evaluation._measure_all(config, queries, {})
+    about = {"event": "queries measured", "stage": "evaluate", "run": "demo"}
+    assert told == [{**about, "first": 0, "stop": 64}, {**about, "first": 64, "stop": 100}]

@@ -1,0 +1,128 @@
+"""Codes from elsewhere: the conventions and files of other libraries."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hashnet import BinaryIndex, CodeStore
+from hashnet.cli.entry import main
+from hashnet.errors import DataError
+from hashnet.store import CodesOptions, import_codes
+
+N, D = 300, 64
+
+
+@pytest.fixture(scope="module")
+def vectors() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((N, D)).astype(np.float32)
+
+
+def bits(vectors: np.ndarray) -> list[list[int]]:
+    """The oracle: bit j of a row is 1 where its value is positive, first bit first."""
+    rows = []
+    for vector in vectors:
+        text = "".join("1" if value > 0 else "0" for value in vector)
+        rows.append([int(text[i : i + 8], 2) for i in range(0, len(text), 8)])
+    return rows
+
+
+@pytest.mark.parametrize("convention", ["packed", "ubinary", "binary", "signs", None])
+def test_numpy_in_every_convention(tmp_path, vectors, convention):
+    packed = np.packbits(vectors > 0, axis=1)  # as sentence-transformers does
+    values = {
+        "binary": (packed.astype(np.int16) - 128).astype(np.int8),
+        "signs": np.where(vectors > 0, 1, -1).astype(np.int8),
+    }.get(convention or "binary", packed)
+    np.save(tmp_path / "codes.npy", values)
+    np.save(tmp_path / "ids.npy", np.arange(N)[::-1] * 10)
+    np.save(tmp_path / "labels.npy", np.arange(N) % 4)
+    options = CodesOptions(
+        path=str(tmp_path / "codes.npy"), ids=str(tmp_path / "ids.npy"), labels=str(tmp_path / "labels.npy"),
+        convention=convention, rows_per_shard=128,
+    )  # fmt: skip
+    store = import_codes(options, str(tmp_path / "codes"))
+    assert store.codes().tolist() == bits(vectors)[::-1]
+    assert store.ids().tolist() == [10 * i for i in range(N)]
+    assert store.labels().argmax(1).tolist() == [i % 4 for i in range(N)][::-1]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.binary(8), pa.binary(), pa.list_(pa.uint8()), pa.list_(pa.uint8(), 8), pa.list_(pa.int8())]
+)
+def test_parquet_columns_of_every_type(tmp_path, vectors, kind):
+    rows = np.packbits(vectors > 0, axis=1)
+    if pa.types.is_list(kind) and kind.value_type == pa.int8():
+        rows = (rows.astype(np.int16) - 128).astype(np.int8)
+    values = [row.tobytes() for row in rows] if "binary" in str(kind) else rows.tolist()
+    table = pa.table(
+        {
+            "embedding": pa.array(values, kind),
+            "number": np.arange(N) + 5,
+            "url": [f"https://a.example/{i}" for i in range(N)],
+            "class": [("cat", "dog")[i % 2] for i in range(N)],
+            "year": 2000 + np.arange(N) % 7,
+        }
+    )
+    for part in range(2):
+        pq.write_table(table.slice(part * 150, 150), tmp_path / f"part-{part}.parquet")
+    options = CodesOptions(
+        path=f"{tmp_path}/part-{{0..1}}.parquet", id="number", key="url", label="class", columns=["year"]
+    )
+    store = import_codes(options, str(tmp_path / "codes"))
+    assert store.codes().tolist() == bits(vectors)
+    assert store.ids()[0] == 5
+    assert store.columns == ("key", "year")
+    assert store.read(["key", "year"]).to_pylist()[8] == {"key": "https://a.example/8", "year": 2001}
+    assert store.labels().argmax(1).tolist() == [i % 2 for i in range(N)]
+    found = BinaryIndex.build(store).search(store.codes()[:3], 1)
+    assert found.distances.ravel().tolist() == [0, 0, 0]
+
+
+def test_the_command_line(tmp_path, vectors, capsys):
+    np.savez(tmp_path / "e.npz", codes=np.packbits(vectors > 0, axis=1), labels=np.arange(N) % 3)
+    words = ["dataset", "codes", str(tmp_path / "e.npz"), "--out", str(tmp_path / "codes"), "--json"]
+    assert main(words) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert (about["rows"], about["n_bits"], about["n_classes"]) == (N, D, 3)
+    assert CodeStore.open(about["codes"]).sha256 == about["sha256"]
+    assert main(words) == 2
+    assert "holds a store already" in capsys.readouterr().err
+    assert main([*words, "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "sentence"),
+    [
+        (np.ones((3, 8), np.int8), {}, "holds only -1, 0 and 1"),
+        (np.ones((3, 8), np.float32), {}, "holds float32; codes are uint8"),
+        (np.ones(3, np.uint8), {}, r"must have shape \(n, bytes\)"),
+        (np.ones((3, 8), np.uint8), {"convention": "binary"}, "holds uint8; codes are"),
+        (np.ones((3, 8), np.uint8), {"key": "url"}, "key names a column, and .* is not Parquet"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, values, options, sentence):
+    np.save(tmp_path / "codes.npy", values)
+    with pytest.raises(DataError, match=sentence):
+        import_codes(CodesOptions(path=str(tmp_path / "codes.npy"), **options), str(tmp_path / "codes"))
+    assert not (tmp_path / "codes").exists()
+
+
+def test_mistakes_in_parquet_are_named(tmp_path):
+    path = tmp_path / "rows.parquet"
+
+    def refused(columns, **options):
+        pq.write_table(pa.table(columns), path)
+        with pytest.raises(DataError) as caught:
+            import_codes(CodesOptions(path=str(path), **options), str(tmp_path / "codes"))
+        return str(caught.value)
+
+    assert "has no column code or codes or embedding" in refused({"x": [1]})
+    assert "codes of 1 and of 2 values" in refused({"code": pa.array([[1], [1, 2]], pa.list_(pa.uint8()))})
+    assert "row 1 has no code" in refused({"code": pa.array([b"a", None])})
+    assert "has no column 'url'" in refused({"code": pa.array([b"a"])}, key="url")
+    assert "both have id 'k'" in refused({"code": pa.array([b"a", b"b"]), "url": ["k", "k"]}, key="url")
