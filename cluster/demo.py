@@ -229,11 +229,9 @@ def command(name: str) -> str:
 
 def _show(run: str, report: str) -> None:
     """Opens the report, then the search page, which is served until Ctrl-C."""
-    import ray
-
     from cluster.serve import serve_run
     from hashnet.server import ServeConfig
 
     webbrowser.open(f"file://{storage.resolve(report)[1]}")
-    ray.shutdown()  # the server starts a Ray with its own settings
+    connection.disconnect()  # the server starts a Ray with its own settings
     serve_run(ServeConfig(run=run), when_up=webbrowser.open)

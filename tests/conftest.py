@@ -72,8 +72,8 @@ def ray_local():
     connect()
     deadline = time.monotonic() + 10  # what the module before left behind goes, or Ray does
     while ray.available_resources().get("CPU") != 2:
-        if time.monotonic() > deadline:
-            ray.shutdown()
+        if connection.resources().get("CPU") != 2 or time.monotonic() > deadline:
+            connection.disconnect()
             connect()
             break
         time.sleep(0.1)
@@ -85,9 +85,11 @@ def own_ray():
     """No Ray runs in this process before the module's tests, nor after."""
     import ray
 
-    ray.shutdown()
+    from cluster.runtime import connection
+
+    connection.disconnect()
     yield ray
-    ray.shutdown()
+    connection.disconnect()
 
 
 @pytest.fixture(scope="module")

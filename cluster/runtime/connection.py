@@ -67,6 +67,7 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
 
     if ray.is_initialized():
         return
+    _forget_last_ray()  # whoever used it may have called ray.shutdown alone
     ray_internals.quiet_authentication()
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
     options = {"logging_level": logging.WARNING, "log_to_driver": True}
@@ -97,8 +98,6 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
         )
     if on_terminate != signal.SIG_DFL and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_terminate)  # ray.init replaced the job's handler
-    if _monitor is not None:
-        _monitor.stop()
     _monitor = NodeMonitor(in_cluster=bool(address))
     _monitor.start()
     if (log := console.log_stream()) is not None:
@@ -106,6 +105,23 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     logging.getLogger("ray.train").setLevel(logging.WARNING)
     logging.getLogger("ray.tune").setLevel(logging.WARNING)
+
+
+def disconnect() -> None:
+    """Leaves the cluster, or ends the Ray that was started here; ``connect`` may follow."""
+    import ray
+
+    _forget_last_ray()
+    ray.shutdown()
+
+
+def _forget_last_ray() -> None:
+    """Ends what this process keeps about a Ray beyond ``ray.shutdown``: the monitor, and Serve's client."""
+    global _monitor
+    if _monitor is not None:
+        _monitor.stop()
+        _monitor = None
+    ray_internals.forget_serve_client()
 
 
 def node_changes() -> NodeChanges | None:
@@ -194,6 +210,8 @@ class NodeMonitor(threading.Thread):
         return console.log_stream() is not None and ray_internals.head_address() == head
 
     def _try_update(self) -> None:
+        if not ray_internals.connected() or ray_internals.head_address() != self._head:
+            return  # the nodes of another Ray say nothing about this one's
         try:
             self.update()
         except Exception as error:  # a cluster that is going away must not add a stack trace

@@ -129,6 +129,15 @@ def serve_client() -> Any:
     return _get_global_client(raise_if_no_controller_running=False)
 
 
+def forget_serve_client() -> None:
+    """Makes Serve look for its controller again, for whoever connects to another Ray in the same process.
+
+    Serve 2.60 keeps its client while the job id is the same, and every local Ray calls its first job 01.
+    """
+    if (context := sys.modules.get("ray.serve.context")) is not None:
+        context._disconnect()
+
+
 def keep_replica_on_loopback() -> None:
     """Lets a Serve replica's own gRPC server listen on loopback where its node does.
 

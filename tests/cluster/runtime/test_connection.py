@@ -59,6 +59,17 @@ def test_a_node_that_goes_is_not_called_lost_and_counted_all_the_same(monkeypatc
     assert (summary["nodes"], summary["lost"], summary["joined"]) == (2, 1, 0)
 
 
+def test_the_nodes_of_another_ray_are_not_taken_for_changes(monkeypatch, caplog):
+    monkeypatch.setattr(ray_internals, "connected", lambda: True)
+    monkeypatch.setattr(ray_internals, "head_address", lambda: ("127.0.0.1", 1))
+    monkeypatch.setattr(connection, "node_names", lambda: {"a": "cpu-1"})
+    monitor = NodeMonitor()
+    monkeypatch.setattr(ray_internals, "head_address", lambda: ("127.0.0.1", 2))
+    monkeypatch.setattr(connection, "node_names", lambda: {"b": "cpu-1"})
+    assert monitor.stop().events == []
+    assert caplog.messages == []
+
+
 @pytest.fixture
 def lost_head(monkeypatch):
     """The address of a head that is gone, and no patience."""

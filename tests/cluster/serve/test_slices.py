@@ -62,10 +62,22 @@ def test_merging_is_the_search_of_everything() -> None:
 
 
 @pytest.fixture(scope="module")
-def server(own_ray: Any, run: str) -> Iterator[Server]:
+def second_ray(own_ray: Any) -> Any:
+    """A Ray in a process that has used Serve on another one: to Serve they look alike, jobs 01 of both."""
+    from ray import serve
+
     from cluster.runtime import connection
 
+    connection.connect(num_cpus=1, object_store_memory=100_000_000)
+    serve.start(proxy_location="Disabled")
+    assert serve.status().applications == {}
+    own_ray.shutdown()
     connection.connect(num_cpus=3, object_store_memory=300_000_000)
+    return own_ray
+
+
+@pytest.fixture(scope="module")
+def server(second_ray: Any, run: str) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("HASHNET_TOKEN", raising=False)
         patch.setenv("HASHNET_WRITE_TOKEN", WRITE)
