@@ -5,7 +5,7 @@ SHELL := /bin/bash
 
 VENV ?= .venv
 PYTHON ?= python3
-EXTRA ?= cpu
+EXTRA ?= cluster
 VENV_DIR := $(abspath $(VENV))
 BIN := $(VENV_DIR)/bin
 # What was installed, by content, in the stamp's name: nothing is installed again while these files stay the same.

@@ -44,11 +44,18 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
+    if name not in _HOME and name not in _MODULES:
+        raise AttributeError(f"module 'hashnet' has no attribute {name!r}")
+    try:
+        if name in _MODULES:
+            return importlib.import_module(f"hashnet.{name}")
         return getattr(importlib.import_module(_HOME[name]), name)
-    if name in _MODULES:
-        return importlib.import_module(f"hashnet.{name}")
-    raise AttributeError(f"module 'hashnet' has no attribute {name!r}")
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.startswith("hashnet"):
+            raise
+        from hashnet.errors import NotInstalled
+
+        raise NotInstalled(f"hashnet.{name}", error.name) from error
 
 
 def __dir__() -> list[str]:

@@ -16,6 +16,7 @@
     │   └── StaleIndex       another process has written the index meanwhile
     ├── UnknownId            an id that the index does not hold
     ├── Unsupported          an operation that this kind of index does not have
+    ├── NotInstalled         a package that comes with an extra of this project
     ├── ClusterError         the cluster cannot run the job, or failed while running it
     └── ClientError          a request to the server failed
         ├── ServerUnavailable    no response, or none in time; worth trying again
@@ -117,6 +118,28 @@ class UnknownId(HashnetError, KeyError):
 
 class Unsupported(HashnetError):
     """An operation that this kind of index does not have."""
+
+
+EXTRAS = {  # module that may be missing → the extra that brings it; Ray and anything else: "cluster"
+    **dict.fromkeys(("faiss", "numba", "scipy", "PIL", "yaml", "tqdm"), "search"),
+    **dict.fromkeys(("fastapi", "starlette", "pydantic", "orjson", "prometheus_client"), "serve"),
+    **dict.fromkeys(("uvicorn", "uvloop", "httptools"), "serve"),
+    **dict.fromkeys(("torch", "torchvision", "safetensors", "sklearn", "threadpoolctl"), "train"),
+    **dict.fromkeys(("matplotlib", "jinja2"), "train"),
+}
+
+
+class NotInstalled(HashnetError, ImportError):
+    """``what`` needs a package that is not installed; names the extra that brings it."""
+
+    def __init__(self, what: str, package: str) -> None:
+        self.what = what
+        self.package = package
+        extra = EXTRAS.get(package.partition(".")[0], "cluster")
+        super().__init__(f"{what} needs {package}, which is not installed: pip install 'hashnet[{extra}]'")
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.what, self.package)
 
 
 class ClusterError(HashnetError):

@@ -1,4 +1,4 @@
-"""The command line: ``hashnet dataset | inspect | query``."""
+"""The command line: ``hashnet dataset | inspect | serve | items | query``."""
 
 from hashnet.cli.entry import main
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from hashnet import __version__
-from hashnet.errors import HashnetError
+from hashnet.errors import HashnetError, NotInstalled
 
 COMMANDS = {  # name → what it does
     "dataset": "make a manifest: the list of a data set's pictures or features, with labels and splits",
@@ -66,7 +66,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _not_installed(command: str, error: ModuleNotFoundError) -> int:
     """The base install is what a client needs; the rest comes with an extra."""
-    if (error.name or "").startswith("hashnet"):
+    if not error.name or error.name.startswith("hashnet"):
         raise error
-    print(f"hashnet {command} needs {error.name}: pip install 'hashnet[cpu]' (or [gpu])", file=sys.stderr)
-    return 2
+    print(NotInstalled(f"hashnet {command}", error.name), file=sys.stderr)
+    return NotInstalled.exit_code

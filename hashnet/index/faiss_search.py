@@ -102,7 +102,7 @@ def why_no_gpu(state: Snapshot) -> str | None:
     if not state.segments:
         return "the index is empty"
     if not hasattr(faiss, "StandardGpuResources"):
-        return "the installed FAISS has no GPU support (install hashnet[gpu] instead of hashnet[cpu])"
+        return "the installed FAISS has no GPU support (install hashnet[gpu] instead of hashnet[cluster])"
     if faiss.get_num_gpus() == 0:
         return "FAISS sees no GPU here"
     return None

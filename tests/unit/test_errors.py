@@ -28,6 +28,7 @@ def test_the_drawn_tree_is_the_real_one():
         errors.BadImage("broken", "no header"),
         errors.ConfigError(["a", "b"]),
         errors.RequestRejected("no", "bad_k", 422),
+        errors.NotInstalled("hashnet.Encoder", "torch"),
     ],
 )
 def test_errors_survive_the_way_through_ray(error):

@@ -269,7 +269,7 @@ def test_a_missing_package_is_named(tmp_path, python, repo):
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=repo)
     assert done.returncode == 2
     assert done.stderr.startswith("hashnet dataset needs sklearn")
-    assert "pip install 'hashnet[cpu]'" in done.stderr
+    assert "pip install 'hashnet[train]'" in done.stderr
 
 
 def test_features_are_described(tmp_path, capsys):
