@@ -68,7 +68,7 @@ class EvaluateConfig:
     rows_per_task: int = key(262_144, "database rows per task", low=1)
     device: str = key(
         "auto",
-        "where distances are counted; queries are encoded as the database was",
+        "where distances are counted; auto: on the CPU. Queries are encoded as the database was",
         choices=("auto", "cpu", "cuda"),
     )
     max_bad_fraction: float = key(
@@ -134,7 +134,11 @@ def _queries(config: EvaluateConfig, store: CodeStore, info: BundleInfo) -> Code
             f"{store.uri} was encoded with model {made_by[:12]}, but {config.artefacts.model.uri} is "
             f"{info.sha256[:12]}; encode the database with this model, or give the model that made the codes"
         )
+    from hashnet.encoding import code_lineage  # imports torch
+
     device, compile = _device_of(store)
+    default_rows = code_lineage(info, store.lineage.get("engine", ""))["batch_rows"]
+    batch_rows = store.lineage.get("batch_rows", default_rows)
     encode_database(
         EncodeConfig(
             run=config.run,
@@ -143,6 +147,7 @@ def _queries(config: EvaluateConfig, store: CodeStore, info: BundleInfo) -> Code
             split="query",
             device=device,
             compile=compile,
+            batch_rows=batch_rows if batch_rows != default_rows else None,
             max_bad_fraction=config.max_bad_fraction,
             base_uri=config.base_uri,
         )
@@ -306,7 +311,7 @@ def run_ranges(
 
     connection.connect()
     store, k, seed, device = evaluation.store, evaluation.k, evaluation.seed, evaluation.device
-    gpu = device == "cuda" or (device == "auto" and connection.resources().get("GPU", 0) >= 1)
+    gpu = device == "cuda"
     size = {"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}
     counters = min(len(ranges) * len(groups), capacity.workers_that_fit(size)) or 1
     capacity.require("evaluate", [Need("counter", counters, size, at_least=1, fix="use device=cpu")])

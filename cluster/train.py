@@ -108,7 +108,11 @@ def _fit(config: TrainConfig, resources: dict[str, float]) -> TrainingSummary:
     elastic = (config.min_workers, config.num_workers) if config.min_workers else config.num_workers
     trainer = TorchTrainer(
         _work,
-        train_loop_config={"config": configs.to_dict(config), "cpus": resources["CPU"]},
+        train_loop_config={
+            "config": configs.to_dict(config),
+            "cpus": resources["CPU"],
+            "gpus": resources.get("GPU", 0),
+        },
         torch_config=TorchConfig(backend=config.collective),
         scaling_config=ScalingConfig(
             num_workers=elastic,
@@ -166,7 +170,7 @@ def _work(settings: dict[str, Any]) -> TrainingSummary | None:
     report = _Report(config, rank)
     try:
         callbacks = Callbacks(step=report.step, stage=report.stage)
-        return train_run(config, device=_device(config), callbacks=callbacks)
+        return train_run(config, device=_device(config, settings["gpus"]), callbacks=callbacks)
     except StorageError as error:
         logger.warning("a worker stopped: %s", error)
         raise
@@ -177,9 +181,12 @@ def _work(settings: dict[str, Any]) -> TrainingSummary | None:
         report.close()
 
 
-def _device(config: TrainConfig) -> Any:
+def _device(config: TrainConfig, gpus: float) -> Any:
     """The worker's GPU or the CPU; the CPU also where GPUs are only logical resources, as in tests."""
     import torch
+
+    if not gpus:  # Ray Train would choose the first GPU that this process sees
+        return torch.device("cpu")
     from ray.train.torch import get_device
 
     logical_only = config.collective == "gloo" and not torch.cuda.is_available()

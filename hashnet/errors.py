@@ -10,6 +10,7 @@
     ├── FormatError          an artefact that is incomplete, damaged, foreign or newer than this version
     ├── LineageMismatch      two artefacts that were not made for each other
     ├── ModelError           unknown backbone, weights that do not fit
+    ├── DeviceMemoryError    a batch that does not fit into the GPU's memory; names its number of rows
     ├── Diverged             NaN or infinite loss; names step, beta and learning rate
     ├── IndexMismatch        query and index do not fit together
     │   ├── IdTaken          an id to be added that the index holds already
@@ -89,6 +90,10 @@ class LineageMismatch(HashnetError):
 
 class ModelError(HashnetError):
     """An unknown backbone, or weights that do not fit it."""
+
+
+class DeviceMemoryError(HashnetError, MemoryError):
+    """A batch that does not fit into the memory of the GPU."""
 
 
 class Diverged(HashnetError):

@@ -111,8 +111,9 @@ class CellRunner:
                     continue
             yield from _completed(waiting, leave=(resources.max_concurrent or len(tasks)) - 1)
             features = None if cell.deep else self._shared_features()
-            sized = work.options(num_cpus=resources.cpus, num_gpus=1 if gpu and cell.deep else 0)
-            waiting[sized.remote(task, features, resources.cpus)] = cell
+            on_gpu = gpu and cell.deep
+            sized = work.options(num_cpus=resources.cpus, num_gpus=1 if on_gpu else 0)
+            waiting[sized.remote(task, features, resources.cpus, on_gpu)] = cell
         yield from _completed(waiting)
 
     def _train_on_many(self, task: CellTask) -> None:
@@ -144,15 +145,15 @@ def cell_needs(cells: Sequence[Cell], resources: CellResources, gpu: bool) -> li
     return [need for need in (with_gpu, without) if need.count]
 
 
-def _run_in_task(task: CellTask, features: Features | None, cpus: int) -> CellResult:
-    """One cell, inside a Ray task."""
+def _run_in_task(task: CellTask, features: Features | None, cpus: int, on_gpu: bool) -> CellResult:
+    """One cell, inside a Ray task; only one that was given a GPU looks for it."""
     import numba
     import torch
 
     logging.getLogger("hashnet").setLevel(logging.ERROR)  # warnings are kept in the cell's result
     torch.set_num_threads(cpus)
     numba.set_num_threads(min(cpus, numba.config.NUMBA_NUM_THREADS))
-    return run_cell(task, features, device="cuda" if torch.cuda.is_available() else "cpu")
+    return run_cell(task, features, device="cuda" if on_gpu and torch.cuda.is_available() else "cpu")
 
 
 def _completed(

@@ -96,7 +96,13 @@ class EncodeConfig:
     )
     num_actors: int | None = key(None, "encoder actors (none: one per GPU, else one per CPU)", low=1)
     gpus_per_actor: float | None = key(
-        None, "GPUs that one actor takes; 0.5 lets two share one (none: 1)", low=0.001
+        None, "GPUs that one actor takes; 0.5 lets two share one, 0 means device=cpu (none: 1)", low=0
+    )
+    batch_rows: int | None = key(
+        None,
+        "rows of the model's fixed batch; fewer where a GPU runs out of memory (none: 256 pictures on a GPU, "
+        "32 on a CPU)",
+        low=1,
     )
     chunk_rows: int | None = key(
         None, "pictures per chunk sent from decoders to encoders (none: 32 MB of pixels)", low=1
@@ -110,7 +116,9 @@ class EncodeConfig:
             mistakes.append("only_failed and dry_run cannot be combined")
         if self.device == "cuda" and self.compile:
             mistakes.append("compile=true is for the CPU: leave it out with device=cuda")
-        if self.device == "cpu" and self.gpus_per_actor is not None:
+        if self.device == "cuda" and self.gpus_per_actor == 0:
+            mistakes.append("gpus_per_actor=0 contradicts device=cuda: leave one of them out")
+        if self.device == "cpu" and self.gpus_per_actor:
             mistakes.append(
                 f"gpus_per_actor={self.gpus_per_actor:g} has no meaning with device=cpu: leave it out"
             )
@@ -121,6 +129,11 @@ class EncodeConfig:
     def artefacts(self) -> Run:
         """The run, with the model that was given by key at its own place."""
         return Run(self.run, model=self.model)
+
+    @property
+    def engine_device(self) -> str:
+        """``device``, where actors that take no GPU mean the CPU."""
+        return "cpu" if self.gpus_per_actor == 0 else self.device
 
     @property
     def cache_folder(self) -> str:
@@ -192,7 +205,7 @@ class _Job:
         """The plan of the configuration; what it leaves open is as in the plan that the folder has."""
         config, info, found = self.config, self.info, self.found
         begun = found.lineage.get("engine") if found is not None else None
-        engine = planner.requested_engine(config.device, config.compile, begun)
+        engine = planner.requested_engine(config.engine_device, config.compile, begun)
         width = info.n_bits if config.output == "codes" else self._feature_width()
         rows = config.rows_per_shard or (found.rows_per_shard if found else None)
         if rows is None:
@@ -216,7 +229,10 @@ class _Job:
     def _lineage(self, engine: str) -> dict[str, Any]:
         from hashnet.encoding import code_lineage  # imports torch, which takes seconds
 
-        return code_lineage(self.info, engine)
+        rows = self.config.batch_rows
+        if rows is None and self.found is not None and self.found.lineage.get("engine") == engine:
+            rows = self.found.lineage.get("batch_rows")
+        return code_lineage(self.info, engine, rows)
 
     def _feature_width(self) -> int:
         if self.found and self.found.lineage.get("model_sha256") == self.info.sha256:
@@ -270,10 +286,13 @@ class _Job:
         rows, features = sum(task.stop - task.start for task in tasks), self.info.modality == "features"
         most = LOCAL_FEATURE_ROWS if features else LOCAL_ROWS
         kept = not features and storage.exists(config.cache_folder)
-        if config.num_actors or config.chunk_rows or config.gpus_per_actor or not (kept or rows <= most):
+        for_actors = config.num_actors or config.chunk_rows or config.batch_rows or config.gpus_per_actor
+        if for_actors or not (kept or rows <= most):
             return None
-        if os.environ.get("RAY_ADDRESS") and planner.gpus_of_an_actor(engine, None):
-            return None
+        if os.environ.get("RAY_ADDRESS"):
+            if planner.gpus_of_an_actor(engine, None):
+                return None
+            engine = "cpu" if engine == "auto" else engine  # nobody gave this process a GPU
         from hashnet.encoding import LocalEncoder, choose_engine
 
         try:

@@ -83,7 +83,7 @@ class EncoderActor:
             import torch
 
             torch.set_num_threads(1)
-        encoder = Encoder.load(settings.model_uri, engine=lineage["engine"])
+        encoder = Encoder.load(settings.model_uri, engine=lineage["engine"], batch_rows=lineage["batch_rows"])
         refuse_other_model(settings.model_uri, encoder.model_sha256, lineage["model_sha256"])
         return encoder
 

@@ -28,7 +28,6 @@ CHECKOUT = str(Path(__file__).resolve().parents[2])
 
 QUIET = {  # set before ray is imported; a user's own setting wins
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's own note about CUDA_VISIBLE_DEVICES
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",  # Progress shows rate and time left
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # it prints each progress line twice
@@ -39,6 +38,9 @@ QUIET = {  # set before ray is imported; a user's own setting wins
     # Not about noise: on a busy machine Serve's proxy may need more than 5 s to start, and would be killed.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
 }
+
+# A worker without a GPU sees none. Ray would let it see, and open, every GPU of its node.
+HIDE_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}
 
 # Without this Ray turns 127.0.0.1 into the machine's outward address and listens on every interface.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -61,7 +63,7 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
     """
     global _monitor
     address = os.environ.get("RAY_ADDRESS")
-    for name, value in (QUIET if address else QUIET | LOOPBACK | NO_DASHBOARD).items():
+    for name, value in (QUIET if address else QUIET | HIDE_GPUS | LOOPBACK | NO_DASHBOARD).items():
         os.environ.setdefault(name, value)
     import ray
 
@@ -75,7 +77,9 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
     if address:
         try:
             ray_internals.refuse_silent_address(address, ANSWER_S)
-            ray.init(address=address, **options)
+            # Workers of a cluster do not inherit this environment; a setting of the job's own wins.
+            hide = {} if HIDE_GPUS.keys() <= os.environ.keys() else {"env_vars": HIDE_GPUS}
+            ray.init(address=address, runtime_env=hide, **options)
         except (ValueError, ConnectionError) as error:
             raise ClusterError(
                 f"RAY_ADDRESS={address} does not lead to a Ray cluster ({str(error).splitlines()[0]}); give "

@@ -6,10 +6,12 @@
     cpu-eager      float32, channels_last: for feature rows, and on request
 
 The rounding of a matrix product depends on its shape. Every batch therefore has exactly ``batch_rows`` rows,
-the last one padded with zeros: in a fixed shape the logits of a row depend neither on its neighbours, nor on
-its position, nor on the number of threads (tests check all three). Between engines a logit moves within
-rounding, and a bit may flip where its logit is that close to zero. A picture's logits are always computed in
-two steps, backbone then head: features that were kept give the same bits as the picture itself.
+the last one padded with zeros (on CUDA, rows after the last full batch run in batches of TAIL_ROWS, so that
+one picture costs little; their logits may differ within rounding). In a fixed shape the logits of a row
+depend neither on its neighbours, nor on its position, nor on the number of threads (tests check all three).
+Between engines a logit moves within rounding, and a bit may flip where its logit is that close to zero. A
+picture's logits are always computed in two steps, backbone then head: features that were kept give the same
+bits as the picture itself.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ ENGINES = ("cuda", "cpu-fused", "cpu-compiled", "cpu-eager")
 DEVICES = ("auto", "cpu", "cuda")  # may be requested instead: the engine that suits the device
 # Fixed rows of a batch by (engine is CUDA, modality). 32 pictures fill two to four cores; vectors are light.
 BATCH_ROWS = {(False, "image"): 32, (True, "image"): 256, (False, "features"): 1024, (True, "features"): 8192}
+
+
+TAIL_ROWS = {"image": 16, "features": 512}  # of the batches after the last full one on CUDA
 
 
 @dataclass(frozen=True)
@@ -130,11 +135,15 @@ class Engine:
                 batch_rows=self.spec.batch_rows,
                 device="cuda" if self.name == "cuda" else "cpu",
                 pad=True,
+                tail_rows=self._tail_rows(),
                 half=self.name == "cuda",
                 channels_last=self._model.modality == "image" and step != "head",
                 module=self._module(step),
             )
         return self._loops[step]
+
+    def _tail_rows(self) -> int | None:
+        return min(TAIL_ROWS[self._model.modality], self.spec.batch_rows) if self.name == "cuda" else None
 
     def _module(self, step: str) -> Any:
         if step == "head":

@@ -44,7 +44,7 @@ def evaluate(
     an item is relevant to a query when they share a label. ``k`` is the rank at which MAP and the
     curves by rank stop (None: the whole database). ``database_ids`` int64 (n,), the row ids whose
     hash with ``seed`` breaks ties, default to 0 … n - 1. ``device`` "cuda" counts on the GPU with
-    torch, "cpu" on ``threads`` cores; "auto" takes the GPU where there is one.
+    torch, "cpu" and "auto" with the kernel on ``threads`` cores: a GPU has to sort what the kernel counts.
 
     Memory: the database as bits, its labels, and a block of queries; never queries x database.
     """
@@ -71,13 +71,12 @@ def build_shard(codes: np.ndarray, labels: LabelSets, ids: np.ndarray | None, se
     """The piece of the database on the requested device: a Shard, or a TorchShard on the GPU."""
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device must be auto, cpu or cuda, got {device!r}")
-    if device != "cpu":
+    if device == "cuda":
         from hashnet.metrics.torch_shard import TorchShard, has_cuda
 
-        if has_cuda():
-            return TorchShard.build(codes, labels, ids, seed, "cuda")
-        if device == "cuda":
+        if not has_cuda():
             raise ConfigError("device is cuda, but torch finds no GPU; use device=auto or device=cpu")
+        return TorchShard.build(codes, labels, ids, seed, "cuda")
     return Shard.build(codes, labels, ids, seed)
 
 

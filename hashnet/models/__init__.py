@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from hashnet.models.backbones.spec import BackboneSpec
     from hashnet.models.bundle import BundleInfo, ModelArtefact, bundle_info, load_bundle, save_bundle
     from hashnet.models.hash_model import HEADS, HashModel, build_model, relax, to_signs
-    from hashnet.models.inference import BatchedInference, OutputModule, as_tensor
+    from hashnet.models.inference import BatchedInference, OutputModule, as_tensor, device_memory
 
 __all__, __getattr__ = lazy_names(
     __name__,
@@ -17,7 +17,7 @@ __all__, __getattr__ = lazy_names(
         "backbones": ["backbone_names", "check_backbone", "make_backbone", "try_crop"],
         "bundle": ["BundleInfo", "ModelArtefact", "bundle_info", "load_bundle", "save_bundle"],
         "hash_model": ["HEADS", "HashModel", "build_model", "relax", "to_signs"],
-        "inference": ["BatchedInference", "OutputModule", "as_tensor"],
+        "inference": ["BatchedInference", "OutputModule", "as_tensor", "device_memory"],
         "backbones.spec": ["BackboneSpec"],
     },
 )

@@ -6,13 +6,15 @@ computed in batches of a fixed number of rows, in eval mode and without gradient
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from hashnet.errors import DeviceMemoryError
 from hashnet.models.hash_model import HashModel
 
 OUTPUTS = ("logits", "features")
@@ -40,9 +42,10 @@ class BatchedInference:
     """Callable: float32 (n, width) of n rows, where ``output`` is ``logits`` or ``features``.
 
     ``pad`` fills the last batch up with zeros: rounding depends on the shape of a batch, so in one shape a
-    row's output does not depend on its neighbours. ``half`` computes in float16 on CUDA, ``channels_last``
-    is the memory layout of pictures that convolutions prefer, and ``module`` replaces the module that is
-    called, as a compiled one does. The model stays in eval mode.
+    row's output does not depend on its neighbours. With ``tail_rows`` the rows after the last full batch run
+    in batches of that many instead, so that a single row is not padded to a large batch. ``half`` computes in
+    float16 on CUDA, ``channels_last`` is the memory layout of pictures that convolutions prefer, and
+    ``module`` replaces the module that is called, as a compiled one does. The model stays in eval mode.
     """
 
     def __init__(
@@ -53,12 +56,14 @@ class BatchedInference:
         batch_rows: int,
         device: str | torch.device = "cpu",
         pad: bool = False,
+        tail_rows: int | None = None,
         half: bool = False,
         channels_last: bool = False,
         module: Any = None,
     ) -> None:
         self.model, self.batch_rows, self.device = model, batch_rows, torch.device(device)
         self.pad, self.half, self.channels_last = pad, half, channels_last
+        self.tail_rows = tail_rows or batch_rows
         self.width = model.n_bits if output == "logits" else model.spec.n_features
         self._module = module if module is not None else OutputModule(model, output)
 
@@ -69,23 +74,45 @@ class BatchedInference:
         outputs = torch.empty(n_rows, self.width)
         self.model.to(self.device).eval()
         with torch.inference_mode():
-            for start in range(0, n_rows, self.batch_rows):
-                stop = min(start + self.batch_rows, n_rows)
-                batch = self._to_device(read(start, stop))
-                with torch.autocast("cuda", torch.float16, enabled=self.half):
-                    outputs[start:stop] = self._module(batch)[: stop - start].float()
+            for start, stop, shape in self._batches(n_rows):
+                batch = read(start, stop)
+                with (
+                    device_memory(shape, "give the encoder a smaller batch_rows"),
+                    torch.autocast("cuda", torch.float16, enabled=self.half),
+                ):
+                    outputs[start:stop] = self._module(self._to_device(batch, shape))[: stop - start].float()
                 if on_batch:
                     on_batch(stop - start)
         return outputs
 
-    def _to_device(self, batch: torch.Tensor) -> torch.Tensor:
-        if self.pad and len(batch) < self.batch_rows:
-            padded = batch.new_zeros((self.batch_rows, *batch.shape[1:]))
+    def _batches(self, n_rows: int) -> Iterator[tuple[int, int, int]]:
+        """(start, stop, rows with padding) of each batch."""
+        start = 0
+        while start < n_rows:
+            shape = self.batch_rows if n_rows - start >= self.batch_rows else self.tail_rows
+            yield start, min(start + shape, n_rows), shape
+            start += shape
+
+    def _to_device(self, batch: torch.Tensor, shape: int) -> torch.Tensor:
+        if self.pad and len(batch) < shape:
+            padded = batch.new_zeros((shape, *batch.shape[1:]))
             padded[: len(batch)] = batch
             batch = padded
         if self.device.type == "cuda":
             batch = batch.pin_memory().to(self.device, non_blocking=True)
         return batch.contiguous(memory_format=torch.channels_last) if self.channels_last else batch
+
+
+@contextmanager
+def device_memory(rows: int, fix: str) -> Iterator[None]:
+    """DeviceMemoryError, which names the rows of the batch, where the GPU runs out of memory inside."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        first = str(error).strip().partition("\n")[0]
+        raise DeviceMemoryError(
+            f"the GPU has too little memory for a batch of {rows} rows; {fix} ({first})"
+        ) from error
 
 
 def as_tensor(rows: np.ndarray) -> torch.Tensor:

@@ -34,7 +34,7 @@ from torch import nn
 
 from hashnet.errors import ConfigError, Diverged
 from hashnet.losses import Loss
-from hashnet.models import HashModel
+from hashnet.models import HashModel, device_memory
 from hashnet.training.batches import (
     BATCHNORM,
     BatchSlice,
@@ -148,7 +148,8 @@ class _Loop:
         started, first_step = time.monotonic(), state.step - state.stage_step
         train_mode(self.model, self.settings)
         for made in self._batches(stage.epochs * per_epoch - state.stage_step):
-            self._step(stage, *made)
+            with device_memory(len(made[0].rows), "use a smaller batch_size or more workers"):
+                self._step(stage, *made)
             state.step += 1
             state.stage_step += 1
             ended = state.stage_step % per_epoch == 0 and self._end_epoch(stage)
@@ -209,7 +210,7 @@ class _Loop:
         on_gpu = self.device.type == "cuda"
         if inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=on_gpu and torch.cuda.is_bf16_supported()):
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=on_gpu and has_bfloat16()):
             logits = self.wrapped(inputs)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         here = part.valid[part.first : part.first + len(part.rows)] & usable
@@ -298,6 +299,11 @@ class _Loop:
             f"{what} at step {state.step} (stage {state.stage}, beta {state.beta:g}, learning rate "
             f"{state.lr:g}); use a smaller lr, and check for huge or constant inputs{last}"
         )
+
+
+def has_bfloat16() -> bool:
+    """Whether the GPU computes in bfloat16; where torch would emulate it, float32 is faster."""
+    return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _seed(seed: int, device: torch.device) -> None:

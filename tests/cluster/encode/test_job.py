@@ -47,7 +47,7 @@ def make_run(uri: str, local: str) -> None:
         (["engine=cpu-eager"], "engine is now called device: write device=cpu compile=false"),
         (["device=cuda", "compile=true"], "compile=true is for the CPU: leave it out with device=cuda"),
         (["device=cpu", "gpus_per_actor=0.5"], "gpus_per_actor=0.5 has no meaning with device=cpu"),
-        (["gpus_per_actor=0"], "gpus_per_actor: must be at least 0.001, got 0"),
+        (["device=cuda", "gpus_per_actor=0"], "gpus_per_actor=0 contradicts device=cuda"),
         (["only_failed=true", "dry_run=true"], "only_failed and dry_run cannot be combined"),
     ],
 )

@@ -8,7 +8,8 @@ import torch
 
 from hashnet.encoding import engines as engines
 from hashnet.encoding.engines import Engine, EngineSpec, choose_engine
-from hashnet.errors import ModelError
+from hashnet.errors import DeviceMemoryError, ModelError
+from hashnet.models import BatchedInference
 from hashnet.models.hash_model import build_model
 
 
@@ -142,6 +143,48 @@ def test_compiled_and_eager_differ_only_near_zero():
     assert (np.abs(a[flipped]) <= error).all()
     parts = [compiled.run(x[i : i + 7]) for i in range(0, 70, 7)]
     assert np.array_equal(np.concatenate(parts), b[:70])
+
+
+class Shapes(torch.nn.Module):
+    """Stands for a network: notes the rows of each batch, returns each row's sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(len(x))
+        return x.float().sum(dim=1, keepdim=True).expand(-1, 48)
+
+
+@pytest.mark.parametrize(
+    ("n", "seen"), [(1, [16]), (16, [16]), (17, [16, 16]), (256, [256]), (300, [256, 16, 16, 16]), (0, [])]
+)
+def test_a_single_row_is_not_padded_to_a_large_batch(n, seen):
+    """As on CUDA, where a batch has 256 pictures."""
+    network, x = Shapes(), rows("features", n)
+    run = BatchedInference(model("features"), batch_rows=256, pad=True, tail_rows=16, module=network)
+    found = run(lambda start, stop: torch.from_numpy(x[start:stop]), n)
+    assert network.seen == seen
+    np.testing.assert_allclose(found.numpy(), np.repeat(x.sum(axis=1)[:, None], 48, axis=1), rtol=1e-5)
+
+
+def test_only_cuda_has_a_smaller_last_batch():
+    engine = Engine(model("image"), "cpu-eager")
+    assert engine._tail_rows() is None
+    engine.spec = EngineSpec.of("cuda", "image")
+    assert engine._tail_rows() == 16
+    engine.spec = EngineSpec.of("cuda", "image", 8)
+    assert engine._tail_rows() == 8
+
+
+def test_out_of_device_memory_names_the_batch():
+    def full(x: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    run = BatchedInference(model("features"), batch_rows=64, pad=True, module=full)
+    with pytest.raises(DeviceMemoryError, match="a batch of 64 rows; give the encoder a smaller batch_rows"):
+        run(lambda start, stop: torch.zeros(stop - start, 20), 100)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hashnet.codes import pack_signs
-from hashnet.errors import DataError, Diverged
+from hashnet.errors import DataError, DeviceMemoryError, Diverged
 from hashnet.labels import share_label
 from hashnet.losses.dhn import DHNLoss
 from hashnet.losses.pairwise import LabelSimilarity, PairwiseLoss, TableSimilarity
@@ -18,7 +18,7 @@ from hashnet.models.hash_model import build_model
 from hashnet.training.batches import PairSampler
 from hashnet.training.checkpoints import Checkpoints
 from hashnet.training.frozen_backbone import standardise
-from hashnet.training.loop import Callbacks, fit
+from hashnet.training.loop import Callbacks, fit, has_bfloat16
 from hashnet.training.schedule import plain, smooth, staged
 from hashnet.training.train_config import FitSettings
 
@@ -316,3 +316,24 @@ def test_a_score_ends_a_stage_and_its_best_weights_are_kept(data):
     )
     assert history.stages[0].epochs == len(seen) == 5
     assert torch.equal(model.head.fch.weight, seen[2])
+
+
+def test_out_of_device_memory_names_the_batch_size(data):
+    inputs, labels = data
+
+    class Full(PairwiseLoss):
+        def __call__(self, *_):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    loss = Full(LabelSimilarity(labels), n_bits=16)
+    with pytest.raises(DeviceMemoryError, match="batch of 32 rows; use a smaller batch_size or more workers"):
+        fit(_model(), inputs, loss, staged(1), FitSettings(batch_size=32))
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_bfloat16_only_where_the_hardware_has_it(monkeypatch, native):
+    """torch says yes for emulation, too, unless it is told not to count it."""
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or native
+    )
+    assert has_bfloat16() is native

@@ -1,0 +1,165 @@
+"""A worker without a GPU sees none, and device=cpu is obeyed wherever work is handed to workers.
+
+GPUs are logical here: nodes say that they have two, and CUDA_VISIBLE_DEVICES names both, as on a GPU node.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from cluster.compare import CellResources
+from cluster.compare import runner as cells
+from cluster.encode import EncodeConfig, planner
+from cluster.runtime import connection
+from cluster.train import _device
+from hashnet.errors import DeviceMemoryError
+from hashnet.training import TrainConfig
+from tests.support.local_cluster import LocalCluster
+
+LOOK = """
+    import json, os
+    from cluster.runtime import connection
+    connection.connect()
+    import ray
+
+    def visible():
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    class Actor:
+        def visible(self):
+            return visible()
+
+    @ray.remote(num_cpus=0.1)
+    def nested():  # a task that starts tasks, as the controller of a training does
+        return ray.get(ray.remote(num_cpus=0.1)(visible).remote())
+
+    few = {"num_cpus": 0.1}
+    found = {
+        "task": ray.get([ray.remote(**few)(visible).remote() for _ in range(4)]),
+        "actor": [ray.get(ray.remote(**few)(Actor).remote().visible.remote())],
+        "nested": [ray.get(nested.remote())],
+        "data": ray.data.range(1).map(lambda row: {"seen": visible()}, num_cpus=0.1).take_all()[0]["seen"],
+    }
+    if ray.cluster_resources().get("GPU"):
+        found["gpu"] = ray.get(ray.remote(num_gpus=1, **few)(visible).remote())
+    print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def gpu_cluster():
+    with LocalCluster() as cluster:
+        cluster.env["CUDA_VISIBLE_DEVICES"] = "0,1"
+        cluster.add_node("head", cpus=2, gpus=2)
+        yield cluster
+
+
+def hidden(out: str) -> dict:
+    found = json.loads([line for line in out.splitlines() if line.startswith("{")][-1])
+    assert (set(found["task"]), found["actor"], found["nested"], found["data"]) == ({""}, [""], [""], "")
+    return found
+
+
+def test_only_a_worker_with_a_gpu_sees_one(gpu_cluster, drive):
+    done = drive(gpu_cluster, LOOK)
+    assert done.returncode == 0, done.stderr
+    assert hidden(done.stdout)["gpu"] in ("0", "1")
+
+
+def test_a_ray_that_starts_here_hides_them_too(python, repo):
+    import os
+    import subprocess
+    import textwrap
+
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [python, "-c", textwrap.dedent(LOOK)],
+        cwd=repo,
+        env=env | {"CUDA_VISIBLE_DEVICES": "0,1", "PYTHONPATH": str(repo)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    hidden(done.stdout)
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    """torch says that there is a GPU, and whoever opens it fails."""
+
+    def opened(*_, **__):
+        raise AssertionError("a worker without a GPU opened one")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", opened)
+
+
+@pytest.mark.parametrize(("on_gpu", "device"), [(False, "cpu"), (True, "cuda")])
+def test_a_cell_computes_where_it_was_placed(fake_gpu, monkeypatch, on_gpu, device):
+    monkeypatch.setattr(cells, "run_cell", lambda task, features, device: device)
+    assert cells._run_in_task(None, None, 1, on_gpu) == device
+
+
+def test_cells_of_device_cpu_get_no_gpu(monkeypatch):
+    monkeypatch.setattr(cells.capacity, "workers_that_fit", lambda *_, **__: 8)
+    assert CellResources(device="auto").use_gpu()
+    assert not CellResources(device="cpu").use_gpu()
+
+
+def test_a_training_worker_without_a_gpu_stays_on_the_cpu(fake_gpu):
+    assert _device(TrainConfig(run="x", device="cpu"), gpus=0) == torch.device("cpu")
+    assert _device(TrainConfig(run="x", device="auto"), gpus=0) == torch.device("cpu")
+
+
+def test_counting_stays_on_the_cpu_unless_cuda_is_requested(fake_gpu):
+    import numpy as np
+
+    import hashnet
+
+    codes, labels = np.arange(64, dtype=np.uint8).reshape(-1, 1), np.arange(64) % 4
+    report = hashnet.evaluate(codes[:4], labels[:4], codes, labels, k=10)
+    assert report.map == hashnet.evaluate(codes[:4], labels[:4], codes, labels, k=10, device="cpu").map
+    with pytest.raises(AssertionError, match="opened one"):
+        hashnet.evaluate(codes[:4], labels[:4], codes, labels, k=10, device="cuda")
+
+
+def test_gpus_per_actor_0_means_the_cpu(monkeypatch):
+    monkeypatch.setattr(planner.capacity, "workers_that_fit", lambda *_, **__: 8)
+    config = EncodeConfig(run="x", gpus_per_actor=0)
+    assert config.engine_device == "cpu"
+    engine = planner.requested_engine(config.engine_device, None, begun=None)
+    assert planner.gpus_of_an_actor(engine, config.gpus_per_actor) == 0
+    assert planner.gpus_of_an_actor("auto", None) == 1
+
+
+def test_a_setting_of_the_users_wins(monkeypatch):
+    seen = {}
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr(connection.ray_internals, "refuse_silent_address", lambda *_: None)
+
+    def init(**options):
+        seen.update(options)
+        raise ConnectionError("seen enough")
+
+    monkeypatch.setattr("ray.init", init)
+    for value, passed in ((None, {"env_vars": connection.HIDE_GPUS}), ("0", {})):
+        if value is not None:
+            monkeypatch.setenv(*connection.HIDE_GPUS, value)
+        with pytest.raises(Exception, match="seen enough"):
+            connection.connect()
+        assert seen["runtime_env"] == passed
+
+
+def test_running_out_of_device_memory_is_one_of_our_errors():
+    from hashnet.models import device_memory
+
+    with (
+        pytest.raises(DeviceMemoryError, match=r"batch of 256 rows; use a smaller batch_size \(CUDA out of"),
+        device_memory(256, "use a smaller batch_size"),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
