@@ -7,10 +7,13 @@ Every worker computes the same loss of the whole batch, from logits gathered wit
 DistributedDataParallel then averages the gradients of the weights over the workers, while the loss needs
 their sum, so the backward pass multiplies by the number of workers: N workers with B / N rows each take
 exactly the step of one worker with B rows.
+
+A worker's rows need not pass through the network at once: see ``chunk_rows``.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +21,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hashnet.errors import ConfigError
 from hashnet.models import HashModel
 from hashnet.training.train_config import FitSettings
 
@@ -172,3 +176,47 @@ def distribute(model: HashModel, settings: FitSettings, device: torch.device) ->
         forward_sync_buffers=moving,  # at the start they are synchronised in any case
         gradient_as_bucket_view=True,
     )
+
+
+def unsynchronised(wrapped: nn.Module) -> AbstractContextManager[Any]:
+    """Backward passes inside it add to this worker's gradients alone; the first one after it sums them up."""
+    return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else nullcontext()
+
+
+CHUNK_BYTES = 1 << 30  # that one pass keeps for its backward pass; its peak is about twice that
+
+
+def chunk_rows(model: HashModel, inputs: torch.Tensor, settings: FitSettings) -> int:
+    """How many of these rows pass through the network at once: ``settings.chunk``, or what memory allows.
+
+    The gradient of a batch does not depend on it, except through BatchNorm that learns: its statistics are
+    those of the rows of a pass, so there all rows stay together.
+    """
+    if settings.train_batchnorm and any(isinstance(m, BATCHNORM) for m in model.modules()):
+        if settings.chunk is not None and settings.chunk < len(inputs):
+            raise ConfigError(
+                f"chunk={settings.chunk} would change what BatchNorm learns from; leave it out, or use "
+                "batchnorm=frozen"
+            )
+        return len(inputs)
+    if settings.chunk is not None:
+        return settings.chunk
+    if inputs.ndim == 2:  # vectors are light
+        return len(inputs)
+    return int(max(1, min(len(inputs), CHUNK_BYTES // max(1, saved_bytes(model, inputs[:2]) // 2))))
+
+
+def saved_bytes(model: nn.Module, inputs: torch.Tensor) -> int:
+    """Bytes that a forward pass keeps for its backward pass, weights left out."""
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(inputs)
+    return sum(kept.values())

@@ -26,6 +26,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,9 +42,11 @@ from hashnet.training.batches import (
     RowSampler,
     Sampler,
     batch_slice,
+    chunk_rows,
     distribute,
     from_first,
     gather_rows,
+    unsynchronised,
     world,
 )
 from hashnet.training.checkpoints import (
@@ -137,6 +140,7 @@ class _Loop:
         self.wrapped: nn.Module = distribute(model, settings, self.device)
         self._clock, self._rows_since = time.monotonic(), 0
         self._best: dict[str, torch.Tensor] | None = None  # weights of the stage's best score
+        self._chunk: int | None = None  # rows of one pass, known when the first batch is
 
     def run(self) -> None:
         while self.state.stage < len(self.stages):
@@ -182,19 +186,30 @@ class _Loop:
         lr = settings.lr * stage.lr_scale * factor
         set_learning_rate(self.optimiser, lr)
         state.beta, state.lr = beta, lr
-        # Every random number is a function of (seed, step), so that a resumed step is the same step.
-        _seed(_mix(settings.seed, state.step, self.rank), self.device)
-        for disturbance in (self.model.noise, self.model.dropout):
-            disturbance.begin(_mix(settings.seed, state.step), part.first, len(part.all_rows))
-        logits, valid = self._forward(part, inputs, usable)
+        self.optimiser.zero_grad(set_to_none=True)
         rows = torch.from_numpy(part.all_rows).to(self.device)
+        inputs = self._to_device(inputs)
+        if self._chunk is None:
+            self._chunk = chunk_rows(self.model, inputs, settings)
+        chunks = [slice(at, at + self._chunk) for at in range(0, len(inputs), self._chunk)]
+        # The loss is of all pairs of the batch: it needs the logits of every chunk before any backward pass.
+        # So first the logits without a graph, then the loss's gradient at them, then each chunk once more.
+        with torch.set_grad_enabled(len(chunks) == 1):
+            local = torch.cat([self._logits(part, inputs, chunk) for chunk in chunks])
+        if len(chunks) > 1:
+            local.requires_grad_()
+        logits, valid = self._gather(part, local, usable)
         value = self.loss(logits, rows, valid, beta)
         j = value.item()
         if not math.isfinite(j):
             raise Diverged(self._diverged(f"the loss is {j}"))
-        self.optimiser.zero_grad(set_to_none=True)
         # A shorter last batch takes a shorter step: its pairs weigh as much as those of other batches.
         (value * float(part.valid.sum() / self.sampler.batch_size)).backward()
+        if len(chunks) > 1:
+            assert local.grad is not None
+            for chunk in chunks:
+                with nullcontext() if chunk is chunks[-1] else unsynchronised(self.wrapped):
+                    self._logits(part, inputs, chunk).backward(local.grad[chunk])
         self.optimiser.step()
         state.epoch_loss += j
         self._rows_since += int(part.valid.sum())
@@ -202,17 +217,26 @@ class _Loop:
         if self.rank == 0 and (last or state.step % settings.log_every == 0):
             self._log(logits.detach(), rows, valid, beta, lr, j)
 
-    def _forward(
-        self, part: BatchSlice, inputs: torch.Tensor, usable: np.ndarray
+    def _to_device(self, inputs: torch.Tensor) -> torch.Tensor:
+        inputs = inputs.to(self.device, non_blocking=True)
+        return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
+
+    def _logits(self, part: BatchSlice, inputs: torch.Tensor, chunk: slice) -> torch.Tensor:
+        """Logits of a chunk of this worker's rows; calling it twice draws the same random numbers."""
+        # Every random number is a function of (seed, step), so that a resumed step is the same step.
+        step = (self.settings.seed, self.state.step)
+        _seed(_mix(*step, self.rank, *([chunk.start] if chunk.start else [])), self.device)
+        for disturbance in (self.model.noise, self.model.dropout):
+            disturbance.begin(_mix(*step), part.first + chunk.start, len(part.all_rows))
+        on_gpu = self.device.type == "cuda"
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=on_gpu and has_bfloat16()):
+            logits = self.wrapped(inputs[chunk])
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def _gather(
+        self, part: BatchSlice, logits: torch.Tensor, usable: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (batch, n_bits) of every worker's rows, and which of them count."""
-        inputs = inputs.to(self.device, non_blocking=True)
-        on_gpu = self.device.type == "cuda"
-        if inputs.ndim == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=on_gpu and has_bfloat16()):
-            logits = self.wrapped(inputs)
-        logits = logits if logits.dtype == torch.float64 else logits.float()
         here = part.valid[part.first : part.first + len(part.rows)] & usable
         column = torch.from_numpy(here).to(logits)[:, None]
         gathered = gather_rows(torch.cat([logits, column], dim=1))  # one collective for both

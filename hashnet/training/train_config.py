@@ -72,7 +72,7 @@ KINDS: dict[str, KindDefaults] = {
 # Keys about how the work is done, which do not change the model: a run may be continued with other values.
 EXECUTION_KEYS = (
     "run", "manifest", "num_workers", "min_workers", "cpus_per_worker", "device", "placement", "collective",
-    "max_failures", "threads", "base_uri", "checkpoint_every", "log_every", "download", "cache",
+    "max_failures", "threads", "base_uri", "checkpoint_every", "log_every", "download", "cache", "chunk",
 )  # fmt: skip
 # Nor do these: what is measured at the end, and how many bad pictures (left out in any case) are too many.
 MEASUREMENT_KEYS = ("measure_rows", "max_bad_fraction")
@@ -231,6 +231,12 @@ class TrainConfig:
         low=-1,
     )
     threads: int = key(2, "threads per worker that decode pictures", low=1)
+    chunk: int | None = key(
+        None,
+        "pictures per worker that pass through the network at once; the gradient is that of the whole batch; "
+        "none: what a gigabyte of activations has room for",
+        low=1,
+    )
     cache: str | None = key(
         None, "folder of backbone features, each computed once; none: RUN/cache", path=True
     )
@@ -359,6 +365,7 @@ class TrainConfig:
             freeze_backbone=self.freeze_backbone,
             log_every=self.log_every,
             checkpoint_every=self.checkpoint_every,
+            chunk=self.chunk,
         )
 
 
@@ -389,3 +396,4 @@ class FitSettings:
     freeze_backbone: bool = False
     checkpoint_every: int = 0  # steps between checkpoints; 0: only after each stage
     prefetch: int = 2  # batches made ahead
+    chunk: int | None = None  # rows of one pass through the network; None: what memory has room for

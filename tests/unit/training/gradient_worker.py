@@ -1,4 +1,4 @@
-"""One process of a group, started by test_workers.py: python gradient_worker.py FOLDER RANK WORLDS.
+"""One process of a group, started by test_batches.py: python gradient_worker.py FOLDER RANK WORLDS.
 
 For each world size in WORLDS (such as 4,2) the first so many ranks train each case for two steps together;
 rank 0 writes the gradients of the last step and the weights after it.
@@ -21,7 +21,7 @@ from hashnet.training.loop import fit
 from hashnet.training.schedule import plain
 from hashnet.training.train_config import FitSettings
 
-CASES = ("features", "dropout", "small_cnn")
+CASES = ("features", "dropout", "small_cnn", "chunks")
 ROWS, BATCH = 21, 11  # nothing divides evenly: batches of 11 and 10 rows
 
 
@@ -30,7 +30,7 @@ def train(case: str) -> HashModel:
     torch.manual_seed(5)
     rng = np.random.default_rng(5)
     labels = rng.integers(0, 3, ROWS)
-    if case == "small_cnn":
+    if case in ("small_cnn", "chunks"):
         inputs = rng.integers(0, 256, (ROWS, 3, 8, 8), dtype=np.uint8)
         model = build_model("small_cnn", 16)
     else:
@@ -42,7 +42,8 @@ def train(case: str) -> HashModel:
     model = model.double()
     if world()[0] == 0 and case == "features":  # the others learn it from worker 0
         standardise(model, inputs)
-    fit(model, inputs, loss, plain(1), FitSettings(batch_size=BATCH, lr=0.05, seed=3))
+    chunk = 2 if case == "chunks" else None
+    fit(model, inputs, loss, plain(1), FitSettings(batch_size=BATCH, lr=0.05, seed=3, chunk=chunk))
     return model
 
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from hashnet.codes import pack_signs
-from hashnet.errors import DataError, DeviceMemoryError, Diverged
+from hashnet.errors import ConfigError, DataError, DeviceMemoryError, Diverged
 from hashnet.labels import share_label
 from hashnet.losses.dhn import DHNLoss
 from hashnet.losses.pairwise import LabelSimilarity, PairwiseLoss, TableSimilarity
 from hashnet.models.hash_model import build_model
+from hashnet.training import batches
 from hashnet.training.batches import PairSampler
 from hashnet.training.checkpoints import Checkpoints
 from hashnet.training.frozen_backbone import standardise
@@ -276,6 +277,73 @@ def test_batchnorm_statistics_move_only_when_asked(moving):
     settings = FitSettings(batch_size=8, train_batchnorm=moving)
     fit(model, pictures, PairwiseLoss(LabelSimilarity(np.arange(8) % 2), BITS), plain(1), settings)
     assert torch.equal(model.backbone.bn1.running_mean, before) != moving
+
+
+def _gradients(model, inputs, **settings):
+    """Gradients of the last of two steps, the second of a short batch, and the weights after it."""
+    loss = PairwiseLoss(LabelSimilarity(np.arange(len(inputs)) % 3), BITS)
+    fit(model, inputs, loss, plain(1), FitSettings(lr=0.05, batch_size=11, seed=3, **settings))
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return found | {f"weight of {name}": p.detach() for name, p in model.named_parameters()}
+
+
+class Doubtful(torch.nn.Module):
+    """A backbone with torch's own dropout, whose mask follows torch's generator."""
+
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone, self.dropout = backbone, torch.nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.dropout(self.backbone(x))
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 10, 11])
+def test_a_batch_in_chunks_has_the_gradient_of_the_whole_batch(chunk):
+    pictures = np.random.default_rng(0).integers(0, 256, (21, 3, 8, 8), dtype=np.uint8)
+
+    def model():
+        torch.manual_seed(0)
+        return build_model("small_cnn", BITS, dropout=0.5, noise=0.3).double()
+
+    whole, parts = _gradients(model(), pictures), _gradients(model(), pictures, chunk=chunk)
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_both_passes_of_a_chunk_draw_the_same_numbers(monkeypatch):
+    """With torch's own dropout the masks depend on the chunks, but a chunk's two passes must agree."""
+    seen = []
+    pictures = np.random.default_rng(0).integers(0, 256, (11, 3, 8, 8), dtype=np.uint8)
+    model = build_model("small_cnn", BITS)
+    model.backbone = Doubtful(model.backbone)
+    model.register_forward_hook(lambda module, args, logits: seen.append(logits.detach().clone()))
+    _gradients(model, pictures, chunk=4)
+    assert [len(z) for z in seen] == [4, 4, 3, 4, 4, 3]
+    for first, second in zip(seen[:3], seen[3:], strict=True):
+        assert torch.equal(first, second)
+
+
+def test_chunks_are_as_large_as_memory_allows(monkeypatch):
+    pictures = torch.zeros(16, 3, 32, 32, dtype=torch.uint8)
+    model = build_model("small_cnn", BITS).train()
+    settings = FitSettings(batch_size=16)
+    assert batches.chunk_rows(model, pictures, settings) == 16
+    each = batches.saved_bytes(model, pictures) // 16
+    by_hand = 4 * (3 + 3 * 32) * 32 * 32  # the first convolution's input and output, GroupNorm's, ReLU's
+    assert by_hand < each < 4 * by_hand
+    monkeypatch.setattr(batches, "CHUNK_BYTES", 5 * each)
+    assert batches.chunk_rows(model, pictures, settings) in (4, 5)
+    assert batches.chunk_rows(model, torch.zeros(16, 3), settings) == 16  # vectors
+
+
+def test_batchnorm_that_learns_sees_the_whole_batch(monkeypatch):
+    monkeypatch.setattr(batches, "CHUNK_BYTES", 1)
+    model, pictures = build_model("resnet18", BITS), torch.zeros(4, 3, 32, 32)
+    assert batches.chunk_rows(model, pictures, FitSettings(train_batchnorm=True)) == 4
+    assert batches.chunk_rows(model, pictures, FitSettings()) == 1
+    with pytest.raises(ConfigError, match="chunk=2 would change what BatchNorm learns from"):
+        batches.chunk_rows(model, pictures, FitSettings(train_batchnorm=True, chunk=2))
 
 
 def test_momentum_and_head_scale_are_plain_sgd(data):
