@@ -41,6 +41,7 @@ from hashnet.metrics import (
     query_block_size,
     rank_limit,
     refuse_unlabelled,
+    write_trec,
 )
 from hashnet.models import BundleInfo
 from hashnet.run import Run
@@ -79,6 +80,10 @@ class EvaluateConfig:
         [], "other runs of the same data, for the figure of precision by code length", path=True
     )
     figures: bool = key(True, "draw the figures and write report.html")
+    trec: bool = key(
+        False,
+        "also write the rankings and judgements for trec_eval or ir_measures: report/trec/{run,qrels}.txt",
+    )
 
     @property
     def artefacts(self) -> Run:
@@ -110,6 +115,8 @@ def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
         for name in storage.list_names(artefact.uri):  # measures of single ranges, needed until here
             if name.startswith("parts-"):
                 storage.delete(storage.join(artefact.uri, name))
+    if config.trec:
+        _write_trec(config, store, queries)
     page = _draw(config, report) if config.figures else None
     told = (
         "n_queries", "n_database", "n_bits", "k", "map", "map_interval", "map_relevant", "map_tie_aware",
@@ -239,6 +246,14 @@ def _measure_all(config: EvaluateConfig, evaluation: Evaluation, made_from: dict
         QueryMeasures.load_blocks(storage.read_bytes(storage.join(folder, names[span]))) for span in ranges
     ]
     return QueryMeasures.concatenate([block for blocks in kept for block in blocks])
+
+
+def _write_trec(config: EvaluateConfig, store: CodeStore, queries: CodeStore) -> None:
+    """The first k items of every query, and every relevant item, in the text format of TREC."""
+    folder = storage.join(config.artefacts.report.uri, "trec")
+    log.info("writing the rankings of %s queries to %s", f"{len(queries):,}", folder)
+    arrays = (queries.codes(), queries.labels(), store.codes(), store.labels(), config.k)
+    write_trec(folder, *arrays, query_ids=queries.ids(), database_ids=store.ids(), seed=config.seed)
 
 
 def _draw(config: EvaluateConfig, report: EvalReport) -> str:

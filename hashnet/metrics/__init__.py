@@ -26,6 +26,7 @@ from hashnet.metrics.neighbours import (
 )
 from hashnet.metrics.report import DEFINITIONS, EvalReport, RadiusCurve, RankCurve, ReportArtefact
 from hashnet.metrics.shard import QueryCounts, tie_hash
+from hashnet.metrics.trec import write_trec
 
 __all__ = [
     "DEFINITIONS",
@@ -51,4 +52,5 @@ __all__ = [
     "tie_hash",
     "validation_k",
     "validation_map",
+    "write_trec",
 ]

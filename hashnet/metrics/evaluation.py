@@ -48,7 +48,9 @@ def evaluate(
 
     Memory: the database as bits, its labels, and a block of queries; never queries x database.
     """
-    query_codes, database_codes, k = _checked(query_codes, query_labels, database_codes, database_labels, k)
+    query_codes, database_codes, k = check_inputs(
+        query_codes, query_labels, database_codes, database_labels, k
+    )
     queries, database = check_labels(query_labels, database_labels)
     seed = check_whole("seed", seed, 0)
     if class_names is not None and len(class_names) < queries.n_classes:
@@ -56,7 +58,7 @@ def evaluate(
             f"there are {len(class_names)} class names for {queries.n_classes} classes; "
             "give one name per class"
         )
-    ids = None if database_ids is None else _checked_ids(database_ids, len(database_codes))
+    ids = check_ids(database_ids, len(database_codes), "database ids")
     shard = build_shard(database_codes, database, ids, seed, device)
     blocks = []
     step = query_block_size(k)
@@ -135,12 +137,14 @@ def build_report(
         ap=_floats(measures.ap),
         ap_relevant=_floats(measures.ap_relevant),
         ap_tie_aware=_floats(measures.ap_tie_aware),
+        ndcg=_mean(measures.ndcg),
     )
 
 
-def _checked(
+def check_inputs(
     query_codes: Any, query_labels: Any, database_codes: Any, database_labels: Any, k: int | None
 ) -> tuple[np.ndarray, np.ndarray, int]:
+    """Query codes, database codes and k as ``evaluate`` counts with them."""
     query_codes = check_codes(as_array(query_codes, "query codes"), name="query codes")
     database_codes = check_codes(as_array(database_codes, "database codes"), name="database codes")
     bits = query_codes.shape[1] * 8, database_codes.shape[1] * 8
@@ -169,10 +173,13 @@ def rank_limit(k: int | None, n_database: int) -> int:
     return min(check_whole("k", k, 1), n_database)
 
 
-def _checked_ids(ids: Any, n: int) -> np.ndarray:
-    ids = as_array(ids, "database ids")
+def check_ids(ids: Any, n: int, name: str) -> np.ndarray:
+    """``ids`` as an array of ``n`` whole numbers; 0 … n - 1 for None."""
+    if ids is None:
+        return np.arange(n)
+    ids = as_array(ids, name)
     if ids.shape != (n,) or ids.dtype.kind not in "iu":
-        raise CodeError(f"database ids must be {n} whole numbers, got shape {ids.shape} of {ids.dtype}")
+        raise CodeError(f"{name} must be {n} whole numbers, got shape {ids.shape} of {ids.dtype}")
     return ids
 
 

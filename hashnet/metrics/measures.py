@@ -27,7 +27,7 @@ from hashnet.metrics.shard import QueryCounts
 
 ALL_RANKS = 10_000  # beyond this many ranks a curve keeps every rank to 1,000 and then about 4,600 per decade
 _KEYS_AT_ONCE = 1 << 24  # candidate keys of a block: 128 MiB
-_PER_QUERY = 7  # the first fields of QueryMeasures have one value per query
+_PER_QUERY = 8  # the first fields of QueryMeasures have one value per query
 
 
 def average_precision(
@@ -59,6 +59,32 @@ def _precision_sums(relevance):  # type: ignore[no-untyped-def]
                 hits[i] += 1
                 sums[i] += hits[i] / (r + 1)
     return sums, hits
+
+
+def discounted_gain(relevance: np.ndarray, n_relevant: np.ndarray, k: int) -> np.ndarray:
+    """nDCG@k float64 (q,): the sum of 1 / log2(r + 1) over the ranks r <= k of the hits, over its best value.
+
+    Gains are binary, as relevance is; the best order has its min(k, ``n_relevant``) hits first. A query
+    without a relevant item has 0.
+
+    >>> discounted_gain(np.array([[0, 1]], dtype=np.uint8), np.array([1]), 2).round(4)  # 1/log2(3)
+    array([0.6309])
+    """
+    discounts = 1 / np.log2(np.arange(2, k + 2))
+    best = np.concatenate([[0.0], np.cumsum(discounts)])[np.minimum(k, n_relevant)]
+    gains = _discounted_sums(np.ascontiguousarray(relevance[:, :k]), discounts)
+    return np.divide(gains, best, out=np.zeros_like(gains), where=best > 0)
+
+
+@compiled
+def _discounted_sums(relevance, discounts):  # type: ignore[no-untyped-def]
+    """The sum of the discounts at the ranks of the hits of each query, float64 (q,)."""
+    sums = np.zeros(len(relevance), dtype=np.float64)
+    for i in range(len(relevance)):
+        for r in range(relevance.shape[1]):
+            if relevance[i, r]:
+                sums[i] += discounts[r]
+    return sums
 
 
 def tie_aware_precision(
@@ -162,13 +188,14 @@ def query_block_size(k: int) -> int:
 
 @dataclass(frozen=True)
 class QueryMeasures:
-    """One value per query (the first seven fields, (q,) each), and sums over the queries."""
+    """One value per query (the first eight fields, (q,) each), and sums over the queries."""
 
     ap: np.ndarray
     ap_relevant: np.ndarray
     ap_tie_aware: np.ndarray
     ap_relevant_last: np.ndarray
     ap_relevant_first: np.ndarray
+    ndcg: np.ndarray
     n_hits: np.ndarray
     n_relevant: np.ndarray
     rank_hits: np.ndarray  # (ranks kept,)
@@ -196,6 +223,7 @@ class QueryMeasures:
             ap_tie_aware=mean,
             ap_relevant_last=last,
             ap_relevant_first=first,
+            ndcg=discounted_gain(relevance, n_relevant, k),
             n_hits=n_hits,
             n_relevant=n_relevant,
             rank_hits=hits[ranks],

@@ -36,6 +36,10 @@ DEFINITIONS = {
     "map_relevant_first": (
         "The 'relevant' MAP if every tie were broken in our favour: the upper bound over tie orders."
     ),
+    "ndcg": (
+        "Mean over all queries of nDCG@k with binary gains: the sum over hits of 1 / log2(rank + 1), divided "
+        "by its value with min(k, relevant items in the database) hits first."
+    ),
     "queries_without_hit": "Queries with no relevant item in their top k.",
     "queries_without_relevant": (
         "Queries with no relevant item in the whole database; they count 0 in MAP, precision and recall."
@@ -125,6 +129,7 @@ class EvalReport:
     ap: tuple[float, ...] = dataclasses.field(default=(), repr=False)
     ap_relevant: tuple[float, ...] = dataclasses.field(default=(), repr=False)
     ap_tie_aware: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+    ndcg: float | None = None  # None in a report of an older version
 
     def precision_at(self, n: int) -> float:
         """Precision of the N nearest; N one of ``by_rank.ranks``."""

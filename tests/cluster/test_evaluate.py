@@ -24,6 +24,7 @@ from hashnet.io import events
 from hashnet.metrics import QueryMeasures
 from hashnet.models.bundle import save_bundle
 from hashnet.models.hash_model import build_model
+from hashnet.run import Run
 
 DATABASE, QUERY = 4, 2
 N, CLASSES = 2400, 6
@@ -155,6 +156,15 @@ def test_it_goes_on_where_it_was(run, expected, tmp_path, monkeypatch):
 def test_k_none_ranks_the_whole_database(run, tmp_path):
     result = evaluate_run(EvaluateConfig(run=run, k=None, out=str(tmp_path / "report"), figures=False))
     assert result["k"] == result["n_database"] == 1800
+
+
+def test_rankings_for_trec_eval(run, tmp_path):
+    evaluate_run(EvaluateConfig(run=run, out=str(tmp_path), k=20, figures=False, trec=True))
+    ranking = (tmp_path / "trec" / "run.txt").read_text().splitlines()
+    queries = Run(run).query_codes.open()
+    assert len(ranking) == 20 * len(queries)
+    assert {int(line.split()[0]) for line in ranking} == set(queries.ids().tolist())
+    assert (tmp_path / "trec" / "qrels.txt").stat().st_size > 0
 
 
 def test_codes_of_another_model_are_refused(run, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,6 +39,13 @@ def slow_ap(ranking: list[bool], n_relevant: int, k: int) -> tuple[float, float,
     return (total / hits if hits else 0.0), (total / below if below else 0.0), hits
 
 
+def slow_ndcg(ranking: list[bool], n_relevant: int, k: int) -> float:
+    """The discounts of the hits in the top k over those of the best order."""
+    gain = sum(1 / math.log2(rank + 1) for rank, relevant in enumerate(ranking[:k], start=1) if relevant)
+    best = sum(1 / math.log2(rank + 1) for rank in range(1, min(k, n_relevant) + 1))
+    return gain / best if best else 0.0
+
+
 def slow_tie_aware(items: list[tuple[int, bool]], k: int) -> float:
     """The mean over tie orders, term by term: a place among n tied items, r relevant, hits with r / n."""
     total, before, hits_before = 0.0, 0, 0
@@ -67,7 +75,7 @@ def slow_evaluate(query_codes, query_labels, codes, labels, k, ids=None, seed=0)
     ids = range(n) if ids is None else [int(i) for i in ids]
     query_sets, sets = slow_sets(query_labels), slow_sets(labels)
     hashes = [slow_hash(i, seed) for i in ids]
-    ap, ap_relevant, hits, fractions = [], [], [], []
+    ap, ap_relevant, ndcg, hits, fractions = [], [], [], [], []
     tie_aware, first, last = [], [], []
     precision, recall = [0.0] * k, [0.0] * k
     ball = {name: [0.0] * (n_bits + 1) for name in ("precision", "recall", "empty")}
@@ -83,6 +91,7 @@ def slow_evaluate(query_codes, query_labels, codes, labels, k, ids=None, seed=0)
         values = slow_ap(ranking, n_relevant, k)
         ap.append(values[0])
         ap_relevant.append(values[1])
+        ndcg.append(slow_ndcg(ranking, n_relevant, k))
         tied = [(distance, relevant) for distance, _, relevant in items]
         tie_aware.append(slow_tie_aware(tied, k))
         for order, sign in ((first, -1), (last, 1)):  # the best and the worst order of tied items
@@ -113,6 +122,7 @@ def slow_evaluate(query_codes, query_labels, codes, labels, k, ids=None, seed=0)
         map_retrieved_hits_only=sum(with_hit) / len(with_hit) if with_hit else 0.0,
         map_relevant=sum(ap_relevant) / len(ap),
         map_tie_aware=sum(tie_aware) / len(ap),
+        ndcg=sum(ndcg) / len(ap),
         map_relevant_first=sum(first) / len(ap),
         map_relevant_last=sum(last) / len(ap),
         queries_without_hit=hits.count(0),

@@ -18,7 +18,7 @@ KINDS = (
 
 
 def assert_same(report, expected) -> None:
-    names = ("map", "map_retrieved_hits_only", "map_relevant", "chance")
+    names = ("map", "map_retrieved_hits_only", "map_relevant", "ndcg", "chance")
     for name in (*names, "map_tie_aware", "map_relevant_first", "map_relevant_last"):
         assert getattr(report, name) == pytest.approx(getattr(expected, name), abs=1e-12), name
     assert report.queries_without_hit == expected.queries_without_hit
