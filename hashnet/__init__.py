@@ -18,6 +18,7 @@ _HOME = {  # public name → the module it lives in
     "CodeStore": "hashnet.store",
     "Encoder": "hashnet.encoding",
     "EvalReport": "hashnet.metrics",
+    "HashNet": "hashnet.training",
     "HashnetError": "hashnet.errors",
     "Manifest": "hashnet.data",
     "Run": "hashnet.run",
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from hashnet.results import SearchResult
     from hashnet.run import Run
     from hashnet.store import CodeStore
+    from hashnet.training import HashNet
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from hashnet.data.pairs import PairTable
 from hashnet.data.sources import SOURCES, append_source, load_source, make_manifest, source_options
 from hashnet.data.splits import Protocol
 from hashnet.data.summary import check_pictures, notes, unreadable_warning
-from hashnet.data.writer import EXISTING, copy_without, refuse_duplicates, zero_shot_copy
+from hashnet.data.writer import EXISTING, copy_without, refuse_duplicates, write_arrays, zero_shot_copy
 
 __all__ = [
     "EXISTING",
@@ -53,5 +53,6 @@ __all__ = [
     "source_options",
     "too_many_bad",
     "unreadable_warning",
+    "write_arrays",
     "zero_shot_copy",
 ]

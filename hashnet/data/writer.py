@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,11 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet.data import splits
-from hashnet.data.columns import check_labels, renumber
+from hashnet.data.columns import check_finite, check_labels, feature_column, renumber
 from hashnet.data.manifest import Manifest, ManifestArtefact
 from hashnet.data.parts import PartsWriter, schema_of
 from hashnet.errors import DataError, StorageError
-from hashnet.io import Progress, storage
+from hashnet.io import Progress, as_array, storage
+from hashnet.labels import as_multi_hot
+from hashnet.labels import to_lists as label_lists
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,37 @@ def write_manifest(
             _write(writer, rows, rows.labels, flags, show_progress)
             ManifestArtefact(folder).write(rows, tuple(writer.finish()), source or {})
     return Manifest.open(uri)
+
+
+def write_arrays(uri: str, X: Any, y: Any = None) -> Manifest:
+    """The manifest ``uri`` of rows in memory, all in the splits train and database.
+
+    ``X`` is feature rows (n, d), or a list of paths or URIs of pictures; ``y`` class ids (n,) or multi-hot.
+    """
+    listed = isinstance(X, Sequence) and bool(X) and isinstance(X[0], (str, os.PathLike))
+    X = [storage.absolute(str(path)) for path in X] if listed else as_array(X, "feature rows")
+    if y is None:
+        labels: dict[str, Any] = {}
+    else:
+        multi_hot = as_multi_hot(y)
+        labels = {"labels": label_lists(multi_hot), "n_classes": multi_hot.shape[1]}
+        if len(multi_hot) != len(X):
+            raise DataError(f"there are {len(X):,} rows, but labels of {len(multi_hot):,}; give one per row")
+    flags = np.full(len(X), splits.TRAIN | splits.DATABASE, dtype=np.uint8)
+    if isinstance(X, list):
+        rows = rows_of_uris(pa.array(X, pa.large_string()), **labels)
+        return write_manifest(uri, rows, flags, overwrite=True)
+    if X.ndim != 2 or X.dtype.kind not in "fiu":
+        raise DataError(f"feature rows must be numbers (n, d), or paths of pictures; got {X.dtype} {X.shape}")
+
+    def payload(start: int, stop: int) -> pa.Table:
+        matrix = np.ascontiguousarray(X[start:stop], dtype=np.float32)
+        check_finite(matrix, "X", start)
+        names = pa.array([f"row-{row}" for row in range(start, stop)])
+        return pa.table({"uri": names, "feature": feature_column(matrix)})
+
+    rows = SourceRows(len(X), payload, modality="features", n_features=X.shape[1], block_rows=4_096, **labels)
+    return write_manifest(uri, rows, flags, overwrite=True)
 
 
 EXISTING = ("refuse", "skip")

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from hashnet.training.batches import from_first
     from hashnet.training.checkpoints import EpochRecord, StageRecord, StepRecord, read_history
     from hashnet.training.diagnostics import logits_of
+    from hashnet.training.estimator import HashNet
     from hashnet.training.frozen_backbone import features_of_run, standardise
     from hashnet.training.inputs import ArraySource, held_out, open_rows
     from hashnet.training.loop import Callbacks, fit
@@ -32,6 +33,7 @@ __all__, __getattr__ = lazy_names(
         "batches": ["from_first"],
         "checkpoints": ["EpochRecord", "StageRecord", "StepRecord", "read_history"],
         "diagnostics": ["logits_of"],
+        "estimator": ["HashNet"],
         "frozen_backbone": ["features_of_run", "standardise"],
         "inputs": ["ArraySource", "held_out", "open_rows"],
         "loop": ["Callbacks", "fit"],

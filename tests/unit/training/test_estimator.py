@@ -1,0 +1,87 @@
+"""HashNet on arrays: learns, encodes, saves what Encoder opens; mistakes are told before work starts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hashnet
+from hashnet.errors import ConfigError, DataError, HashnetError, LineageMismatch
+
+QUICK = {"stages": 2, "first_epochs": 3, "stage_epochs": 1, "lr": 0.02}
+
+
+@pytest.fixture(scope="module")
+def clusters():
+    rng = np.random.default_rng(0)
+    y = np.arange(240) % 4
+    return rng.normal(size=(4, 10))[y] * 3 + rng.normal(size=(240, 10)), y
+
+
+@pytest.fixture(scope="module")
+def fitted(clusters):
+    return hashnet.HashNet(16, **QUICK).fit(*clusters)
+
+
+def test_codes_are_the_signs_of_logits_and_tell_classes_apart(fitted, clusters):
+    X, y = clusters
+    codes = fitted.encode(X)
+    assert codes.shape == (240, 2)
+    assert (codes == np.packbits(fitted.logits(X) >= 0, axis=1)).all()
+    assert hashnet.evaluate(codes[:40], y[:40], codes[40:], y[40:], k=50).map > 0.9  # chance is 0.25
+    assert fitted.summary_.train_rows == 240
+
+
+def test_results_repeat(clusters, fitted):
+    again = hashnet.HashNet(16, **QUICK).fit(*clusters)
+    assert (again.encode(clusters[0]) == fitted.encode(clusters[0])).all()
+
+
+def test_a_saved_model_is_an_encoder(fitted, clusters, tmp_path):
+    fitted.save(str(tmp_path / "model"))
+    loaded = hashnet.Encoder.load(str(tmp_path / "model"))
+    assert (loaded.encode(clusters[0]) == fitted.encode(clusters[0])).all()
+
+
+def test_multi_hot_labels_and_lists(clusters):
+    X, y = clusters
+    one_hot = np.eye(4, dtype=bool)[y]
+    assert hashnet.HashNet(8, **QUICK).fit(X.tolist(), one_hot).encode(X[:1].tolist()).shape == (1, 1)
+
+
+def test_a_run_folder_keeps_everything(clusters, tmp_path):
+    run = str(tmp_path / "run")
+    hashnet.HashNet(8, run=run, **QUICK).fit(*clusters)
+    assert hashnet.Run(run).model.info().n_bits == 8
+    assert len(hashnet.Run(run).manifest.open()) == 240
+    with pytest.raises((HashnetError, LineageMismatch), match="use another"):
+        hashnet.HashNet(8, run=run, **QUICK).fit(*clusters)
+
+
+def test_pictures_by_path(tmp_path):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    paths, y = [], np.arange(12) % 2
+    for place, label in enumerate(y):
+        paths.append(tmp_path / f"{place}.png")
+        pixels = rng.integers(0, 80, (20, 20, 3)) + 150 * label
+        Image.fromarray(pixels.astype(np.uint8)).save(paths[-1])
+    model = hashnet.HashNet(8, backbone="small_cnn", crop=16, resize=16, head_epochs=0, **QUICK)
+    assert model.fit(paths, y).encode(paths).shape == (12, 1)
+
+
+def test_mistakes_are_told_at_once(clusters):
+    X, y = clusters
+    with pytest.raises(ConfigError, match="stage_epochs"):
+        hashnet.HashNet(16, stage_epoch=1)
+    with pytest.raises(ConfigError, match="multiple of 8"):
+        hashnet.HashNet(12)
+    with pytest.raises(DataError, match="240 rows, but labels of 239"):
+        hashnet.HashNet(16).fit(X, y[:-1])
+    with pytest.raises(DataError, match=r"numbers \(n, d\)"):
+        hashnet.HashNet(16).fit(X[0], y[:10])
+    with pytest.raises(HashnetError, match="call fit"):
+        hashnet.HashNet(16).encode(X)
+    with pytest.raises(DataError, match="NaN"):
+        hashnet.HashNet(16).fit(np.where(np.eye(240, 10), np.nan, X), y)
