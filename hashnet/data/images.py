@@ -133,12 +133,16 @@ class Preprocess:
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     keep_aspect: bool = True
     flip: bool = True  # in training; off where left and right differ in meaning, as in digits
+    min_area: float = 0.0  # in training: of a crop of random size, as a share of the picture; 0: fixed size
+    average_flip: bool = False  # features are the mean of those of the picture and of its mirror image
 
     def __post_init__(self) -> None:
         if not 0 < self.crop <= self.resize:
             raise ConfigError(
                 f"crop must be at least 1 and at most resize, got {self.crop} and {self.resize}"
             )
+        if not 0 <= self.min_area <= 1:
+            raise ConfigError(f"min_area is a share of the picture, from 0 to 1, got {self.min_area}")
         object.__setattr__(self, "mean", tuple(self.mean))
         object.__setattr__(self, "std", tuple(self.std))
 
@@ -156,12 +160,18 @@ class Preprocess:
         return self._cut(picture, (width - self.crop) // 2, (height - self.crop) // 2)
 
     def train(self, data: bytes, seed: int, epoch: int, row_id: int) -> np.ndarray:
-        """uint8 (3, crop, crop) at a random place, flipped or not; it depends on the three numbers alone."""
+        """uint8 (3, crop, crop) at a random place, flipped or not; it depends on the three numbers alone.
+
+        With ``min_area`` the part that is cut out has a random size and shape, too (RandomResizedCrop).
+        """
         picture = _open_rgb(data, self.resize, MAX_PIXELS)
-        width, height = self._resized(picture)
-        across, down, mirror = _draws(seed, epoch, row_id, 3)
-        left, top = across % (width - self.crop + 1), down % (height - self.crop + 1)
-        pixels = self._cut(picture, left, top)
+        across, down, mirror, *sizes = _draws(seed, epoch, row_id, 5)
+        if self.min_area:
+            pixels = self._cut_any_size(picture, *(number / 2**64 for number in (across, down, *sizes)))
+        else:
+            width, height = self._resized(picture)
+            left, top = across % (width - self.crop + 1), down % (height - self.crop + 1)
+            pixels = self._cut(picture, left, top)
         return np.ascontiguousarray(pixels[:, :, ::-1]) if self.flip and mirror % 2 else pixels
 
     def eval_many(
@@ -223,12 +233,29 @@ class Preprocess:
 
     def _cut(self, picture: Image, left: int, top: int) -> np.ndarray:
         """Resamples only the square at (left, top) of the resized picture, with antialiasing."""
-        from PIL.Image import Resampling
-
         width, height = self._resized(picture)
         x, y = picture.width / width, picture.height / height  # pixels of the picture per resized pixel
         box = (left * x, top * y, (left + self.crop) * x, (top + self.crop) * y)
         box = (box[0], box[1], min(box[2], picture.width), min(box[3], picture.height))  # rounding
+        return self._resample(picture, box)
+
+    def _cut_any_size(
+        self, picture: Image, across: float, down: float, size: float, shape: float
+    ) -> np.ndarray:
+        """A part of the picture from four numbers in 0..1: place, area from ``min_area`` to 1, aspect ratio.
+
+        The ratio is that of RandomResizedCrop, 3:4 to 4:3; what is larger than the picture is cut off.
+        """
+        area = picture.width * picture.height * (self.min_area + (1 - self.min_area) * size)
+        ratio = (4 / 3) ** (2 * shape - 1)
+        width = min((area * ratio) ** 0.5, picture.width)
+        height = min((area / ratio) ** 0.5, picture.height)
+        left, top = across * (picture.width - width), down * (picture.height - height)
+        return self._resample(picture, (left, top, left + width, top + height))
+
+    def _resample(self, picture: Image, box: tuple[float, float, float, float]) -> np.ndarray:
+        from PIL.Image import Resampling
+
         square = picture.resize((self.crop, self.crop), Resampling.BILINEAR, box=box)
         return np.ascontiguousarray(
             np.asarray(square).transpose(2, 0, 1)

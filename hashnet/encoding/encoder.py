@@ -165,9 +165,11 @@ def code_lineage(info: BundleInfo, engine: str, batch_rows: int | None = None) -
     It is stored with the codes; ``batch_rows`` None is the engine's default.
     """
     packages = ("numpy", "pillow", "torch", "torchvision")
+    averaged = info.preprocess is not None and info.preprocess.average_flip
     return {
         "model_sha256": info.sha256,
         "preprocess_version": info.preprocess_version,
+        **({"average_flip": True} if averaged else {}),
         **asdict(EngineSpec.of(engine, info.modality, batch_rows)),
         "bit_order": BIT_ORDER,
         "versions": {"hashnet": __version__} | {name: metadata.version(name) for name in packages},

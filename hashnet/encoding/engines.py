@@ -114,10 +114,16 @@ class Engine:
         return self.spec.engine
 
     def run(self, rows: np.ndarray, output: str = "logits") -> np.ndarray:
-        """float32 (n, width): ``logits`` or ``features`` of prepared rows, any n."""
+        """float32 (n, width): ``logits`` or ``features`` of prepared rows, any n.
+
+        With ``average_flip`` features are the mean of a picture's and its mirror image's.
+        """
         if self._model.modality == "image" and output == "logits":
             return self.head(self.run(rows, "features"))
-        return self._run(output, rows)
+        values, preprocess = self._run(output, rows), self._model.spec.preprocess
+        if preprocess is not None and preprocess.average_flip:
+            values = (values + self._run(output, np.ascontiguousarray(rows[..., ::-1]))) / 2
+        return values
 
     def head(self, features: np.ndarray) -> np.ndarray:
         """Logits, float32 (n, n_bits), of the backbone's features of pictures."""

@@ -226,6 +226,8 @@ def build_model(
     resize: int | None = None,
     crop: int | None = None,
     flip: bool | None = None,
+    min_area: float | None = None,
+    average_flip: bool | None = None,
 ) -> HashModel:
     """A HashModel with the backbone of that name (see ``hashnet.models.backbones``) in train mode.
 
@@ -236,6 +238,7 @@ def build_model(
     arguments = {
         "backbone": backbone, "n_bits": n_bits, "n_features": n_features, "hidden": hidden,
         "dropout": dropout, "noise": noise, "head": head, "resize": resize, "crop": crop, "flip": flip,
+        "min_area": min_area, "average_flip": average_flip,
     }  # fmt: skip
     module, spec = make_backbone(
         backbone,
@@ -246,5 +249,7 @@ def build_model(
         resize=resize,
         crop=crop,
         flip=flip,
+        min_area=min_area,
+        average_flip=average_flip,
     )
     return HashModel(module, spec, n_bits, head=head, dropout=dropout, noise=noise, arguments=arguments)

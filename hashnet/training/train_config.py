@@ -134,6 +134,18 @@ class TrainConfig:
     resize: int | None = key(None, "shorter side of pictures; none: the backbone's", low=1)
     crop: int | None = key(None, "side of the square crop; none: the backbone's", low=1)
     flip: bool | None = key(None, "mirror training pictures at random; none: the backbone's choice")
+    min_area: float | None = key(
+        None,
+        "training pictures are crops of random size, at least this share of the picture; 0: of fixed size; "
+        "none: by kind of backbone",
+        low=0,
+        high=1,
+    )
+    average_flip: bool = key(
+        False,
+        "a picture's code is that of the mean of its features and its mirror image's: encoding and "
+        "queries take twice as long",
+    )
     standardise: bool = key(
         True,
         "centre features on the training rows' mean and divide them by one number, their deviation",

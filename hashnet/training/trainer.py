@@ -224,6 +224,8 @@ def make_model(config: TrainConfig, manifest: Manifest) -> HashModel:
         resize=config.resize,
         crop=config.crop,
         flip=config.flip,
+        min_area=config.min_area,
+        average_flip=config.average_flip or None,
         head=config.method.head,
     )
     if config.crop is not None and manifest.modality == "image":

@@ -55,11 +55,13 @@ def make_backbone(
     resize: int | None = None,
     crop: int | None = None,
     flip: bool | None = None,
+    min_area: float | None = None,
+    average_flip: bool | None = None,
 ) -> tuple[nn.Module, BackboneSpec]:
     """The module and its spec.
 
     ``weights`` is ``random``, ``pretrained``, or a file (.pth read with weights_only=True, or .safetensors).
-    ``resize``, ``crop`` and ``flip`` override the backbone's own preprocessing.
+    ``resize`` and those after it override the backbone's own preprocessing.
     """
     family = check_backbone(name)
     if hidden and name != "features":
@@ -71,6 +73,8 @@ def make_backbone(
         "crop": crop,
         "resize": resize or (max(spec.preprocess.resize, crop) if crop else None),
         "flip": flip,
+        "min_area": min_area,
+        "average_flip": average_flip,
     }
     changed = dataclasses.replace(spec.preprocess, **{k: v for k, v in changes.items() if v is not None})
     return module, dataclasses.replace(spec, preprocess=changed)

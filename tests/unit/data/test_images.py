@@ -239,12 +239,39 @@ def test_without_flip_nothing_is_mirrored():
         np.testing.assert_array_equal(preprocess.train(data, 0, 0, row_id), preprocess.eval(data))
 
 
+def test_crops_of_random_size_have_the_area_and_the_shape_that_were_asked_for():
+    x, y = np.meshgrid(np.arange(200), np.arange(160))  # a pixel's colour says where it is
+    data = encoded(np.stack([x, y, 0 * x], axis=2).astype(np.uint8), "PNG")
+    preprocess = Preprocess(resize=64, crop=48, min_area=0.4)
+    areas, ratios, lefts, mirrored = [], [], [], 0
+    for row_id in range(300):
+        pixels = preprocess.train(data, 0, 0, row_id).astype(float)
+        mirror = pixels[0, 0, 0] > pixels[0, 0, -1]
+        across, down = pixels[0, 0, :: -1 if mirror else 1], pixels[1, :, 0]
+        width, height = (48 / 46 * (line[-2] - line[1]) * 46 / 45 for line in (across, down))
+        areas.append(width * height / (200 * 160))
+        ratios.append(width / height)
+        lefts.append(across[0])
+        mirrored += mirror
+    assert 0.36 < min(areas) < 0.45 < 0.8 < max(areas) < 1.05
+    assert 0.7 < min(ratios) < 0.85 < 1.2 < max(ratios) < 1.4
+    assert min(lefts) < 5
+    assert max(lefts) > 60
+    assert 110 < mirrored < 190
+    again = preprocess.train(data, 0, 0, 7)
+    np.testing.assert_array_equal(again, preprocess.train(data, 0, 0, 7))
+    np.testing.assert_array_equal(preprocess.eval(data), Preprocess(resize=64, crop=48).eval(data))
+    with pytest.raises(ConfigError, match="min_area is a share"):
+        Preprocess(min_area=1.5)
+
+
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(4, 40), st.floats(0.1, 1))
 def test_any_size_gives_a_full_square(width, height, resize, share):
     crop = max(1, int(resize * share))
     data = encoded(np.full((height, width, 3), 77, dtype=np.uint8), "PNG")
     preprocess = Preprocess(resize=resize, crop=crop)
-    for pixels in (preprocess.eval(data), preprocess.train(data, 0, 1, 2)):
+    any_size = Preprocess(resize=resize, crop=crop, min_area=0.2)
+    for pixels in (preprocess.eval(data), preprocess.train(data, 0, 1, 2), any_size.train(data, 0, 1, 2)):
         assert pixels.shape == (3, crop, crop)
         assert (pixels == 77).all()
 

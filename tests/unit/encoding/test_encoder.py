@@ -112,6 +112,28 @@ def test_what_it_says_about_itself(image_encoder):
     }  # fmt: skip
 
 
+def test_a_mirrored_picture_has_the_same_code_where_both_are_averaged(tmp_path):
+    folders, encoders = {}, {}
+    for averaged in (False, True):
+        torch.manual_seed(0)
+        model = build_model("small_cnn", 16, average_flip=averaged or None)
+        folders[averaged] = str(tmp_path / f"{averaged}")
+        save_bundle(folders[averaged], model)
+        encoders[averaged] = hashnet.Encoder.load(folders[averaged])
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 3, 32, 32), dtype=np.uint8)
+    mirrored = pixels[..., ::-1]
+    plain, both = encoders[False], encoders[True]
+    wanted = (plain.features(pixels) + plain.features(mirrored)) / 2
+    np.testing.assert_array_equal(both.features(pixels), wanted)
+    np.testing.assert_array_equal(both.features(mirrored), wanted)
+    np.testing.assert_array_equal(both.logits(pixels), plain.head(wanted))
+    assert not np.array_equal(both.encode(pixels), plain.encode(pixels))
+    # codes of the two must never be mixed: another bundle, and named in the lineage
+    assert both.model_sha256 != plain.model_sha256
+    assert both.lineage["average_flip"] is True
+    assert "average_flip" not in plain.lineage
+
+
 def test_no_pictures_no_codes(image_encoder, feature_encoder):
     assert image_encoder.encode([]).shape == (0, 6)
     assert feature_encoder.encode(np.zeros((0, 5))).shape == (0, 2)
