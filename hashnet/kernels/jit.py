@@ -37,11 +37,14 @@ def popcount(typingctx, word):  # type: ignore[no-untyped-def]
 
 
 @functools.cache
-def _sources() -> str:
-    """A digest of the package's code: kernels call functions of other files, which numba does not look at."""
-    folder, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+def _sources(folder: Path) -> str:
+    """A digest of this package and of the one in ``folder``: numba looks at a kernel's own file alone.
+
+    Kernels use functions and constants of these two packages and of no other.
+    """
+    digest = hashlib.sha256()
+    for path in sorted({*Path(__file__).parent.glob("*.py"), *folder.glob("*.py")}):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -54,7 +57,8 @@ class KernelCache(UserWideCacheLocator):
     @classmethod
     def get_suitable_cache_subpath(cls, py_file: str) -> str:
         """The folder, below numba's own, for the kernels of a file."""
-        return f"hashnet-{_sources()}-{Path(py_file).parent.name}"
+        folder = Path(py_file).parent
+        return f"hashnet-{_sources(folder)}-{folder.name}"
 
 
 def compiled(function: Callable) -> Any:

@@ -1,5 +1,6 @@
 """Compiled kernels: the population count itself, and a checkout where nothing may be written."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -43,21 +44,54 @@ def _refuse(self):
 
 
 def test_copies_of_the_package_share_what_one_compiled(repo, tmp_path):
-    """As the copies do that Ray unpacks for each job; a changed file, whichever it is, shares nothing."""
+    """As the copies do that Ray unpacks for each job; a changed kernel shares nothing."""
     ask = """
-from hashnet.kernels.exact import merge_sorted as kernel
-from hashnet.kernels.jit import _sources
-print(_sources(), kernel.stats.cache_path)
+from hashnet.kernels.exact import merge_sorted
+from hashnet.losses.dnnh import violations
+print(merge_sorted.stats.cache_path, violations.stats.cache_path)
 """
 
     def told(folder):
         env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-        return subprocess.check_output([sys.executable, "-c", ask], env=env, cwd=folder, text=True)
+        return subprocess.check_output([sys.executable, "-c", ask], env=env, cwd=folder, text=True).split()
 
     for name in ("a", "b"):
         shutil.copytree(repo / "hashnet", tmp_path / name / "hashnet")
-    first = told(tmp_path / "a")
-    assert told(tmp_path / "b") == first
-    with (tmp_path / "b" / "hashnet" / "codes.py").open("a") as file:
-        file.write("# changed\n")
-    assert told(tmp_path / "b") != first
+    search, loss = told(tmp_path / "a")
+    assert search != loss
+
+    def change(name):
+        with (tmp_path / "b" / "hashnet" / name).open("a") as file:
+            file.write("# changed\n")
+        return told(tmp_path / "b")
+
+    assert change("codes.py") == [search, loss]
+    search_now, loss_now = change("losses/pairwise.py")
+    assert search_now == search
+    assert loss_now != loss
+    assert not {search, loss_now} & set(change("kernels/hamming.py"))
+
+
+def test_kernels_use_their_own_package_and_this_one_alone(repo):
+    """What a kernel took from elsewhere could change without its being compiled again."""
+    for path in sorted((repo / "hashnet").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        allowed = ("hashnet.kernels", ".".join(path.relative_to(repo).parent.parts))
+        elsewhere = {
+            name.asname or name.name
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hashnet")
+            if not (node.module or "").startswith(allowed)
+            for name in node.names
+        }
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and any(
+                isinstance(mark, ast.Name) and mark.id == "compiled" for mark in node.decorator_list
+            ):
+                used = {
+                    inner.id
+                    for statement in node.body
+                    for inner in ast.walk(statement)
+                    if isinstance(inner, ast.Name)
+                }
+                assert not used & elsewhere, f"{path.name}: {node.name}"
