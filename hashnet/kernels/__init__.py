@@ -1,4 +1,4 @@
-"""Compiled loops: exact search by distance and by score, inverted lists, counts of an evaluation; threads."""
+"""Compiled loops: exact search by distance and by score, inverted lists, counts, resampling; threads."""
 
 from hashnet.kernels.asymmetric import merge_scores, score_codes, top_scores
 from hashnet.kernels.bitslice import ITEMS, bit_planes, plan_queries
@@ -14,6 +14,7 @@ from hashnet.kernels.ranking import (
     count_and_rank,
     new_scratch,
 )
+from hashnet.kernels.resample import resample
 from hashnet.kernels.threads import default_threads, run_all
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "pad_columns",
     "plan_queries",
     "popcount",
+    "resample",
     "run_all",
     "scan_lists",
     "score_codes",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFile, ImageOps
 
 from hashnet.data import images
 from hashnet.data.images import Preprocess, decode
@@ -316,3 +316,66 @@ def test_no_torch_is_needed(repo, python):
     code = "import sys, hashnet.data.images, hashnet.data.sources; print('torch' in sys.modules)"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=repo, check=True)
     assert done.stdout.strip() == "False", sys.version
+
+
+def by_pillow_alone(data: bytes, preprocess: Preprocess) -> np.ndarray:
+    """The preprocessing of version 1 in Pillow's calls alone."""
+    picture = Image.open(io.BytesIO(data))
+    picture.draft(None, (preprocess.resize, preprocess.resize))
+    picture = ImageOps.exif_transpose(picture).convert("RGB")
+    scale = preprocess.resize / min(picture.size)
+    width, height = (max(preprocess.resize, round(side * scale)) for side in picture.size)
+    left, top = (width - preprocess.crop) // 2, (height - preprocess.crop) // 2
+    x, y = picture.width / width, picture.height / height
+    right, bottom = (left + preprocess.crop) * x, (top + preprocess.crop) * y
+    box = (left * x, top * y, min(right, picture.width), min(bottom, picture.height))
+    square = picture.resize((preprocess.crop,) * 2, Image.Resampling.BILINEAR, box=box)
+    return np.asarray(square).transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("RGB", {}),
+        ("RGB", {"subsampling": 0}),
+        ("RGB", {"subsampling": 1, "quality": 40}),
+        ("RGB", {"progressive": True}),
+        ("RGB", {"keep_rgb": True}),
+        ("RGB", {"optimize": True, "restart_marker_rows": 1}),
+        ("L", {}),
+        ("CMYK", {}),
+    ],
+)
+@pytest.mark.parametrize("size", [(500, 375), (120, 333), (97, 61), (1301, 700), (64, 64)])
+def test_every_kind_of_jpeg_has_the_pixels_of_pillow(mode, options, size):
+    rng = np.random.default_rng(3)
+    coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize(size)
+    noisy = np.asarray(coarse) + rng.normal(0, 9, (size[1], size[0], 3))
+    picture = Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).convert(mode)
+    file = io.BytesIO()
+    picture.save(file, "JPEG", **options)
+    preprocess = Preprocess(resize=72, crop=64)
+    assert np.array_equal(preprocess.eval(file.getvalue()), by_pillow_alone(file.getvalue(), preprocess))
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_a_turned_jpeg_has_the_pixels_of_pillow(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (75, 100, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "JPEG", exif=exif)
+    preprocess = Preprocess(resize=40, crop=32)
+    assert np.array_equal(preprocess.eval(file.getvalue()), by_pillow_alone(file.getvalue(), preprocess))
+
+
+def test_a_plain_jpeg_takes_the_short_way(monkeypatch):
+    """Pillow only opens it; a damaged one is left to Pillow to judge."""
+    file = io.BytesIO()
+    Image.new("RGB", (100, 80), (9, 200, 30)).save(file, "JPEG")
+    whole = file.getvalue()
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("Pillow decoded it"))
+    Preprocess(resize=72, crop=64).eval(whole)
+    monkeypatch.undo()
+    with pytest.raises(BadImage, match="corrupt"):
+        Preprocess(resize=72, crop=64).eval(whole[: len(whole) // 2])
