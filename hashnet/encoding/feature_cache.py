@@ -2,6 +2,7 @@
 
     features = BackboneFeatures(model, manifest, folder="runs/pets/cache")
     values, usable = features(row_ids, read)      # from the cache, or computed and kept
+    values, usable = features.of_view(seed, 0)(row_ids, read)      # of augmented pictures that ``read`` makes
 
 Training, measuring, encoding, the queries of an evaluation and a comparison share them. What they depend on
 is their key: the backbone's weights, the preprocessing, the engine, and the manifest part and row of the
@@ -11,6 +12,7 @@ not match its name is not used. The folder may be deleted at any time.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import json
@@ -36,10 +38,13 @@ Read = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # positions → (u
 
 
 class FeatureCache:
-    """Features float32 (n, width) by row id, of one manifest and one way to compute them (``key``)."""
+    """Features (n, width) of ``dtype`` by row id, of one manifest and one way to compute them (``key``)."""
 
-    def __init__(self, folder: str, manifest: Manifest, width: int, key: str) -> None:
+    def __init__(
+        self, folder: str, manifest: Manifest, width: int, key: str, dtype: type[np.floating] = np.float32
+    ) -> None:
         self.folder, self.width = storage.join(folder, f"features-{key[:16]}"), width
+        self.dtype = dtype
         self._parts = manifest.parts
         self._first = np.array([part.first_row_id for part in manifest.parts], dtype=np.int64)
         self._blocks: list[tuple[np.ndarray, np.ndarray]] | None = None  # (row ids, ascending; features)
@@ -48,7 +53,7 @@ class FeatureCache:
         """(features (n, width), bool (n,): rows that are there; the others are zeros)."""
         if self._blocks is None:
             self._blocks = list(self._read())
-        features, found = np.zeros((len(row_ids), self.width), dtype=np.float32), np.zeros(len(row_ids), bool)
+        features, found = np.zeros((len(row_ids), self.width), self.dtype), np.zeros(len(row_ids), bool)
         for ids, values in self._blocks:
             at = np.searchsorted(ids, row_ids).clip(max=len(ids) - 1)
             here = (ids[at] == row_ids) & ~found
@@ -61,7 +66,7 @@ class FeatureCache:
         part_of = np.searchsorted(self._first, row_ids[order], side="right") - 1
         for number in np.unique(part_of):
             rows = order[part_of == number]
-            ids, values = row_ids[rows].astype(np.int64), features[rows].astype(np.float32)
+            ids, values = row_ids[rows].astype(np.int64), features[rows].astype(self.dtype)
             data = io.BytesIO()
             np.savez(data, row_ids=ids, features=values)
             name = f"{self._parts[number].sha256[:16]}-{hashlib.sha256(data.getvalue()).hexdigest()}.npz"
@@ -90,7 +95,8 @@ class BackboneFeatures:
     """Callable: the backbone's features of pictures of a manifest, each computed once.
 
     ``engine`` is an Engine's; without ``manifest`` and ``folder`` nothing is kept. The backbone's weights
-    must not change any more; the head may.
+    must not change any more; the head may. ``dtype`` float16 halves the space of activations, of which a
+    picture has many.
     """
 
     def __init__(
@@ -101,23 +107,37 @@ class BackboneFeatures:
         engine: str = "auto",
         folder: str | None = None,
         base_uri: str | None = None,
+        dtype: type[np.floating] = np.float32,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         self.engine = Engine(model, engine)
-        self.width = model.spec.n_features
+        self.width, self.dtype = model.spec.n_features, dtype
         self._cache: FeatureCache | None = None
-        if folder is not None and manifest is not None and 4 * self.width * len(manifest) <= MAX_BYTES:
-            key = _key(model, self.engine, base_uri)
-            self._cache = FeatureCache(folder, manifest, self.width, key)
+        self._open: Callable[[tuple[int, int] | None], FeatureCache] | None = None
+        size = np.dtype(dtype).itemsize * self.width
+        if folder is not None and manifest is not None and size * len(manifest) <= max_bytes:
+
+            def open_cache(view: tuple[int, int] | None) -> FeatureCache:
+                key = _key(model, self.engine, base_uri, view)
+                return FeatureCache(folder, manifest, self.width, key, dtype)
+
+            self._open, self._cache = open_cache, open_cache(None)
+
+    def of_view(self, seed: int, view: int) -> BackboneFeatures:
+        """The same for the pictures as training's transform shows them at (seed, epoch ``view``)."""
+        other = copy.copy(self)
+        other._cache = self._open((seed, view)) if self._open else None
+        return other
 
     def __call__(
         self, row_ids: np.ndarray, read: Read, on_rows: Callable[[int], None] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(features float32 (n, width), bool (n,): rows whose picture can be read and has finite features).
+        """(features (n, width), bool (n,): rows whose picture can be read and has finite features).
 
         ``read`` decodes the pictures at these positions of ``row_ids``, one batch ahead on a thread of its
         own; ``on_rows`` gets the number of rows of each step.
         """
-        features = np.zeros((len(row_ids), self.width), dtype=np.float32)
+        features = np.zeros((len(row_ids), self.width), dtype=self.dtype)
         usable = np.zeros(len(row_ids), dtype=bool)
         if self._cache is not None:
             features, usable = self._cache.get(row_ids)
@@ -127,7 +147,7 @@ class BackboneFeatures:
         kept = 0  # of the missing ones, those that the cache has now
         done = 0
         for rows, pixels, good in self._decoded(missing, read):
-            values = self.engine.run(pixels, "features")
+            values = self.engine.run(pixels, "features").astype(self.dtype, copy=False)
             usable[rows] = good & np.isfinite(values).all(axis=1)
             features[rows] = np.where(usable[rows, None], values, 0)
             done += len(rows)
@@ -165,12 +185,16 @@ class BackboneFeatures:
             self._cache.put(row_ids[rows], features[rows])
 
 
-def _key(model: HashModel, engine: Engine, base_uri: str | None) -> str:
+def _key(model: HashModel, engine: Engine, base_uri: str | None, view: tuple[int, int] | None) -> str:
     """sha256 of what a picture's features depend on, besides the picture."""
     assert model.spec.preprocess is not None
     digest = hashlib.sha256()
+    preprocess = model.spec.preprocess.to_dict()
+    if view is None:  # the centre, whatever training does
+        del preprocess["flip"], preprocess["min_area"]
     about = {
-        "preprocess": [PREPROCESS_VERSION, model.spec.preprocess.to_dict()],
+        "preprocess": [PREPROCESS_VERSION, preprocess],
+        "view": view,
         "engine": asdict(engine.spec),
         "torch": torch.__version__,
         "base_uri": base_uri,

@@ -7,6 +7,7 @@ from hashnet.io import lazy_names
 if TYPE_CHECKING:
     from hashnet.models.backbones import backbone_names, check_backbone, make_backbone, try_crop
     from hashnet.models.backbones.spec import BackboneSpec
+    from hashnet.models.blocks import DividedBackbone, divide
     from hashnet.models.bundle import BundleInfo, ModelArtefact, bundle_info, load_bundle, save_bundle
     from hashnet.models.hash_model import HEADS, HashModel, build_model, relax, to_signs
     from hashnet.models.inference import BatchedInference, OutputModule, as_tensor, device_memory
@@ -15,6 +16,7 @@ __all__, __getattr__ = lazy_names(
     __name__,
     {
         "backbones": ["backbone_names", "check_backbone", "make_backbone", "try_crop"],
+        "blocks": ["DividedBackbone", "divide"],
         "bundle": ["BundleInfo", "ModelArtefact", "bundle_info", "load_bundle", "save_bundle"],
         "hash_model": ["HEADS", "HashModel", "build_model", "relax", "to_signs"],
         "inference": ["BatchedInference", "OutputModule", "as_tensor", "device_memory"],

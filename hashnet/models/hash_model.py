@@ -145,7 +145,8 @@ class RowNoise(RowRandomness):
 
 
 class HashModel(nn.Module):
-    """Logits (n, n_bits) of uint8 pictures (n, 3, h, w) or of float rows (n, n_inputs).
+    """Logits (n, n_bits) of uint8 pictures (n, 3, h, w), of float rows (n, n_inputs), or of activations
+    (n, …) below the last blocks of a backbone.
 
     The pixels' mean and standard deviation, and the training features' mean and scale (``feature_mean``,
     ``feature_std``: one number, or one per column in older models), are buffers: the weights file is
@@ -189,9 +190,11 @@ class HashModel(nn.Module):
         return self.spec.modality
 
     def raw_features(self, x: torch.Tensor) -> torch.Tensor:
-        """The values that are scaled: the rows themselves, or the backbone's output for pictures."""
+        """The values that are scaled: the rows themselves, or the backbone's output."""
         if self.spec.modality == "features":
             return x.to(self.feature_mean.dtype)
+        if self.spec.modality == "activations":
+            return self.backbone(x.to(self.feature_mean.dtype))
         return self.backbone((x.to(self.pixel_mean.dtype) - self.pixel_mean) / self.pixel_std)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:

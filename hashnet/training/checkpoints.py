@@ -1,6 +1,6 @@
 """Checkpoints and the history: what training needs to continue exactly where it was, without a pickle.
 
-    step-00000400/tensors.safetensors   model, and momentum of the optimiser
+    step-00000400/tensors.safetensors   model, its average, and momentum of the optimiser
     step-00000400/history.json          the history up to here
     step-00000400/state.json            step, stage, beta, learning rate, stopping rule, seed; written last:
                                         a checkpoint without it is incomplete
@@ -21,6 +21,7 @@ import hashlib
 import json
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -193,15 +194,13 @@ class Checkpoints:
     def save(
         self,
         state: TrainState,
-        model: torch.nn.Module,
+        modules: Mapping[str, torch.nn.Module],
         optimiser: torch.optim.Optimizer,
         history: History,
-        loss_module: torch.nn.Module | None = None,
     ) -> None:
-        """Writes a checkpoint and removes all but the newest ``KEEP``."""
+        """Writes a checkpoint of modules by name and removes all but the newest ``KEEP``."""
         folder = storage.join(self.uri, f"step-{state.step:08d}")
         optimiser_tensors, optimiser_numbers = _flatten(optimiser)
-        modules = {"model": model} | ({"loss": loss_module} if loss_module is not None else {})
         tensors = {
             f"{name}.{k}": v.detach().cpu().contiguous()
             for name, module in modules.items()
@@ -220,17 +219,15 @@ class Checkpoints:
             storage.delete(storage.join(self.uri, f"step-{step:08d}"))
 
     def restore(
-        self,
-        model: torch.nn.Module,
-        optimiser: torch.optim.Optimizer,
-        loss_module: torch.nn.Module | None = None,
+        self, modules: Mapping[str, torch.nn.Module], optimiser: torch.optim.Optimizer
     ) -> tuple[TrainState, History] | None:
-        """Loads the newest undamaged checkpoint into model, optimiser and loss; None when there is none."""
+        """Loads the newest undamaged checkpoint into modules and optimiser; None when there is none."""
         if (found := self.newest()) is None:
             return None
-        for name, module in (("model.", model), ("loss.", loss_module)):
-            if module is not None:
-                weights = {k.removeprefix(name): v for k, v in found.tensors.items() if k.startswith(name)}
+        for name, module in modules.items():
+            prefix = f"{name}."
+            weights = {k.removeprefix(prefix): v for k, v in found.tensors.items() if k.startswith(prefix)}
+            if weights:  # an older version kept no average
                 module.load_state_dict(weights)
         _unflatten(optimiser, found.tensors, found.numbers)
         return found.state, found.history

@@ -1,32 +1,40 @@
-"""What is computed with the backbone frozen: the scale of the features, and training of the hash layer alone.
+"""What is computed with the backbone frozen: the scale of the features, training of the hash layer alone, and
+what lies below the blocks that learn.
 
 For the latter a frozen backbone sees each picture once, not once per epoch: a model of the backbone
 ``features`` (the probe) with the same head learns on the backbone's features, and the picture model takes
 over its head and its scaling. With ``freeze_backbone`` that is the whole training. It also precedes
 the training of a pretrained backbone, as gradients through a random hash layer would spoil what it knows.
+
+With ``train_last`` the blocks below the last ones are frozen, too, and what they give is computed once for
+each of a few augmented views of every picture: a model of the last blocks (``last_blocks``), which shares
+their weights with the picture model, learns on these activations.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 
 import numpy as np
 import torch
-from torch import distributed
+from torch import distributed, nn
 
 from hashnet.data import Manifest
 from hashnet.encoding import BackboneFeatures
 from hashnet.io import Progress
 from hashnet.losses import Loss
-from hashnet.models import HashModel, build_model
+from hashnet.models import BackboneSpec, DividedBackbone, HashModel, build_model
 from hashnet.run import Run
 from hashnet.training.batches import Sampler, world
 from hashnet.training.checkpoints import StageRecord
-from hashnet.training.inputs import ArraySource, ImageSource, InputSource, picture_reader
+from hashnet.training.inputs import ArraySource, ImageSource, InputSource, ViewSource, picture_reader
 from hashnet.training.loop import fit
 from hashnet.training.schedule import plain
 from hashnet.training.train_config import KINDS, TrainConfig
 
+logger = logging.getLogger(__name__)
+ACTIVATION_BYTES = 4 << 30  # of all views: they are in memory while the last blocks learn
 SAMPLE_ROWS = 2048  # for the mean and the scale: enough, and seconds even for pictures on a CPU
 GRAM_ROWS = 1024  # of these, for products of all pairs
 TYPICAL = 3.0  # deviation that a typical direction of the scaled features has, beside noise of 1
@@ -101,29 +109,100 @@ def backbone_features(
     A picture that cannot be read has zeros and stays marked as unusable.
     """
     assert features is not None
+    return ArraySource(*_shared(features, source, device, "features of the frozen backbone"))
+
+
+def _shared(
+    features: BackboneFeatures, source: InputSource, device: str | torch.device, what: str, epoch: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """(features of all rows, bool usable), of which each worker computes its share."""
     assert isinstance(source, ImageSource)
     rank, n_workers = world()
     per_worker = -(-len(source) // n_workers)
     rows = np.arange(rank * per_worker, min((rank + 1) * per_worker, len(source)))
-    progress = Progress(len(source), "pictures", "features of the frozen backbone") if rank == 0 else None
+    progress = Progress(len(source), "pictures", what) if rank == 0 else None
 
     def done(n: int) -> None:
         if progress is not None:  # it counts for all workers, which advance together
             progress.update(min(n_workers * n, len(source) - progress.done))
 
-    values, usable = features(source.row_ids[rows], picture_reader(source, rows), done)
+    values, usable = features(source.row_ids[rows], picture_reader(source, rows, epoch), done)
     if progress:
         progress.close()
+    if n_workers == 1:
+        return values, usable
     shared = torch.zeros(per_worker, features.width + 1)  # the last column: 1 for a usable row
     shared[: len(rows), :-1] = torch.from_numpy(values)
     shared[: len(rows), -1] = torch.from_numpy(usable).float()
-    if n_workers > 1:
-        on = shared.to(device) if distributed.get_backend() == "nccl" else shared
-        shares = [torch.empty_like(on) for _ in range(n_workers)]
-        distributed.all_gather(shares, on)
-        shared = torch.cat(shares).cpu()
-    shared = shared[: len(source)]
-    return ArraySource(shared[:, :-1].numpy(), shared[:, -1].numpy() > 0.5)
+    on = shared.to(device) if distributed.get_backend() == "nccl" else shared
+    shares = [torch.empty_like(on) for _ in range(n_workers)]
+    distributed.all_gather(shares, on)
+    shared = torch.cat(shares).cpu()[: len(source)]
+    return shared[:, :-1].numpy().astype(values.dtype), shared[:, -1].numpy() > 0.5
+
+
+def last_blocks(model: HashModel, parts: DividedBackbone) -> HashModel:
+    """A model of activations whose backbone is the last blocks; its tensors are the picture model's own."""
+    arguments = model.arguments
+    spec = BackboneSpec("activations", model.spec.n_features)
+    learner = HashModel(
+        parts.upper,
+        spec,
+        model.n_bits,
+        dropout=arguments["dropout"],
+        noise=arguments["noise"],
+        arguments=arguments,
+    )
+    learner.head = model.head
+    for name in ("feature_mean", "feature_std"):
+        learner.register_buffer(name, getattr(model, name))
+    return learner
+
+
+def activations(
+    config: TrainConfig,
+    model: HashModel,
+    parts: DividedBackbone,
+    manifest: Manifest,
+    source: InputSource,
+    device: str | torch.device,
+) -> ViewSource | None:
+    """What lies below the last blocks, of ``config.views`` augmented views of every picture, kept on disk.
+
+    View v is the picture as epoch v would show it. Fewer views where they would not fit in
+    ``ACTIVATION_BYTES``; None where not even one does.
+    """
+    width = int(np.prod(parts.shape))
+    n_views = min(config.views, ACTIVATION_BYTES // (2 * width * max(len(source), 1)))
+    if n_views < 1:
+        logger.warning("the activations of %d pictures are not kept: too large", len(source))
+        return None
+    if n_views < config.views:
+        logger.warning("%d views of each picture instead of %d: more would not fit", n_views, config.views)
+    assert model.spec.preprocess is not None
+    preprocess = dataclasses.replace(model.spec.preprocess, average_flip=False)
+    with torch.random.fork_rng(devices=[]):  # its head is never used
+        below = HashModel(
+            nn.Sequential(parts.lower, nn.Flatten()),
+            BackboneSpec("image", width, preprocess=preprocess),
+            n_bits=8,
+        )
+    features = BackboneFeatures(
+        below,
+        manifest,
+        engine=torch.device(device).type,
+        folder=config.cache or Run(config.run).cache,
+        base_uri=config.base_uri,
+        dtype=np.float16,
+        max_bytes=ACTIVATION_BYTES,
+    )
+    views = np.zeros((n_views, len(source), width), dtype=np.float16)
+    usable = np.ones(len(source), dtype=bool)
+    for view in range(n_views):
+        what = f"activations, view {view + 1} of {n_views}"
+        views[view], good = _shared(features.of_view(config.seed, view), source, device, what, view)
+        usable &= good
+    return ViewSource(views, parts.shape, usable)
 
 
 def train_head_first(

@@ -131,13 +131,30 @@ class ImageSource:
             )
 
 
+class ViewSource:
+    """Activations of several views of each picture, float16 (views, n, width), one of them per epoch.
+
+    A row's views follow each other from epoch to epoch; a batch has rows of all of them.
+    """
+
+    def __init__(self, views: np.ndarray, shape: tuple[int, ...], usable: np.ndarray) -> None:
+        self.views, self.shape, self.usable = views, shape, usable
+
+    def __len__(self) -> int:
+        return self.views.shape[1]
+
+    def batch(self, rows: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
+        chosen = self.views[(rows + epoch) % len(self.views), rows].astype(np.float32)
+        return torch.from_numpy(chosen).view(len(rows), *self.shape), self.usable[rows]
+
+
 def picture_reader(
-    source: InputSource, rows: np.ndarray
+    source: InputSource, rows: np.ndarray, epoch: int = 0
 ) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """The function that BackboneFeatures reads the pictures of these rows of a source with."""
 
     def read(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        inputs, usable = source.batch(rows[at], epoch=0)
+        inputs, usable = source.batch(rows[at], epoch)
         return inputs.numpy(), usable
 
     return read

@@ -26,12 +26,13 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hashnet.errors import ConfigError, Diverged
 from hashnet.losses import Loss
@@ -126,21 +127,27 @@ class _Loop:
         self.total_steps = sum(stage.epochs for stage in stages) * self.sampler.steps_per_epoch
         self.loss, self.stages, self.settings, self.checkpoints = loss, stages, settings, checkpoints
         self.model = model
-        if model.modality == "image":  # faster on GPUs, and by 10 to 50 % on CPUs
+        if model.modality != "features":  # faster on GPUs, and by 10 to 50 % on CPUs
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if settings.freeze_backbone:
             model.backbone.requires_grad_(False)
         self.loss_module: nn.Module | None = getattr(loss, "module", None)
         self.optimiser = make_optimiser(model, settings, self.loss_module)
+        self.average: AveragedModel | None = None
+        if settings.averaging:
+            self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.averaging))
         self.state, self.history = TrainState(seed=settings.seed), History()
-        if checkpoints is not None and (
-            found := checkpoints.restore(model, self.optimiser, self.loss_module)
-        ):
+        if checkpoints is not None and (found := checkpoints.restore(self._modules(), self.optimiser)):
             self.state, self.history = found
         self.wrapped: nn.Module = distribute(model, settings, self.device)
         self._clock, self._rows_since = time.monotonic(), 0
         self._best: dict[str, torch.Tensor] | None = None  # weights of the stage's best score
         self._chunk: int | None = None  # rows of one pass, known when the first batch is
+
+    def _modules(self) -> dict[str, nn.Module]:
+        """What has weights, by its name in a checkpoint."""
+        found = {"model": self.model, "loss": self.loss_module, "average": self.average}
+        return {name: module for name, module in found.items() if module is not None}
 
     def run(self) -> None:
         while self.state.stage < len(self.stages):
@@ -183,6 +190,8 @@ class _Loop:
         factor = anneal(
             settings.annealing, state.stage_step, n_steps, settings.step_size, settings.step_factor
         )
+        if state.stage == 0 and settings.warmup:
+            factor *= min(1.0, (state.stage_step + 1) / (settings.warmup * n_steps))
         lr = settings.lr * stage.lr_scale * factor
         set_learning_rate(self.optimiser, lr)
         state.beta, state.lr = beta, lr
@@ -211,6 +220,8 @@ class _Loop:
                 with nullcontext() if chunk is chunks[-1] else unsynchronised(self.wrapped):
                     self._logits(part, inputs, chunk).backward(local.grad[chunk])
         self.optimiser.step()
+        if self.average is not None:
+            self.average.update_parameters(self.model)
         state.epoch_loss += j
         self._rows_since += int(part.valid.sum())
         last = state.stage_step + 1 == n_steps  # its figures are the stage's
@@ -271,13 +282,14 @@ class _Loop:
         mean = value = state.epoch_loss / per_epoch
         state.epoch_loss = 0.0
         if stage.patience and self.callbacks.score:
-            value = -from_first(self.callbacks.score())
+            with self._averaged():
+                value = -from_first(self.callbacks.score())
             train_mode(self.model, self.settings)
         margin = self.settings.min_improvement * abs(state.best_loss or 0)
         if state.best_loss is None or value < state.best_loss - margin:
             state.best_loss, state.stale_epochs = value, 0
             if stage.patience and self.callbacks.score:
-                self._best = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+                self._best = _copied(self._result())
         else:
             state.stale_epochs += 1
         if self.callbacks.epoch:
@@ -298,9 +310,11 @@ class _Loop:
             seconds=round(seconds, 3),
             **self.history.means_since(state.step - per_epoch),
         )
-        if self._best is not None:
-            self.model.load_state_dict(self._best)
+        if self._best is not None or self.average is not None:
+            self.model.load_state_dict(self._best or self._result())
             self._best = None
+        if self.average is not None:
+            self.average.n_averaged.zero_()  # the next stage starts from these weights
         if self.callbacks.stage:
             self.model.eval()
             self.callbacks.stage(record)
@@ -309,11 +323,28 @@ class _Loop:
         state.best_loss, state.stale_epochs, state.epoch_loss = None, 0, 0.0
         self._save()
 
+    def _result(self) -> dict[str, torch.Tensor]:
+        """The weights that a stage would end with now: the averaged ones, if any."""
+        if self.average is None or self.average.n_averaged == 0:
+            return self.model.state_dict()
+        return self.average.module.state_dict()
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Gives the model the weights that the stage would end with, for a while."""
+        if self.average is None:
+            yield
+            return
+        own = _copied(self.model.state_dict())
+        self.model.load_state_dict(self._result())
+        yield
+        self.model.load_state_dict(own)
+
     def _save(self) -> None:
         if not all(torch.isfinite(p).all() for p in self.model.parameters()):  # the same on every worker
             raise Diverged(self._diverged("a weight is NaN or infinite"))
         if self.checkpoints is not None and self.rank == 0:
-            self.checkpoints.save(self.state, self.model, self.optimiser, self.history, self.loss_module)
+            self.checkpoints.save(self.state, self._modules(), self.optimiser, self.history)
 
     def _diverged(self, what: str) -> str:
         state = self.state
@@ -328,6 +359,10 @@ class _Loop:
 def has_bfloat16() -> bool:
     """Whether the GPU computes in bfloat16; where torch would emulate it, float32 is faster."""
     return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _copied(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in state.items()}
 
 
 def _seed(seed: int, device: torch.device) -> None:

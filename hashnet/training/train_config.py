@@ -45,6 +45,9 @@ class KindDefaults:
     max_steps: tuple[int, int] = (1_000_000_000, 1_000_000_000)
     head_epochs: int | None = None
     noise: float = 0.0
+    min_area: float = 0.0
+    warmup: float = 0.0
+    averaging: float = 0.0
     lr_grid: tuple[float, ...] = ()  # what a comparison tries with tune=true
 
 
@@ -151,6 +154,15 @@ class TrainConfig:
         "centre features on the training rows' mean and divide them by one number, their deviation",
     )
     freeze_backbone: bool = key(False, "train the hash layer alone, on centre crops")
+    train_last: int | None = key(
+        None,
+        "pretrained backbones: train this many of the last blocks; what lies below them is computed once and "
+        "kept in the cache; none: all blocks",
+        low=1,
+    )
+    views: int = key(
+        8, "train_last: augmented views of each picture that are kept, one of which an epoch sees", low=1
+    )
     batchnorm: str | None = key(
         None, "running statistics; none: frozen unless weights=random", choices=("frozen", "train")
     )
@@ -205,6 +217,19 @@ class TrainConfig:
         None, "annealing=step: steps between changes of the rate; none: a third of a stage", low=1
     )
     step_factor: float = key(STEP_FACTOR, "annealing=step: what the rate is multiplied by", low=0, high=1)
+    warmup: float | None = key(
+        None,
+        "share of the first stage's steps in which the learning rate grows; none: by kind of backbone",
+        low=0,
+        high=1,
+    )
+    averaging: float | None = key(
+        None,
+        "a stage ends with weights averaged over its steps, this being the decay per step; 0: with its last "
+        "ones; none: by kind of backbone",
+        low=0,
+        high=0.99999,
+    )
     batch_size: int = key(
         256, "rows per batch of all workers together; the loss covers all pairs in it", low=2
     )
@@ -269,6 +294,11 @@ class TrainConfig:
             mistakes.append(
                 f"batch_size is {self.batch_size} for {self.num_workers} workers: each needs at least one row"
             )
+        if self.train_last is not None and self.freeze_backbone:
+            mistakes.append(
+                f"train_last={self.train_last} trains blocks of the backbone, freeze_backbone=true none; "
+                "leave one of them out"
+            )
         if self.pairs is not None and self.continuous_on:
             mistakes.append(
                 "continuous similarity needs labels; a pairs table has none (use variant=hashnet)"
@@ -316,6 +346,8 @@ class TrainConfig:
         if (name == "features") != (modality == "features"):
             takes = "vectors" if name == "features" else "pictures"
             raise ConfigError(f"backbone={name} takes {takes}, but the manifest's modality is {modality}")
+        if name == "features" and self.train_last is not None:
+            raise ConfigError("train_last is for backbones of pictures; vectors have none: leave it out")
         return name
 
     def kind_for(self, modality: str) -> str:
@@ -340,6 +372,9 @@ class TrainConfig:
             "lr": None if kind is KINDS["features"] else kind.lr * self.lr_scale,
             "dropout": kind.dropout,
             "noise": kind.noise,
+            "min_area": kind.min_area,
+            "warmup": kind.warmup,
+            "averaging": kind.averaging,
             "head_epochs": kind.head_epochs,
             "first_epochs": _epochs(kind.first_epochs, per_epoch, kind.min_steps[0], kind.max_steps[0]),
             "stage_epochs": _epochs(kind.stage_epochs, per_epoch, kind.min_steps[1], kind.max_steps[1]),
@@ -378,6 +413,8 @@ class TrainConfig:
             log_every=self.log_every,
             checkpoint_every=self.checkpoint_every,
             chunk=self.chunk,
+            warmup=float(self.warmup or 0),
+            averaging=float(self.averaging or 0),
         )
 
 
@@ -408,4 +445,6 @@ class FitSettings:
     freeze_backbone: bool = False
     checkpoint_every: int = 0  # steps between checkpoints; 0: only after each stage
     prefetch: int = 2  # batches made ahead
+    warmup: float = 0.0  # share of the first stage over which the learning rate grows
+    averaging: float = 0.0  # decay per step of the averaged weights that a stage ends with; 0: not averaged
     chunk: int | None = None  # rows of one pass through the network; None: what memory has room for

@@ -22,7 +22,7 @@ from hashnet.data import Manifest, PairTable
 from hashnet.encoding import BackboneFeatures
 from hashnet.io import config as configs
 from hashnet.losses import LabelSimilarity, Similarity, TableSimilarity, make_loss
-from hashnet.models import HashModel, build_model, save_bundle, try_crop
+from hashnet.models import DividedBackbone, HashModel, build_model, divide, save_bundle, try_crop
 from hashnet.run import Run
 from hashnet.training.batches import PairSampler, Sampler, from_first, world
 from hashnet.training.checkpoints import (
@@ -43,9 +43,11 @@ from hashnet.training.diagnostics import (
     split_map,
 )
 from hashnet.training.frozen_backbone import (
+    activations,
     adopt_head,
     backbone_features,
     features_of_run,
+    last_blocks,
     probe_of,
     standardise,
     train_head_first,
@@ -105,6 +107,7 @@ def train_run(
     manifest = manifest or run.manifest.open()
     torch.manual_seed(config.seed)
     model = make_model(config, manifest)
+    parts = _divided(config, model)
     kept, held = held_out(manifest.count("train"), config.validation)
     head_only = config.freeze_backbone and model.modality == "image"
     rows = open_rows(manifest, "train", model, config, train=not head_only, positions=_kept(config, kept))
@@ -125,18 +128,22 @@ def train_run(
             logger.info("hash layer alone: J %.4f, L %.4f", first.J, first.L)
     elif config.standardise and rank == 0 and not begun:  # the other workers get worker 0's weights
         standardise(learner, source, seed=config.seed, device=device)
+    if parts is not None:
+        kept_views = activations(config, model, parts, manifest, rows.source, device)
+        if kept_views is not None:
+            learner, source = last_blocks(model.to(device), parts), kept_views
     if config.lr is None and isinstance(source, ArraySource):
         labels = None if begun else rows.labels  # a run that goes on has found its rate
         config = dataclasses.replace(config, lr=find_lr(config, learner, source, labels, device))
     monitor = _Monitor(
-        config, model, learner, manifest, loss.guessing, device, callbacks or Callbacks(), features
+        config, model, learner, manifest, loss.guessing, device, callbacks or Callbacks(), features, head_only
     )
     score = None
     if config.patience and config.validation:
         waiting = open_rows(manifest, "train", model, config, positions=held, lenient=True)
         inputs = backbone_features(features, waiting.source, device) if head_only else waiting.source
         assert waiting.labels is not None
-        score = partial(held_out_score, learner, inputs, waiting.labels, device)
+        score = partial(held_out_score, learner if head_only else model, inputs, waiting.labels, device)
     history = fit(
         learner.to(device),
         source,
@@ -175,6 +182,15 @@ def train_run(
         seconds=round(time.monotonic() - started, 3),
     )
     return _save(config, manifest, model, history, summary)
+
+
+def _divided(config: TrainConfig, model: HashModel) -> DividedBackbone | None:
+    """The last ``train_last`` blocks and what lies below, which is frozen; None where all learn, or none."""
+    if config.train_last is None or model.spec.preprocess is None:
+        return None
+    parts = divide(model.backbone, config.train_last, model.spec.preprocess.crop)
+    parts.lower.requires_grad_(False)
+    return parts
 
 
 def _kept(config: TrainConfig, kept: np.ndarray) -> np.ndarray | None:
@@ -259,8 +275,9 @@ class _Monitor:
         device: str | torch.device,
         callbacks: Callbacks,
         features: BackboneFeatures | None,
+        head_only: bool,
     ) -> None:
-        self.features = features
+        self.features, self.head_only = features, head_only
         self.config, self.model, self.learner, self.manifest = config, model, learner, manifest
         self.guessing, self.device, self.callbacks = guessing, device, callbacks
         self.loss_checked = False
@@ -278,7 +295,7 @@ class _Monitor:
     def stage(self, record: StageRecord) -> None:
         if self.config.map_k and world()[0] == 0:
             features = self.features
-            if self.learner is not self.model:
+            if self.head_only:
                 adopt_head(self.model, self.learner)
             else:  # the backbone learns
                 features = features_of_run(self.config, self.model, self.manifest, self.device, keep=False)

@@ -16,10 +16,11 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class BackboneSpec:
-    """Modality (``image`` or ``features``), width of the output, and preprocessing.
+    """Modality (``image``, ``features``, or ``activations`` for the last blocks), width of the output, and
+    preprocessing.
 
     ``n_features`` is the number of values a row has when it reaches the hash layer, ``n_inputs`` the width of
-    the input rows of the backbone ``features``. ``preprocess`` is None for ``features``.
+    the input rows of the backbone ``features``. ``preprocess`` is None except for ``image``.
     """
 
     modality: str

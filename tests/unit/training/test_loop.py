@@ -20,7 +20,7 @@ from hashnet.training.batches import PairSampler
 from hashnet.training.checkpoints import Checkpoints
 from hashnet.training.frozen_backbone import standardise
 from hashnet.training.loop import Callbacks, fit, has_bfloat16
-from hashnet.training.schedule import plain, smooth, staged
+from hashnet.training.schedule import ContinuationStage, plain, smooth, staged
 from hashnet.training.train_config import FitSettings
 
 CLASSES, WIDTH, ROWS, BITS = 4, 10, 90, 16
@@ -217,7 +217,7 @@ def test_weights_that_blow_up_never_become_a_checkpoint(data, tmp_path):
     for step in checkpoints.steps():
         model = _model()
         state, _ = Checkpoints(str(tmp_path)).restore(
-            model, torch.optim.SGD(model.parameters(), momentum=0.9)
+            {"model": model}, torch.optim.SGD(model.parameters(), momentum=0.9)
         )
         assert state.step <= step
         assert all(torch.isfinite(p).all() for p in model.parameters())
@@ -344,6 +344,50 @@ def test_batchnorm_that_learns_sees_the_whole_batch(monkeypatch):
     assert batches.chunk_rows(model, pictures, FitSettings()) == 1
     with pytest.raises(ConfigError, match="chunk=2 would change what BatchNorm learns from"):
         batches.chunk_rows(model, pictures, FitSettings(train_batchnorm=True, chunk=2))
+
+
+def _trajectory(data, **settings):
+    """Weights of fch after each of six steps, those that the stage ends with, and the learning rates."""
+    inputs, labels = data
+    model, seen = _model(), []
+    callbacks = Callbacks(epoch=lambda record: seen.append(model.head.fch.weight.detach().clone()))
+    loss = PairwiseLoss(LabelSimilarity(labels), BITS)
+    given = FitSettings(lr=0.05, batch_size=ROWS, annealing="constant", **settings)
+    history = fit(model, inputs, loss, plain(6), given, callbacks=callbacks)
+    return seen, model.head.fch.weight.detach(), history.steps["lr"]
+
+
+def test_a_stage_ends_with_the_averaged_weights(data):
+    seen, final, _ = _trajectory(data, averaging=0.7)
+    average = seen[0]
+    for weights in seen[1:]:
+        average = 0.7 * average + 0.3 * weights
+    torch.testing.assert_close(final, average)
+    plain_seen, plain_final, _ = _trajectory(data)
+    assert torch.equal(plain_final, plain_seen[-1])
+    assert torch.equal(plain_seen[-1], seen[-1])  # averaging watches, it does not steer
+
+
+def test_the_learning_rate_warms_up(data):
+    _, _, rates = _trajectory(data, warmup=0.5)  # of six steps
+    assert rates == pytest.approx([0.05 / 3, 0.1 / 3, 0.05, 0.05, 0.05, 0.05], rel=1e-4)
+
+
+def test_a_score_is_that_of_the_averaged_weights(data):
+    inputs, labels = data
+    model, scored = _model(), []
+
+    def score() -> float:
+        scored.append(model.head.fch.weight.detach().clone())
+        return float(len(scored) == 2)  # the second is the best
+
+    stage = ContinuationStage(beta=1.0, epochs=6, patience=2)
+    settings = FitSettings(lr=0.05, batch_size=ROWS, annealing="constant", averaging=0.7)
+    fit(model, inputs, PairwiseLoss(LabelSimilarity(labels), BITS), [stage], settings,
+        callbacks=Callbacks(score=score))  # fmt: skip
+    seen, _, _ = _trajectory(data, averaging=0.7)
+    torch.testing.assert_close(scored[1], 0.7 * seen[0] + 0.3 * seen[1])
+    assert torch.equal(model.head.fch.weight, scored[1])
 
 
 def test_momentum_and_head_scale_are_plain_sgd(data):

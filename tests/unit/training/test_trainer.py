@@ -54,7 +54,7 @@ def _config(tmp_path, manifest, **options) -> TrainConfig:
         "n_bits": 32,
         "batch_size": 128,
     } | options
-    return TrainConfig(run=str(tmp_path / "run"), manifest=manifest, **options)
+    return TrainConfig(**{"run": str(tmp_path / "run"), "manifest": manifest} | options)
 
 
 def test_a_run_from_beginning_to_end(tmp_path, manifest):
@@ -164,6 +164,82 @@ def test_the_hash_layer_is_trained_before_a_pretrained_backbone(tmp_path, caplog
     assert summary.steps == 4  # the stages alone are counted
     assert "hash layer alone: J 0." in caplog.text
     assert summary.stages[-1].map > 0.5  # with lr=0 all of it comes from the hash layer's own training
+
+
+def _last_block(tmp_path, run="run", **options) -> TrainConfig:
+    weights = tmp_path / "weights.pth"
+    if not weights.exists():
+        torch.manual_seed(0)
+        torch.save(SmallCNN().state_dict(), weights)
+    options = {"first_epochs": 4, "stages": 2, "stage_epochs": 2, "views": 3} | options
+    return TrainConfig(
+        run=str(tmp_path / run), dataset="digits", n_bits=24, backbone="small_cnn", weights=str(weights),
+        resize=9, crop=8, head_epochs=20, measure_rows=20, train_last=1, cache=str(tmp_path / "cache"),
+        **options,
+    )  # fmt: skip
+
+
+def test_the_last_block_learns_from_activations_computed_once(tmp_path, monkeypatch):
+    seen = []
+    batch = ImageSource.batch
+
+    def counted(self, rows, epoch):
+        seen.append((self.train, epoch, len(rows)))
+        return batch(self, rows, epoch)
+
+    monkeypatch.setattr(ImageSource, "batch", counted)
+    config = _last_block(tmp_path)
+    train_run(prepare(config).config)
+    for view in range(3):  # six epochs of the training, but each view of a picture is computed once
+        assert sum(n for train, epoch, n in seen if train and epoch == view) == 1000
+    model, _ = load_bundle(f"{config.run}/model")
+    before = torch.load(tmp_path / "weights.pth", weights_only=True)
+    after = model.backbone.state_dict()
+    assert {k for k in before if not torch.equal(before[k], after[k])} == {
+        "layers.8.weight", "layers.9.weight", "layers.9.bias"
+    }  # fmt: skip
+    assert (model.feature_std != 1).all()
+    seen.clear()
+    train_run(prepare(_last_block(tmp_path, "again", lr=0.001)).config)
+    assert not any(train for train, _, _ in seen)  # another run with the same cache
+
+
+def test_the_last_block_learns_what_it_would_learn_in_place(tmp_path, monkeypatch):
+    """One view is the picture as epoch 0 shows it: with activations kept or not, training is the same."""
+    kept = _last_block(tmp_path, "kept", views=1, first_epochs=1, stages=1)
+    train_run(prepare(kept).config)
+    monkeypatch.setattr("hashnet.training.frozen_backbone.ACTIVATION_BYTES", 0)
+    in_place = _last_block(tmp_path, "in place", views=1, first_epochs=1, stages=1)
+    train_run(prepare(in_place).config)
+    one, two = (load_bundle(f"{config.run}/model")[0].state_dict() for config in (kept, in_place))
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-2, atol=2e-3, msg=name)  # float16 between
+
+
+def test_training_of_the_last_block_resumes(tmp_path):
+    config = _last_block(tmp_path, "whole", averaging=0.9)
+    train_run(prepare(config).config)
+    other = dataclasses.replace(config, run=str(tmp_path / "parts"))
+
+    def interrupt(record):
+        if record.stage == 0:
+            raise KeyboardInterrupt
+
+    prepared = prepare(dataclasses.replace(other, checkpoint_every=5)).config
+    with pytest.raises(KeyboardInterrupt):
+        train_run(prepared, callbacks=Callbacks(stage=interrupt))
+    train_run(prepared)
+    whole, parts = (load_bundle(f"{run}/model")[0].state_dict() for run in (config.run, other.run))
+    assert all(torch.equal(parts[name], value) for name, value in whole.items())
+
+
+def test_train_last_that_makes_no_sense_is_refused(tmp_path, manifest):
+    with pytest.raises(ModelError, match="has 3 blocks; train_last must be at most 2"):
+        train_run(prepare(dataclasses.replace(_last_block(tmp_path), train_last=3)).config)
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        dataclasses.replace(_last_block(tmp_path), freeze_backbone=True)
+    with pytest.raises(ConfigError, match="vectors have none"):
+        prepare(_config(tmp_path, manifest, train_last=1, run=str(tmp_path / "vectors")))
 
 
 def test_a_worker_that_logged_no_step_has_no_figures_to_tell(tmp_path, caplog, monkeypatch):
