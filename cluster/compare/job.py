@@ -14,7 +14,6 @@ import numpy as np
 from cluster.compare.compare_config import MAY_CHANGE, CompareConfig
 from cluster.compare.data import comparison_manifest, shallow_features, zero_shot_manifest
 from cluster.compare.runner import CellResources, CellRunner
-from cluster.runtime import connection
 from hashnet.comparison import (
     DEEP,
     PAPER_K,
@@ -92,7 +91,6 @@ def compare(config: CompareConfig) -> dict[str, Any]:
     _check_labels(config, manifest)
     if not begun:
         configs.save(config, saved_at)
-    connection.connect()
     source = str(manifest.source.get("name"))
     dataset = config.paper or (source if source in PAPER_K else None)
     k = config.k or PAPER_K.get(dataset or "", 5000)

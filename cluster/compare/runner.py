@@ -1,21 +1,27 @@
-"""Cells as Ray tasks: finished ones are read, the others run, the table so far is logged."""
+"""Cells as Ray tasks: finished ones are read, the others run, the table so far is logged.
+
+Where little is left to run and nothing would run side by side, this process does it, without Ray.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.runtime import OUT_OF_MEMORY_ADVICE, Need, capacity, hashnet_error_in
+from cluster.runtime import OUT_OF_MEMORY_ADVICE, Need, capacity, hashnet_error_in, ray_internals
 from hashnet.comparison import TITLES, Cell, CellResult, CellTask, Features, finished_cell, run_cell
 from hashnet.errors import ClusterError, HashnetError
 from hashnet.io import Progress
 
 logger = logging.getLogger(__name__)
 TABLE_EVERY_S = 30.0
+LOCAL_CELLS = 4  # as few as these run here, where one at most trains a network
 
 Outcome = CellResult | HashnetError
 
@@ -75,13 +81,17 @@ class CellRunner:
         return [done[task.cell] for task in tasks if task.cell in done]
 
     def _run(self, tasks: list[CellTask], before: dict[Cell, CellResult]) -> dict[Cell, CellResult]:
-        gpu = self.resources.use_gpu()
-        capacity.require(self.job, cell_needs([task.cell for task in tasks], self.resources, gpu))
+        if self._fits_here(tasks):
+            outcomes = self._outcomes_here(tasks)
+        else:
+            gpu = self.resources.use_gpu()
+            capacity.require(self.job, cell_needs([task.cell for task in tasks], self.resources, gpu))
+            outcomes = self._outcomes(tasks, gpu)
         found: dict[Cell, CellResult] = {}
         failed: list[str] = []
         progress = Progress(len(before) + len(tasks), self.unit, self.label, done=len(before))
         log = _ProgressLog(progress, before, tables=self.unit == "cells")
-        for cell, outcome in self._outcomes(tasks, gpu):
+        for cell, outcome in outcomes:
             if isinstance(outcome, HashnetError):
                 logger.warning("%s failed: %s", cell.name, outcome)
                 failed.append(f"{cell.name}: {outcome}")
@@ -93,6 +103,29 @@ class CellRunner:
             sentence = f"{len(failed)} of {len(tasks)} {self.unit} failed; the others are kept. "
             raise ClusterError(sentence + " | ".join(failed[:5]))
         return found
+
+    def _fits_here(self, tasks: list[CellTask]) -> bool:
+        """Whether this process should run the cells: starting Ray and its workers would take longer."""
+        elsewhere = os.environ.get("RAY_ADDRESS") or ray_internals.connected()
+        few = len(tasks) <= LOCAL_CELLS and sum(task.cell.deep for task in tasks) <= 1
+        return few and not elsewhere and self.resources.n_workers == 1
+
+    def _outcomes_here(self, tasks: list[CellTask]) -> Iterator[tuple[Cell, Outcome]]:
+        import torch
+
+        device = "cuda" if self.resources.device != "cpu" and torch.cuda.is_available() else "cpu"
+        features: Features | None = None
+        for task in tasks:
+            if not task.cell.deep and features is None:
+                assert self._load_features is not None
+                features = self._load_features()
+            try:
+                with _quietly():
+                    result = run_cell(task, None if task.cell.deep else features, device=device)
+            except HashnetError as error:
+                yield task.cell, error
+            else:
+                yield task.cell, result
 
     def _outcomes(self, tasks: list[CellTask], gpu: bool) -> Iterator[tuple[Cell, Outcome]]:
         import ray
@@ -150,10 +183,22 @@ def _run_in_task(task: CellTask, features: Features | None, cpus: int, on_gpu: b
     import numba
     import torch
 
-    logging.getLogger("hashnet").setLevel(logging.ERROR)  # warnings are kept in the cell's result
     torch.set_num_threads(cpus)
     numba.set_num_threads(min(cpus, numba.config.NUMBA_NUM_THREADS))
-    return run_cell(task, features, device="cuda" if on_gpu and torch.cuda.is_available() else "cpu")
+    with _quietly():
+        return run_cell(task, features, device="cuda" if on_gpu and torch.cuda.is_available() else "cpu")
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keeps the library's warnings off the terminal: they are in the cell's result."""
+    library = logging.getLogger("hashnet")
+    level = library.level
+    library.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        library.setLevel(level)
 
 
 def _completed(

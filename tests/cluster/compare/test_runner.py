@@ -4,6 +4,7 @@ import dataclasses
 import os
 
 import numpy as np
+import pytest
 
 from cluster.compare import runner
 from cluster.compare.runner import CellResources, CellRunner, table_so_far
@@ -64,6 +65,33 @@ def measured(part, value):
     codes, labels = np.zeros((4, 2), np.uint8), np.arange(4) % 2
     report = evaluate(codes, labels, codes, labels, k=4)
     return CellResult(part, inputs, report=dataclasses.replace(report, map=value))
+
+
+def test_few_cells_run_in_this_process(monkeypatch):
+    ran, loaded = [], []
+
+    def run_cell(task, features, device):
+        ran.append((task.cell.method, features))
+        return measured("main", 0.5)
+
+    def require(*_):
+        raise ClusterError("Ray was asked")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(runner.ray_internals, "connected", lambda: False)
+    monkeypatch.setattr(runner, "run_cell", run_cell)
+    monkeypatch.setattr(runner, "finished_cell", lambda task: None)
+    monkeypatch.setattr(runner.capacity, "require", require)
+    monkeypatch.setattr(runner.capacity, "workers_that_fit", lambda *_, **__: 0)
+    cells = [Cell("main", name, 16, 0) for name in ("lsh", "itq", "dhn")]
+    tasks = [CellTask(cell, "/f", "m", "0", 10) for cell in cells]
+    few = CellRunner("compare", CellResources(), lambda: loaded.append(1) or "features")
+    assert len(few.run(tasks)) == 3
+    assert ran == [("lsh", "features"), ("itq", "features"), ("dhn", None)]
+    assert loaded == [1]
+    two_networks = [*tasks, CellTask(Cell("main", "hashnet", 16, 0), "/f", "m", "0", 10)]
+    with pytest.raises(ClusterError, match="Ray was asked"):
+        CellRunner("compare", CellResources(), lambda: "features").run(two_networks)
 
 
 def test_the_table_so_far_shows_means_best_trials_and_failures():
