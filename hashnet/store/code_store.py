@@ -17,7 +17,7 @@ Parquet's fixed-length bytes. ``hashnet.store.commit`` describes how the folder 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,6 +43,8 @@ from hashnet.store.plan import (
     read_records,
 )
 from hashnet.store.statistics import health_problems
+
+AHEAD_BYTES = 4 << 20  # of shards that are read and hashed at a time: handing over single ones costs more
 
 
 class CodesArtefact(Artefact):
@@ -186,16 +188,17 @@ class ShardStore:
         return pa.BufferReader(read_checked(where, shard.sha256, REDO_SHARD))
 
     def _sources(self, shards: Sequence[ShardRecord]) -> Iterator[pa.NativeFile]:
-        """The source of each shard; a thread reads and hashes the next one while the caller parses."""
+        """The source of each shard; a thread reads and hashes the next few while the caller parses these."""
         if len(shards) < 2 or not self.verify_files:
             yield from map(self._source, shards)
             return
         with ThreadPoolExecutor(1) as pool:
-            following = pool.submit(self._source, shards[0])
-            for shard in shards[1:]:
-                ready, following = following, pool.submit(self._source, shard)
-                yield ready.result()
-            yield following.result()
+            waiting: list[Future[list[pa.NativeFile]]] = []
+            for group in _groups(shards, AHEAD_BYTES):
+                waiting.append(pool.submit(lambda some: [self._source(shard) for shard in some], group))
+                if len(waiting) == 2:
+                    yield from waiting.pop(0).result()
+            yield from waiting.pop().result()
 
     def tables(
         self, columns: list[str] | None = None, shards: Sequence[int] | None = None
@@ -315,6 +318,18 @@ class FeatureStore(ShardStore):
             features[start : start + len(table)] = self._matrix(table)
             start += len(table)
         return features
+
+
+def _groups(shards: Sequence[ShardRecord], max_bytes: int) -> Iterator[list[ShardRecord]]:
+    """The shards in lists of at most ``max_bytes`` bytes, or of one shard."""
+    group: list[ShardRecord] = []
+    for shard in shards:
+        if group and sum(one.bytes for one in group) + shard.bytes > max_bytes:
+            yield group
+            group = []
+        group.append(shard)
+    if group:
+        yield group
 
 
 def _why_not(uri: str) -> str:
