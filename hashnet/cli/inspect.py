@@ -152,8 +152,9 @@ def _inspected(artefact: Artefact, pictures: int) -> Description:
 
 
 def _run(run: Run, pictures: int) -> Description:
-    """Each artefact of a run, and whether they were made for each other."""
-    parts = [_inspected(one, pictures) for one in run.artefacts() if storage.exists(one.uri)]
+    """Each artefact of a run, the optional ones too, and whether they were made for each other."""
+    every = [*run.artefacts(), run.query_codes, run.duplicates, run.leakage]
+    parts = [_inspected(one, pictures) for one in every if storage.exists(one.uri)]
     problems = _config_problems(run)
     model = next((part.facts.get("sha256") for part in parts if part.kind == "model"), None)
     for part in parts:

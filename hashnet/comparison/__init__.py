@@ -4,7 +4,6 @@ What a comparison found is drawn by ``hashnet.reports``.
 """
 
 from hashnet.comparison.cell import (
-    CODES,
     Cell,
     CellResult,
     CellTask,
@@ -26,7 +25,6 @@ from hashnet.comparison.methods import (
 from hashnet.comparison.tuning import SettingsScore, TunedSettings, mean_over_seeds
 
 __all__ = [
-    "CODES",
     "DEEP",
     "OWN",
     "PAPER_K",

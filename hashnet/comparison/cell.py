@@ -16,7 +16,7 @@ import io
 import json
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from hashnet.comparison.methods import DEEP
 from hashnet.data import Manifest
 from hashnet.errors import Diverged, LineageMismatch
 from hashnet.io import config as configs
-from hashnet.io import storage
+from hashnet.io import read_checked, read_sealed, storage, write_sealed
 from hashnet.losses import METHODS
 from hashnet.metrics import EvalReport, evaluate, validation_map
 from hashnet.run import Run
@@ -160,10 +160,20 @@ class CellResult:
     params: dict[str, Any] = field(default_factory=dict)
     history: Any = None
     training: TrainedNetwork | None = None
+    codes_sha256: str | None = None  # None for a trial, and for cells of older versions
+
+    def codes(self) -> Mapping[str, np.ndarray]:
+        """``query``, ``database`` (packed codes) and ``classes`` of the database; FormatError if damaged."""
+        where = storage.join(self.folder, CODES)
+        again = "remove the folder of this cell to run it again"
+        sha256 = self.codes_sha256
+        data = storage.read_buffer(where) if sha256 is None else read_checked(where, sha256, again)
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            return dict(arrays)
 
     def to_dict(self) -> dict[str, Any]:
         """The contents of cell.json."""
-        values: dict[str, Any] = {"kind": KIND, "format_version": FORMAT_VERSION}
+        values: dict[str, Any] = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if f.name == "report" and self.report is not None:
@@ -253,12 +263,16 @@ def _measure(task: CellTask, result: CellResult, learned: Learned) -> CellResult
     np.savez(buffer, query=query, database=database, classes=only_class(labels))
     storage.write_bytes(storage.join(task.folder, CODES), buffer.getvalue())
     return dataclasses.replace(
-        result, encode_s=round(encode_s, 3), encoded_rows=len(query) + len(database), report=report
+        result,
+        encode_s=round(encode_s, 3),
+        encoded_rows=len(query) + len(database),
+        report=report,
+        codes_sha256=hashlib.sha256(buffer.getvalue()).hexdigest(),
     )
 
 
 def _write(result: CellResult) -> CellResult:
-    storage.write_json(storage.join(result.folder, FILE), result.to_dict())
+    write_sealed(storage.join(result.folder, FILE), KIND, FORMAT_VERSION, result.to_dict())
     return result
 
 
@@ -374,7 +388,7 @@ def finished_cell(task: CellTask) -> CellResult | None:
     where = storage.join(task.folder, FILE)
     if not storage.exists(where):
         return None
-    values = storage.check_format(storage.read_json(where), where, KIND, FORMAT_VERSION)
+    values = read_sealed(where, KIND, FORMAT_VERSION, "remove the folder of this cell to run it again")
     result = CellResult.from_dict(values, task.folder)
     differing = result.made_from.differences(task.inputs)
     if task.validation and set(differing) == {"k"}:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hashnet.comparison.cell import CellResult
-from hashnet.io import storage
+from hashnet.io import read_sealed, write_sealed
 
 KIND, FORMAT_VERSION = "tuned", 1
 Choices = Mapping[str, Mapping[int, Any]]  # by method and code length
@@ -99,12 +99,12 @@ class TunedSettings:
     @classmethod
     def load(cls, uri: str) -> TunedSettings:
         """A tuned.json, as a comparison or a sweep wrote it."""
-        values = storage.check_format(storage.read_json(uri), uri, KIND, FORMAT_VERSION)
+        values = read_sealed(uri, KIND, FORMAT_VERSION, "remove its seal if the change is yours")
         return cls(_with_whole_keys(values["settings"]), _with_whole_keys(values.get("validation_map", {})))
 
     def save(self, uri: str) -> None:
         values = {"settings": self.to_dict(), "validation_map": _with_text_keys(self.validation_map)}
-        storage.write_json(uri, {"kind": KIND, "format_version": FORMAT_VERSION, **values})
+        write_sealed(uri, KIND, FORMAT_VERSION, values)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """The settings for JSON: method → code length as text → settings."""

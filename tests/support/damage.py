@@ -40,7 +40,8 @@ class Outcomes:
 
 
 def try_damage(run: Path, consumers: list[Consumer], n: int, seed: int = 0) -> Outcomes:
-    """The outcomes of ``n`` flips and truncations of each file, ``n`` swaps, and the deletion of each file.
+    """The outcomes of ``n`` flips and truncations of each file, swaps with ``n`` / 3 others (at most with
+    all of them), and the deletion of each file.
 
     An outcome is wrong where a result differs from the undamaged run's, or where an exception is not one
     of hashnet's; every consumer that reads the damaged file is tried.
@@ -82,11 +83,13 @@ def _damages(run: Path, n: int, rng: np.random.Generator) -> Iterator[tuple[str,
             yield "flip", [name], _changed({path: flipped}, f"{name} bit {bit} of byte {place}")
             length = int(rng.integers(len(whole)))
             yield "truncate", [name], _changed({path: whole[:length]}, f"{name} cut to {length} bytes")
-    for _ in range(n):
-        a, b = (int(i) for i in rng.choice(len(files), 2, replace=False))
-        first, second = files[a].read_bytes(), files[b].read_bytes()
-        swapped = _changed({files[a]: second, files[b]: first}, f"{names[a]} and {names[b]} swapped")
-        yield "swap", [names[a], names[b]], swapped
+    for a, path in enumerate(files):
+        others = [b for b in range(len(files)) if b != a]
+        for b in rng.choice(others, min(max(n // 3, 1), len(others)), replace=False).tolist():
+            if b < a and n // 3 >= len(others):  # tried the other way round
+                continue
+            swapped = {path: files[b].read_bytes(), files[b]: path.read_bytes()}
+            yield "swap", [names[a], names[b]], _changed(swapped, f"{names[a]} and {names[b]} swapped")
 
 
 @contextmanager

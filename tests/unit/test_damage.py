@@ -13,14 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cluster.dedup import DedupConfig, find_duplicates
 from cluster.encode import EncodeConfig
 from hashnet import BinaryIndex, CodeStore, Encoder, Run, evaluate
 from hashnet.cli.inspect import inspect
+from hashnet.comparison import Cell, CellTask, Features, finished_cell, run_cell
 from hashnet.data import feature_matrix, make_manifest
 from hashnet.errors import FormatError
 from hashnet.io import binary_column, storage
 from hashnet.server import ServeConfig, ServedRun
 from hashnet.store import (
+    ItemLookup,
     PlannedPart,
     StorePlan,
     StoreWriter,
@@ -36,9 +39,12 @@ from tests.support.damage import Consumer, try_damage
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory) -> Path:
-    """A trained run of 120 digits as vectors, with a quarantine, an index and a report."""
+    """A trained run of 120 vectors: a quarantine, an index with changes, a report, duplicates, a cell."""
     folder = tmp_path_factory.mktemp("damage") / "run"
-    manifest = make_manifest("digits", str(folder) + "-data", modality="features", n_query=1697, n_train=40)
+    rng = np.random.default_rng(0)
+    labels = np.arange(120) % 3
+    np.savez(f"{folder}.npz", features=rng.normal(size=(120, 16)) + labels[:, None], labels=labels)
+    manifest = make_manifest("npy", f"{folder}-data", path=f"{folder}.npz", n_query=20, n_train=40)
     config = TrainConfig(
         run=str(folder), manifest=manifest.uri, n_bits=16, batch_size=20, first_epochs=2, stages=2,
         stage_epochs=1, checkpoint_every=2,
@@ -48,7 +54,9 @@ def whole_run(tmp_path_factory) -> Path:
     encoder = Encoder.load(run.model.uri, engine="cpu-eager")
     _write_codes(run, encoder)
     store, queries = run.codes.open(), run.query_codes.open()
-    BinaryIndex.build(store).save(run.index.uri)
+    _write_index(run, store)
+    find_duplicates(DedupConfig(run=str(folder), radius=1, figures=False))
+    run_cell(_cell(folder), Features(*[(rng.normal(size=(60, 16)), labels[:60, None] == np.arange(3))] * 3))
     report = evaluate(queries.codes(), queries.labels(), store.codes(), store.labels(), k=10)
     run.report.write(report, {"database": store.sha256})
     storage.write_bytes(storage.join(run.report.uri, "report.html"), b"<p>the page</p>")
@@ -65,7 +73,7 @@ def _write_codes(run: Run, encoder: Encoder) -> None:
         "code", binary_column(encoder.encode(feature_matrix(rows)))
     )
     part = PlannedPart(manifest.parts[0].name, manifest.parts[0].sha256, len(table))
-    plan = StorePlan("codes", 16, 40, (part,), n_classes=10, lineage=encoder.lineage)
+    plan = StorePlan("codes", 16, 40, (part,), n_classes=3, lineage=encoder.lineage)
     writer = StoreWriter(run.codes.uri, plan).begin()
     for number, shard in enumerate(plan.ranges()):
         good = table.slice(shard.start, len(shard))
@@ -80,6 +88,39 @@ def _write_codes(run: Run, encoder: Encoder) -> None:
         run.query_codes.uri, encoder.encode(feature_matrix(some)), ids=some["row_id"].to_numpy(),
         labels=manifest.labels("query")[:20], lineage=encoder.lineage,
     )  # fmt: skip
+
+
+def _write_index(run: Run, store: CodeStore) -> None:
+    """Three versions: the store's codes, further ones with labels, and without some."""
+    index = BinaryIndex.build(store)
+    index.save(run.index.uri)
+    more = np.arange(8, dtype=np.uint8).reshape(4, 2)
+    index.add(more, ids=np.arange(1000, 1004), labels=np.array([0, 1, 2, 0]))
+    index.save(run.index.uri)
+    index.remove([1001, int(store.ids()[0])])
+    index.save(run.index.uri)
+
+
+def _cell(folder: Path) -> CellTask:
+    cell = Cell("main", "itq", 8, 0)
+    return CellTask(cell, cell.folder(str(folder)), "manifest", "0", k=10)
+
+
+def _compared(folder: Path) -> Any:
+    result = finished_cell(_cell(folder))
+    if result is None:
+        raise FormatError("the cell would run again")
+    return result.to_dict(), {name: array.tolist() for name, array in result.codes().items()}
+
+
+def _duplicates(folder: Path) -> Any:
+    found = Run(folder).duplicates.open()
+    return found.info, [t.to_pylist() for t in found.pairs()], found.clusters().to_pylist()
+
+
+def _looked_up(folder: Path) -> Any:
+    """What a server shows of items."""
+    return ItemLookup(CodeStore.open(Run(folder).codes.uri)).items(range(0, 100, 9))
 
 
 def _rows(store: CodeStore) -> Any:
@@ -128,7 +169,7 @@ def _inspected(folder: Path) -> Any:
 
 def _is_content(name: str) -> bool:
     """Whether damage of a file can never be harmless: all but JSON and YAML, which may have other spaces."""
-    beside = name.startswith(("checkpoints/", QUERIES))  # inspect looks at the five artefacts
+    beside = name.startswith(("checkpoints/", "cells/", "duplicates/_links/"))  # nothing lists them
     return not beside and not name.endswith((".json", ".yaml", "_SUCCESS"))
 
 
@@ -140,7 +181,7 @@ CONSUMERS = [
     Consumer("BinaryIndex.load", lambda run: _searched(BinaryIndex.load(Run(run).index.uri)), ("index/",)),
     Consumer(
         "Encoder.load",
-        lambda run: Encoder.load(Run(run).model.uri, engine="cpu-eager").encode(np.eye(64)[:9]).tolist(),
+        lambda run: Encoder.load(Run(run).model.uri, engine="cpu-eager").encode(np.eye(16)[:9]).tolist(),
         ("model/",),
     ),
     Consumer("Manifest", lambda run: Run(run).manifest.open().read().to_pylist(), (MANIFEST,)),
@@ -150,6 +191,9 @@ CONSUMERS = [
     Consumer("serve", lambda run: ServedRun.open(ServeConfig(run=str(run))), SERVED),
     Consumer("training", _trained, ("config.yaml", "model/")),
     Consumer("checkpoint", _continued, ("checkpoints/step-",)),
+    Consumer("lookup", _looked_up, (CODES,)),
+    Consumer("duplicates", _duplicates, ("duplicates/",)),
+    Consumer("comparison", _compared, ("cells/",)),
     Consumer("inspect", _inspected, ("",), _is_content),
 ]  # fmt: skip
 

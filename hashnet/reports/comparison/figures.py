@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hashnet.comparison import CODES, DEEP, TITLES
-from hashnet.io import storage
+from hashnet.comparison import DEEP, TITLES
 from hashnet.metrics import EvalReport, RadiusCurve, RankCurve
 from hashnet.reports import figures
 from hashnet.reports.comparison.results import Entries, Entry, Table, main_entries
@@ -135,9 +133,8 @@ def _histogram(entry: Entry, ax: Axes) -> None:
 
 
 def _tsne(entry: Entry, ax: Axes) -> None:
-    where = storage.join(entry.cells[0].folder, CODES)
-    with np.load(io.BytesIO(storage.read_bytes(where)), allow_pickle=False) as arrays:
-        codes, classes = arrays["database"], arrays["classes"]
+    arrays = entry.cells[0].codes()
+    codes, classes = arrays["database"], arrays["classes"]
     if classes.max(initial=-1) < 0:  # no row has exactly one label
         return
     rows, of_row = figures.tsne_rows(classes[:, None] == np.arange(classes.max() + 1))
