@@ -11,13 +11,15 @@ from typing import Any
 
 from hashnet.data import (
     EXISTING,
+    NEIGHBOURS,
     SOURCES,
     Manifest,
     Protocol,
     append_source,
     copy_without,
+    feature_matrix,
     make_manifest,
-    neighbours_of_manifest,
+    neighbour_pairs,
     notes,
     source_options,
     unreadable_warning,
@@ -90,8 +92,26 @@ def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
             "-k", type=int, default=10, help="neighbours that count as similar, where mutual (default 10)"
         )
         near.add_argument(
-            "--seed", type=int, default=0, help="seed of the draw of dissimilar pairs (default 0)"
+            "--radius", type=float, help="neighbours within this distance are similar, mutual or not"
         )
+
+
+def _write_neighbours(given: dict[str, Any]) -> int:
+    manifest = Manifest.open(given["manifest"])
+    if manifest.modality != "features":
+        raise DataError(
+            f"{manifest.uri} holds pictures, and neighbours are those of vectors; jobs/train.py "
+            "pairs=neighbours finds them with a pretrained backbone"
+        )
+    table = manifest.read("train", ["row_id", "feature"])
+    pairs = neighbour_pairs(
+        feature_matrix(table), table["row_id"].to_numpy(), given["k"], radius=given["radius"]
+    )
+    settings = {"split": "train", "k": given["k"], "radius": given["radius"]}
+    pairs.save(given["out"], {"made_by": NEIGHBOURS, "manifest_sha256": manifest.sha256, **settings})
+    counts = pairs.counts()
+    print(f"{given['out']}: {counts.n_similar:,} similar and {counts.n_dissimilar:,} dissimilar pairs")
+    return 0
 
 
 def _add_output(parser: argparse.ArgumentParser, what: str) -> None:
@@ -107,13 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
         manifest = drop_duplicates(given["manifest"], given["duplicates"], given["out"], given["overwrite"])
         return _print_summary(manifest, given["json"])
     if given["source"] == "neighbours":
-        pairs, lineage = neighbours_of_manifest(
-            Manifest.open(given["manifest"]), k=given["k"], seed=given["seed"]
-        )
-        pairs.save(given["out"], lineage)
-        counts = pairs.counts()
-        print(f"{given['out']}: {counts.n_similar:,} similar and {counts.n_dissimilar:,} dissimilar pairs")
-        return 0
+        return _write_neighbours(given)
     if given["source"] == "codes":
         return _import_codes(given)
     name = given["appended"] if given["source"] == "append" else given["source"]

@@ -13,8 +13,8 @@ from hashnet.data.fetch import fetch_images, too_many_bad
 from hashnet.data.images import FORMATS, PREPROCESS_VERSION, Preprocess, decode
 from hashnet.data.input_files import expand_pattern
 from hashnet.data.manifest import Manifest, ManifestArtefact
-from hashnet.data.neighbours import NEIGHBOURS, neighbour_pairs, neighbours_of_manifest
-from hashnet.data.pairs import PairTable
+from hashnet.data.neighbours import NEAREST, NEIGHBOURS, nearest_rows, neighbour_pairs
+from hashnet.data.pairs import PairTable, lists_neighbours
 from hashnet.data.sources import SOURCES, append_source, load_source, make_manifest, source_options
 from hashnet.data.splits import Protocol
 from hashnet.data.summary import check_pictures, notes, unreadable_warning
@@ -23,6 +23,7 @@ from hashnet.data.writer import EXISTING, copy_without, refuse_duplicates, write
 __all__ = [
     "EXISTING",
     "FORMATS",
+    "NEAREST",
     "NEIGHBOURS",
     "PREPROCESS_VERSION",
     "SOURCES",
@@ -40,10 +41,11 @@ __all__ = [
     "feature_rows",
     "fetch_images",
     "further_columns",
+    "lists_neighbours",
     "load_source",
     "make_manifest",
+    "nearest_rows",
     "neighbour_pairs",
-    "neighbours_of_manifest",
     "notes",
     "plain_column",
     "read_labels",

@@ -1,77 +1,72 @@
 """Pairs from vectors alone: rows that are near each other are similar, rows far apart are not.
 
-Mutual neighbours (each among the k nearest of the other) are similar. A random pair is dissimilar unless one
-is among the FAR * k nearest of the other; whatever lies between is unknown and not listed.
+Mutual neighbours (each among the k nearest of the other) are similar. Of the other pairs, those of which one
+row is among the FAR * k nearest of the other are unknown; all others are dissimilar, and not listed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from hashnet.data.columns import feature_matrix
 from hashnet.data.pairs import PairTable
 from hashnet.errors import DataError
 from hashnet.io import as_array, check_whole
 
-if TYPE_CHECKING:
-    from hashnet.data.manifest import Manifest
-
-FAR = 10
+FAR = 2
+NEAREST = 10  # k, unless told otherwise
+ROWS = 4096  # whose neighbours are searched at once
 NEIGHBOURS = "neighbours"  # the word that stands for such a table where a path is expected
 
 
 def neighbour_pairs(
-    vectors: Any, row_ids: Any = None, k: int = 10, far_per_row: int = 20, seed: int = 0
+    vectors: Any,
+    row_ids: Any = None,
+    k: int = NEAREST,
+    *,
+    radius: float | None = None,
+    near: np.ndarray | None = None,
 ) -> PairTable:
-    """The pairs table of vectors float (n, d) whose rows have ids int64 (n,), by default 0 … n - 1.
+    """The pairs table of vectors float (n, d) whose rows have ascending ids int64 (n,), by default 0 … n - 1.
 
-    Nearness is Euclidean. Each row gets its mutual neighbours among the ``k`` nearest, and ``far_per_row``
-    random rows as dissimilar ones. Memory: the FAR * k nearest of every row, never n x n.
+    Nearness is Euclidean. With ``radius``, neighbours within that distance are similar even where only one
+    is among the k nearest of the other. ``near`` int64 (n, FAR * k) are the nearest rows of each, where they
+    are known already (see ``nearest_rows``). Memory: the FAR * k nearest of every row, never n x n.
     """
-    from hashnet.metrics import exact_neighbours  # numba, which a reader of manifests does not need
-
+    k = check_whole("k", k, 1)
     vectors = np.ascontiguousarray(as_array(vectors, "vectors"), dtype=np.float32)
     n = len(vectors)
     row_ids = np.arange(n) if row_ids is None else as_array(row_ids, "row_ids").astype(np.int64)
-    k, far_per_row = check_whole("k", k, 1), check_whole("far_per_row", far_per_row, 1)
-    if n <= k + 1:
+    if n < k + 2:
         raise DataError(f"there are {n} vectors; {k} neighbours of each need at least {k + 2}")
+    near = nearest_rows(vectors, 0, n, k) if near is None else near
     own = np.arange(n)
-    near = exact_neighbours(vectors, [vectors], min(FAR * k, n - 1), skip=own)  # (n, FAR * k)
-    a, b = np.repeat(own, k), near[:, :k].ravel()
-    listed = np.sort(a * n + b)  # directed pairs as one number
-    mutual = (a < b) & _among(b * n + a, listed)
-    rng = np.random.default_rng(seed)
-    far_a, far_b = np.repeat(own, far_per_row), rng.integers(0, n, n * far_per_row)
-    known = np.sort((own[:, None] * n + near).ravel())
-    far = (far_a != far_b) & ~_among(far_a * n + far_b, known) & ~_among(far_b * n + far_a, known)
-    rows = [np.concatenate([one[mutual], other[far]]) for one, other in ((a, far_a), (b, far_b))]
-    similar = np.arange(len(rows[0])) < mutual.sum()
-    return PairTable.from_arrays(row_ids[rows[0]], row_ids[rows[1]], similar, name="neighbours")
+    wanted = np.zeros(near.shape, dtype=bool)  # which of the nearest are similar
+    listed = np.sort((own[:, None] * n + near[:, :k]).ravel())  # directed pairs as one number
+    wanted[:, :k] = _among(near[:, :k] * n + own[:, None], listed)
+    if radius is not None:
+        for column in range(k):
+            far = np.linalg.norm(vectors - vectors[near[:, column]], axis=1)
+            wanted[:, column] |= far <= radius
+    a, b = np.repeat(own, near.shape[1]), near.ravel()
+    keys, where = np.unique(np.minimum(a, b) * n + np.maximum(a, b), return_inverse=True)
+    similar = np.zeros(len(keys), dtype=bool)
+    np.logical_or.at(similar, where, wanted.ravel())
+    # ids ascend with the rows, so that pairs in the order of rows are in the order of ids
+    return PairTable(row_ids[keys // n], row_ids[keys % n], similar, ~similar, n)
 
 
-def neighbours_of_manifest(
-    manifest: Manifest, split: str = "train", k: int = 10, seed: int = 0
-) -> tuple[PairTable, Mapping[str, Any]]:
-    """The pairs of a manifest's vectors, and the lineage to save them with."""
-    if manifest.modality != "features":
-        raise DataError(
-            f"{manifest.uri} holds pictures, and neighbours are those of vectors; encode them with "
-            "jobs/encode_db.py output=features and make a manifest of the features"
-        )
-    table = manifest.read(split, ["row_id", "feature"])
-    pairs = neighbour_pairs(feature_matrix(table), table["row_id"].to_numpy(), k, seed=seed)
-    lineage = {
-        "made_by": NEIGHBOURS,
-        "manifest_sha256": manifest.sha256,
-        "split": split,
-        "k": k,
-        "seed": seed,
-    }
-    return pairs, lineage
+def nearest_rows(vectors: Any, start: int, stop: int, k: int = NEAREST) -> np.ndarray:
+    """int64 (stop - start, FAR * k): for each of these rows, the nearest other rows, the nearest first."""
+    from hashnet.metrics import exact_neighbours  # numba, which a reader of manifests does not need
+
+    vectors = np.ascontiguousarray(as_array(vectors, "vectors"), dtype=np.float32)
+    width, blocks = min(FAR * k, len(vectors) - 1), []
+    for first in range(start, stop, ROWS):
+        own = np.arange(first, min(first + ROWS, stop))
+        blocks.append(exact_neighbours(vectors[own], [vectors], width, skip=own))
+    return np.concatenate(blocks)
 
 
 def _among(values: np.ndarray, listed: np.ndarray) -> np.ndarray:

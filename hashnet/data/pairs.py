@@ -3,6 +3,9 @@
 S is the set of listed pairs; a pair that is not listed is unknown and carries no loss. Each pair is
 kept once, with row_a < row_b, in ascending order.
 
+A table made from neighbours is the other way round, as nearly all pairs of a large set are far apart: what is
+not listed is dissimilar, and pairs that are neither near nor far are listed without a value.
+
 >>> pairs = PairTable.from_arrays([0, 2, 1], [1, 0, 2], [True, False, True])
 >>> pairs.counts()
 PairCounts(n_pairs=3, n_similar=2, jaccard_sum=2.0)
@@ -12,6 +15,7 @@ PairCounts(n_pairs=3, n_similar=2, jaccard_sum=2.0)
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,15 +35,24 @@ if TYPE_CHECKING:
     from hashnet.data.manifest import Manifest
 
 
+DISSIMILAR = "dissimilar"  # in the metadata of a table: what its unlisted pairs are
+
+
 @dataclass(frozen=True)
 class PairTable:
-    """Listed pairs: row_a < row_b int64 (n,), similar bool (n,), sorted by (row_a, row_b), each once."""
+    """Listed pairs: row_a < row_b int64 (n,), similar bool (n,), sorted by (row_a, row_b), each once.
+
+    ``n_rows`` None: pairs that are not listed are unknown. Otherwise they are dissimilar, ``n_rows`` is the
+    number of rows that the pairs are of, and ``uncertain`` bool (n,) marks listed pairs that are neither.
+    """
 
     COLUMNS: ClassVar = ("row_a", "row_b", "similar")
 
     row_a: np.ndarray
     row_b: np.ndarray
     similar: np.ndarray
+    uncertain: np.ndarray | None = None
+    n_rows: int | None = None
 
     @classmethod
     def open(cls, uri: str, manifest: Manifest | None = None, split: str = "train") -> PairTable:
@@ -53,8 +66,17 @@ class PairTable:
             raise DataError(f"{uri} has no column {missing[0]!r}; a pairs table has {', '.join(cls.COLUMNS)}")
         rows = None if manifest is None else manifest.row_ids(split)
         where = "" if manifest is None else f"the {split} rows of {manifest.uri}"
+        n_rows = _rows_of_complete(table.schema)
+        uncertain = None
+        if n_rows is not None:
+            uncertain = table["similar"].is_null().to_numpy()
+            filled = pc.fill_null(table["similar"], False)
+            table = table.set_column(table.column_names.index("similar"), "similar", filled)
         row_a, row_b, similar = _columns(uri, table)
-        return cls.from_arrays(row_a, row_b, similar, rows=rows, where=where, name=uri)
+        made = cls.from_arrays(row_a, row_b, similar, rows=rows, where=where, name=uri)
+        if n_rows is not None and len(made) != len(row_a):
+            raise DataError(f"{uri} lists pairs more than once; make it again")
+        return dataclasses.replace(made, uncertain=uncertain, n_rows=n_rows)
 
     @classmethod
     def from_arrays(
@@ -103,16 +125,51 @@ class PairTable:
 
     def counts(self) -> PairCounts:
         """|S| and |S1| of the listed pairs; without labels c_ij is 1, so its sum is |S1|."""
-        n_similar = int(np.count_nonzero(self.similar))
-        return PairCounts(n_pairs=len(self), n_similar=n_similar, jaccard_sum=float(n_similar))
+        n_similar, n_pairs = int(np.count_nonzero(self.similar)), len(self)
+        if self.n_rows is not None:
+            unknown = 0 if self.uncertain is None else int(np.count_nonzero(self.uncertain))
+            n_pairs = self.n_rows * (self.n_rows - 1) // 2 - unknown
+        return PairCounts(n_pairs=n_pairs, n_similar=n_similar, jaccard_sum=float(n_similar))
+
+    def among(self, row_ids: np.ndarray) -> PairTable:
+        """The pairs of which both rows are among ``row_ids``, int64 ascending."""
+        inside = np.isin(self.row_a, row_ids) & np.isin(self.row_b, row_ids)
+        return PairTable(
+            self.row_a[inside],
+            self.row_b[inside],
+            self.similar[inside],
+            None if self.uncertain is None else self.uncertain[inside],
+            None if self.n_rows is None else len(row_ids),
+        )
 
     def save(self, uri: str, lineage: Mapping[str, Any] | None = None) -> None:
         """Writes the pairs as Parquet; ``lineage`` says what they were made from, in the file's metadata."""
-        table = pa.table({name: getattr(self, name) for name in self.COLUMNS})
-        if lineage is not None:
-            table = table.replace_schema_metadata({"hashnet": json.dumps(dict(lineage), sort_keys=True)})
+        similar = pa.array(self.similar, mask=self.uncertain)
+        table = pa.table({"row_a": self.row_a, "row_b": self.row_b, "similar": similar})
+        about = {} if self.n_rows is None else {"unlisted": DISSIMILAR, "n_rows": self.n_rows}
+        if lineage is not None or about:
+            text = json.dumps({**(lineage or {}), **about}, sort_keys=True)
+            table = table.replace_schema_metadata({"hashnet": text})
         with storage.open_output(uri) as sink:
             pq.write_table(table, sink, compression="zstd")
+
+
+def lists_neighbours(uri: str) -> bool:
+    """Whether ``uri`` is a table of neighbours, in which unlisted pairs are dissimilar."""
+    try:
+        with storage.open_input(uri) as source:
+            return _rows_of_complete(pq.read_schema(source)) is not None
+    except (StorageError, pa.ArrowInvalid):
+        return False
+
+
+def _rows_of_complete(schema: pa.Schema) -> int | None:
+    """The number of rows of a table whose unlisted pairs are dissimilar; None for any other."""
+    try:
+        about = json.loads((schema.metadata or {}).get(b"hashnet", b"{}"))
+        return int(about["n_rows"]) if about.get("unlisted") == DISSIMILAR else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _read(uri: str) -> pa.Table:

@@ -76,10 +76,19 @@ class TableSimilarity:
     """Similarity from listed pairs alone; a pair that is not listed carries no loss.
 
     ``a``, ``b`` are positions (m,) of the two rows, ``similar`` bool (m,); the order inside a pair does
-    not matter. ``n_rows`` is the size of the training set.
+    not matter. ``n_rows`` is the size of the training set. With ``uncertain`` bool (m,) it is those pairs
+    that carry no loss, and whatever is not listed is dissimilar.
     """
 
-    def __init__(self, a: Any, b: Any, similar: Any, n_rows: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        a: Any,
+        b: Any,
+        similar: Any,
+        n_rows: int,
+        device: torch.device | str = "cpu",
+        uncertain: Any = None,
+    ) -> None:
         first, second = np.asarray(a, dtype=np.int64), np.asarray(b, dtype=np.int64)
         similar = np.asarray(similar, dtype=bool)
         if not len(first) == len(second) == len(similar):
@@ -87,7 +96,13 @@ class TableSimilarity:
         keys = np.minimum(first, second) * n_rows + np.maximum(first, second)
         keys, where = np.unique(keys[first != second], return_index=True)
         similar = similar[first != second][where]
-        self.counts = PairCounts(len(keys), int(similar.sum()), float(similar.sum()))
+        n_pairs = len(keys)
+        self.uncertain: torch.Tensor | None = None
+        if uncertain is not None:
+            uncertain = np.asarray(uncertain, dtype=bool)[first != second][where]
+            n_pairs = n_rows * (n_rows - 1) // 2 - int(uncertain.sum())
+            self.uncertain = torch.from_numpy(uncertain).to(device)
+        self.counts = PairCounts(n_pairs, int(similar.sum()), float(similar.sum()))
         self.n_rows = n_rows
         self.keys = torch.from_numpy(keys).to(device)  # sorted, so that a lookup is a binary search
         self.similar = torch.from_numpy(similar).to(device)
@@ -98,8 +113,11 @@ class TableSimilarity:
         low, high = torch.minimum(rows[:, None], rows), torch.maximum(rows[:, None], rows)
         keys = low * self.n_rows + high  # (n, n)
         found = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
-        known = self.keys[found] == keys
-        return BatchPairs(self.similar[found] & known, known, None)
+        listed = self.keys[found] == keys
+        known = listed
+        if self.uncertain is not None:
+            known = (rows[:, None] != rows) & ~(listed & self.uncertain[found])
+        return BatchPairs(self.similar[found] & listed, known, None)
 
 
 class Similarity(Protocol):

@@ -1,6 +1,6 @@
 """Checkpoints and the history: what training needs to continue exactly where it was, without a pickle.
 
-    step-00000400/tensors.safetensors   model, its average, and momentum of the optimiser
+    step-00000400/tensors.safetensors   model, its average, momentum, weights of the stage's best score
     step-00000400/history.json          the history up to here
     step-00000400/state.json            step, stage, beta, learning rate, stopping rule, seed; written last:
                                         a checkpoint without it is incomplete
@@ -197,8 +197,10 @@ class Checkpoints:
         modules: Mapping[str, torch.nn.Module],
         optimiser: torch.optim.Optimizer,
         history: History,
+        best: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Writes a checkpoint of modules by name and removes all but the newest ``KEEP``."""
+        """Writes a checkpoint of modules by name, with the weights that scored ``best`` so far, and removes all
+        but the newest ``KEEP``."""
         folder = storage.join(self.uri, f"step-{state.step:08d}")
         optimiser_tensors, optimiser_numbers = _flatten(optimiser)
         tensors = {
@@ -206,6 +208,7 @@ class Checkpoints:
             for name, module in modules.items()
             for k, v in module.state_dict().items()
         }
+        tensors |= {f"best.{k}": v.detach().cpu().contiguous() for k, v in (best or {}).items()}
         data = save_tensors({k: v.clone() for k, v in (tensors | optimiser_tensors).items()})
         storage.write_bytes(storage.join(folder, TENSORS), data)
         write_history(folder, history)
@@ -220,8 +223,11 @@ class Checkpoints:
 
     def restore(
         self, modules: Mapping[str, torch.nn.Module], optimiser: torch.optim.Optimizer
-    ) -> tuple[TrainState, History] | None:
-        """Loads the newest undamaged checkpoint into modules and optimiser; None when there is none."""
+    ) -> tuple[TrainState, History, dict[str, torch.Tensor] | None] | None:
+        """Loads the newest undamaged checkpoint into modules and optimiser; None when there is none.
+
+        Returns the state, the history, and the best weights of a stage that has some.
+        """
         if (found := self.newest()) is None:
             return None
         for name, module in modules.items():
@@ -230,7 +236,8 @@ class Checkpoints:
             if weights:  # an older version kept no average
                 module.load_state_dict(weights)
         _unflatten(optimiser, found.tensors, found.numbers)
-        return found.state, found.history
+        best = {k.removeprefix("best."): v for k, v in found.tensors.items() if k.startswith("best.")}
+        return found.state, found.history, best or None
 
     def newest(self) -> Checkpoint | None:
         """The newest undamaged checkpoint; None when there is none."""

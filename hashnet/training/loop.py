@@ -71,13 +71,15 @@ class Callbacks:
     """Functions that follow training: ``step`` is called on worker 0 alone, the others on every worker.
 
     ``stage`` may add to its record before it is kept. ``score``, to be maximised, decides instead of J when a
-    stage with ``patience`` ends; the stage then keeps the weights that scored best.
+    stage with ``patience`` ends; the stage then keeps the weights that scored best. With ``keep_start`` those
+    that it began with are among them.
     """
 
     step: Callable[[StepRecord], None] | None = None
     epoch: Callable[[EpochRecord], None] | None = None
     stage: Callable[[StageRecord], None] | None = None
     score: Callable[[], float] | None = None
+    keep_start: bool = False
 
 
 def fit(
@@ -137,11 +139,11 @@ class _Loop:
         if settings.averaging:
             self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.averaging))
         self.state, self.history = TrainState(seed=settings.seed), History()
+        self._best: dict[str, torch.Tensor] | None = None  # weights of the stage's best score
         if checkpoints is not None and (found := checkpoints.restore(self._modules(), self.optimiser)):
-            self.state, self.history = found
+            self.state, self.history, self._best = found
         self.wrapped: nn.Module = distribute(model, settings, self.device)
         self._clock, self._rows_since = time.monotonic(), 0
-        self._best: dict[str, torch.Tensor] | None = None  # weights of the stage's best score
         self._chunk: int | None = None  # rows of one pass, known when the first batch is
 
     def _modules(self) -> dict[str, nn.Module]:
@@ -157,6 +159,8 @@ class _Loop:
     def _run_stage(self, stage: ContinuationStage) -> None:
         state, per_epoch = self.state, self.sampler.steps_per_epoch
         started, first_step = time.monotonic(), state.step - state.stage_step
+        if stage.patience and self.callbacks.score and self.callbacks.keep_start and state.best_loss is None:
+            self._keep_best(-from_first(self.callbacks.score()))
         train_mode(self.model, self.settings)
         for made in self._batches(stage.epochs * per_epoch - state.stage_step):
             with device_memory(len(made[0].rows), "use a smaller batch_size or more workers"):
@@ -289,7 +293,7 @@ class _Loop:
         if state.best_loss is None or value < state.best_loss - margin:
             state.best_loss, state.stale_epochs = value, 0
             if stage.patience and self.callbacks.score:
-                self._best = _copied(self._result())
+                self._keep_best(value)
         else:
             state.stale_epochs += 1
         if self.callbacks.epoch:
@@ -297,6 +301,11 @@ class _Loop:
             self.callbacks.epoch(EpochRecord(epoch, state.step, state.stage, state.beta, mean))
         stop = bool(stage.patience and state.stale_epochs >= stage.patience)
         return from_first(float(stop)) > 0.5 if stage.patience else False
+
+    def _keep_best(self, value: float) -> None:
+        """Keeps the weights as those of the stage's best score, ``-value``."""
+        self.state.best_loss = value
+        self._best = _copied(self._result())
 
     def _end_stage(self, stage: ContinuationStage, first_step: int, seconds: float) -> None:
         state, per_epoch = self.state, self.sampler.steps_per_epoch
@@ -344,7 +353,7 @@ class _Loop:
         if not all(torch.isfinite(p).all() for p in self.model.parameters()):  # the same on every worker
             raise Diverged(self._diverged("a weight is NaN or infinite"))
         if self.checkpoints is not None and self.rank == 0:
-            self.checkpoints.save(self.state, self._modules(), self.optimiser, self.history)
+            self.checkpoints.save(self.state, self._modules(), self.optimiser, self.history, self._best)
 
     def _diverged(self, what: str) -> str:
         state = self.state

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hashnet.data import NEIGHBOURS, Manifest, PairTable, neighbours_of_manifest
+from hashnet.data import (
+    NEAREST,
+    NEIGHBOURS,
+    Manifest,
+    PairTable,
+    lists_neighbours,
+    nearest_rows,
+    neighbour_pairs,
+)
 from hashnet.errors import ConfigError, DataError, LineageMismatch
 from hashnet.io import config as configs
 from hashnet.io import read_sealed, storage, write_sealed
@@ -25,6 +34,8 @@ from hashnet.training.train_config import EXECUTION_KEYS, MEASUREMENT_KEYS, Trai
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1  # of checkpoints/data.json
+HELD_OUT, PATIENCE = 0.1, 5  # learning from neighbours stops when held-out rows gain no more
+Nearest = Callable[[np.ndarray], np.ndarray]  # vectors (n, d) → rows of the nearest, int64 (n, m)
 
 
 @dataclass(frozen=True)
@@ -36,16 +47,17 @@ class PreparedRun:
     finished: dict[str, Any] | None
 
 
-def prepare(config: TrainConfig) -> PreparedRun:
+def prepare(config: TrainConfig, nearest: Nearest | None = None) -> PreparedRun:
     """The run with its manifest copied and its configuration resolved; raises before anything is trained.
+
+    ``nearest`` finds the neighbours of many vectors, where they are to be found elsewhere than here.
 
     The configuration is written to RUN/config.yaml. One that is already there must be the same except for
     keys about how the work is done (workers, threads, …): LineageMismatch names the differences. One of an
     attempt that failed before its first checkpoint is replaced.
     """
     run = Run(config.run)
-    if config.pairs == NEIGHBOURS:
-        config = dataclasses.replace(config, pairs=run.pairs)
+    config = learn_from_neighbours(config)
     if storage.exists(run.config):
         try:
             refuse_other_config(config, read_config(config.run))
@@ -54,7 +66,7 @@ def prepare(config: TrainConfig) -> PreparedRun:
                 raise
             storage.delete(run.config)
             storage.delete(run.checkpoints)
-    manifest = prepare_manifest(config)
+    manifest = prepare_manifest(config, nearest)
     finished = finished_result(config.run)
     if finished is None:
         record_data(config.run, manifest, config.pairs)
@@ -63,6 +75,56 @@ def prepare(config: TrainConfig) -> PreparedRun:
     n_rows = rows_used(config, manifest) if finished is None else manifest.count("train")
     chosen = choose_variant(config, manifest).resolved(manifest.modality, n_rows)
     return PreparedRun(chosen, manifest, finished)
+
+
+def learn_from_neighbours(config: TrainConfig, manifest: Manifest | None = None) -> TrainConfig:
+    """The configuration with what ``pairs=neighbours`` means written out; any other one as it is.
+
+    ``variant=auto`` learns from neighbours where there is no label. Batches are built around similar pairs,
+    whose share is then the batch's, not the training set's: weights come from the batch.
+    """
+    if config.pairs is None and config.variant != AUTO:
+        return config
+    manifest = manifest or _manifest_of(config)
+    if config.pairs is None and manifest is not None and manifest.n_classes is None:
+        log.info("there are no labels: learning from neighbours in the embedding (pairs=neighbours)")
+        config = dataclasses.replace(config, pairs=NEIGHBOURS)
+    if config.pairs is None or not (config.pairs == NEIGHBOURS or lists_neighbours(config.pairs)):
+        return config
+    if config.pairs == NEIGHBOURS:
+        config = dataclasses.replace(config, pairs=Run(config.run).pairs)
+    if (config.modality if manifest is None else manifest.modality) == "image":
+        config = frozen_pretrained(config)
+    return dataclasses.replace(
+        config,
+        class_weights=config.class_weights or "batch",
+        start=config.start or ("random" if config.hidden else "itq"),
+        validation=config.validation or HELD_OUT,
+        patience=config.patience or PATIENCE,
+    )
+
+
+def _manifest_of(config: TrainConfig) -> Manifest | None:
+    """The manifest that is given, or the run's; None for an embedded data set that is still to be made."""
+    kept = Run(config.run).manifest
+    if config.manifest is not None:
+        return Manifest.open(config.manifest)
+    return kept.open() if kept.exists() else None
+
+
+def frozen_pretrained(config: TrainConfig) -> TrainConfig:
+    """The configuration for pictures without labels, whose neighbours are those of a trained network.
+
+    Without a backbone it is lite0 with its installed weights. One without trained weights is refused.
+    """
+    if config.backbone is None:
+        config = dataclasses.replace(config, backbone="lite0", weights="pretrained")
+    if config.weights == "random":
+        raise ConfigError(
+            f"neighbours of pictures are those of a trained network, and backbone={config.backbone} has "
+            "random weights; use weights=pretrained, for example with backbone=lite0"
+        )
+    return dataclasses.replace(config, freeze_backbone=True)
 
 
 def choose_variant(config: TrainConfig, manifest: Manifest) -> TrainConfig:
@@ -124,12 +186,13 @@ def finished_result(run: str) -> dict[str, Any] | None:
 def result_of(run: str, sha256: str, summary: dict[str, Any]) -> dict[str, Any]:
     """The result of a training job, as it prints it: the short form of the bundle's summary."""
     keys = ("n_bits", "variant", "backbone", "steps", "epochs", "J", "L", "quantisation", "binary_share",
-            "distinct", "validation_map", "rows_per_s", "seconds", "warnings")  # fmt: skip
+            "distinct", "validation_map", "start_recall", "validation_recall", "rows_per_s", "seconds",
+            "warnings")  # fmt: skip
     chosen = {name: summary[name] for name in keys if summary.get(name) not in (None, [])}
     return {"run": run, "model": Run(run).model.uri, "sha256": sha256, **chosen}
 
 
-def prepare_manifest(config: TrainConfig) -> Manifest:
+def prepare_manifest(config: TrainConfig, nearest: Nearest | None = None) -> Manifest:
     """The run's own copy of its manifest, made if it is missing, after a check that it can be trained on.
 
     Before a run has begun, a copy that a refused attempt left behind is replaced.
@@ -154,7 +217,7 @@ def prepare_manifest(config: TrainConfig) -> Manifest:
         manifest = _embedded(config, run.manifest.uri)
     config.backbone_for(manifest.modality)  # raises when the backbone takes the other modality
     if finished_result(config.run) is None:
-        check_data(config, manifest)
+        check_data(config, manifest, nearest)
     if manifest is not given:
         return manifest
     storage.delete(run.manifest.uri)
@@ -173,17 +236,29 @@ def _embedded(config: TrainConfig, uri: str) -> Manifest:
     return make_manifest(config.dataset, uri, overwrite=True, **options)
 
 
-def _write_neighbours(config: TrainConfig, manifest: Manifest) -> None:
-    """Writes the run's own pairs table, of neighbours; that of a run which has begun stays."""
-    run = Run(config.run)
-    if storage.exists(run.pairs) and run.begun():
-        return
+def write_neighbours(
+    uri: str,
+    config: TrainConfig,
+    manifest: Manifest,
+    nearest: Nearest | None = None,
+    k: int = NEAREST,
+) -> PairTable:
+    """Writes the pairs table of the training rows' neighbours, with its lineage."""
+    from hashnet.training.neighbours import embedding  # imports torch
+
     log.info("finding the neighbours of %s training rows", f"{manifest.count('train'):,}")
-    pairs, lineage = neighbours_of_manifest(manifest)
-    pairs.save(run.pairs, lineage)
+    resolved = config.resolved(manifest.modality, manifest.count("train"))
+    row_ids, vectors = embedding(resolved, manifest)
+    near = nearest(vectors) if nearest is not None else nearest_rows(vectors, 0, len(vectors), k)
+    pairs = neighbour_pairs(vectors, row_ids, k, near=near)
+    lineage = {"made_by": NEIGHBOURS, "manifest_sha256": manifest.sha256, "split": "train", "k": k}
+    if manifest.modality == "image":
+        lineage |= {"backbone": resolved.backbone, "weights": resolved.weights}
+    pairs.save(uri, lineage)
+    return pairs
 
 
-def check_data(config: TrainConfig, manifest: Manifest) -> None:
+def check_data(config: TrainConfig, manifest: Manifest, nearest: Nearest | None = None) -> None:
     """Raises when there is nothing to learn from (no training rows, no labels, only one kind of pair) or
     nothing to measure MAP on (rows without a label, too few held-out rows)."""
     n_train = manifest.count("train")
@@ -195,8 +270,8 @@ def check_data(config: TrainConfig, manifest: Manifest) -> None:
         labels = manifest.labels("train")
         if labels is None:
             raise DataError(
-                f"{manifest.uri} has no labels; use pairs=neighbours, or pairs=TABLE with similar and "
-                "dissimilar pairs"
+                f"{manifest.uri} has no labels; use variant=auto or pairs=neighbours, or pairs=TABLE with "
+                "similar and dissimilar pairs"
             )
         if config.validation:
             from hashnet.training.inputs import held_out  # imports torch
@@ -206,9 +281,13 @@ def check_data(config: TrainConfig, manifest: Manifest) -> None:
             labels, n_train = labels[kept], len(kept)
         check_pairs(count_pairs(labels))
     else:
-        if config.pairs == Run(config.run).pairs:
-            _write_neighbours(config, manifest)
-        check_pairs(PairTable.open(config.pairs, manifest).counts())
+        run = Run(config.run)
+        if config.pairs == run.pairs and not (storage.exists(run.pairs) and run.begun()):
+            write_neighbours(run.pairs, config, manifest, nearest)
+        table = PairTable.open(config.pairs, manifest)
+        check_pairs(table.counts())
+        if config.validation and table.n_rows is None:
+            raise ConfigError("validation needs labels; a pairs table has none (leave validation out)")
     if config.map_k:
         labels = manifest.labels("query")
         if labels is None or not (len(labels) and manifest.count("database")):

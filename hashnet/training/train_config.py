@@ -111,8 +111,8 @@ class TrainConfig:
     modality: str = key("image", "rows of the embedded data set", choices=("image", "features"))
     pairs: str | None = key(
         None,
-        "learn from pairs instead of labels: Parquet or .csv with row_a, row_b, similar; or neighbours, "
-        "which makes them from the vectors",
+        "learn from pairs instead of labels: Parquet or .csv with row_a, row_b, similar; or neighbours: rows "
+        "near each other in the embedding are similar, pictures in that of a frozen pretrained backbone",
         path=(NEIGHBOURS,),
     )
 
@@ -153,6 +153,12 @@ class TrainConfig:
         True,
         "centre features on the training rows' mean and divide them by one number, their deviation",
     )
+    start: str | None = key(
+        None,
+        "the hash layer's first weights: random, or itq, the rotated principal components that ITQ finds; "
+        "none: itq for pairs=neighbours, else random",
+        choices=("random", "itq"),
+    )
     freeze_backbone: bool = key(False, "train the hash layer alone, on centre crops")
     train_last: int | None = key(
         None,
@@ -170,7 +176,8 @@ class TrainConfig:
     variant: str = key(
         "hashnet",
         "the method: its loss and head; sets class_weights, continuous, schedule; auto: hashnet with a label "
-        "term where there are labels, and with continuous similarity where rows have several",
+        "term where there are labels, and with continuous similarity where rows have several; where there "
+        "are none, hashnet with pairs=neighbours",
         choices=(AUTO, *METHODS),
     )
     class_weights: str | None = key(
@@ -305,8 +312,8 @@ class TrainConfig:
             )
         if self.pairs is not None and self.method.labels_only:
             mistakes.append(f"variant={self.variant} learns from the labels of all rows; leave pairs out")
-        if self.pairs is not None and self.validation:
-            mistakes.append("validation needs labels; a pairs table has none (leave validation out)")
+        if self.start == "itq" and (self.hidden is not None or self.method.head != "linear"):
+            mistakes.append("start=itq sets a linear hash layer on the features; leave hidden out")
         if mistakes:
             raise ConfigError(mistakes)
 

@@ -54,6 +54,7 @@ from hashnet.training.frozen_backbone import (
 )
 from hashnet.training.inputs import ArraySource, LabelledRows, held_out, open_rows
 from hashnet.training.loop import Callbacks, fit
+from hashnet.training.neighbours import held_out_recall, start_from_itq
 from hashnet.training.rate_search import find_lr
 from hashnet.training.train_config import TrainConfig
 
@@ -79,14 +80,17 @@ class TrainingSummary:
     warnings: list[str]
     seconds: float
     validation_map: float | None = None
+    validation_recall: float | None = None  # of neighbours, where these were learned from
+    start_recall: float | None = None  # the same before training
     sha256: str = field(default="", compare=False)  # of the bundle
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as a bundle's JSON holds it, with the main diagnostics at its top level."""
         values = dataclasses.asdict(self) | {"stages": [stage.to_dict() for stage in self.stages]}
         del values["sha256"]
-        if self.validation_map is None:
-            del values["validation_map"]
+        for name in ("validation_map", "validation_recall", "start_recall"):
+            if values[name] is None:
+                del values[name]
         top = ("quantisation", "binary_share", "distinct", "J", "L")
         return values | {name: getattr(self.measured, name) for name in top}
 
@@ -132,18 +136,27 @@ def train_run(
         kept_views = activations(config, model, parts, manifest, rows.source, device)
         if kept_views is not None:
             learner, source = last_blocks(model.to(device), parts), kept_views
+    if config.start == "itq" and rank == 0 and not begun:
+        assert isinstance(source, ArraySource)
+        start_from_itq(learner, source, config.seed)
     if config.lr is None and isinstance(source, ArraySource):
         labels = None if begun else rows.labels  # a run that goes on has found its rate
         config = dataclasses.replace(config, lr=find_lr(config, learner, source, labels, device))
     monitor = _Monitor(
         config, model, learner, manifest, loss.guessing, device, callbacks or Callbacks(), features, head_only
     )
-    score = None
-    if config.patience and config.validation:
+    score, recall, start_recall = None, None, None
+    if config.validation and (config.patience or config.pairs):
         waiting = open_rows(manifest, "train", model, config, positions=held, lenient=True)
         inputs = backbone_features(features, waiting.source, device) if head_only else waiting.source
-        assert waiting.labels is not None
-        score = partial(held_out_score, learner if head_only else model, inputs, waiting.labels, device)
+        if config.pairs is not None:
+            assert isinstance(source, ArraySource)
+            assert isinstance(inputs, ArraySource)
+            score = recall = held_out_recall(learner.to(device), source, inputs, device)
+            start_recall = recall()
+        else:
+            assert waiting.labels is not None
+            score = partial(held_out_score, learner if head_only else model, inputs, waiting.labels, device)
     history = fit(
         learner.to(device),
         source,
@@ -152,7 +165,9 @@ def train_run(
         config.fit_settings(),
         sampler=sampler,
         checkpoints=checkpoints,
-        callbacks=Callbacks(monitor.callbacks.step, monitor.epoch, monitor.stage, score),
+        callbacks=Callbacks(
+            monitor.callbacks.step, monitor.epoch, monitor.stage, score, keep_start=recall is not None
+        ),
     )
     if rank != 0:
         return None
@@ -177,8 +192,10 @@ def train_run(
         measured=measured,
         warnings=_warnings(last, measured, loss.guessing),
         validation_map=held_out_map(config, model, manifest, held, device, features)
-        if config.validation
+        if config.validation and not recall
         else None,
+        validation_recall=recall() if recall else None,
+        start_recall=start_recall,
         seconds=round(time.monotonic() - started, 3),
     )
     return _save(config, manifest, model, history, summary)
@@ -257,9 +274,14 @@ def make_similarity(
         assert rows.labels is not None
         return LabelSimilarity(rows.labels, device), None
     table = PairTable.open(config.pairs, manifest)
+    if config.validation:
+        table = table.among(rows.row_ids)
     a, b = (np.searchsorted(rows.row_ids, ids) for ids in (table.row_a, table.row_b))
-    similarity = TableSimilarity(a, b, table.similar, len(rows), device)
-    return similarity, PairSampler(a, b, config.batch_size, config.seed)
+    complete = table.n_rows is not None  # batches around similar pairs hold dissimilar ones in plenty
+    uncertain = table.uncertain if complete else None
+    similarity = TableSimilarity(a, b, table.similar, len(rows), device, uncertain)
+    some = table.similar if complete else slice(None)
+    return similarity, PairSampler(a[some], b[some], config.batch_size, config.seed)
 
 
 class _Monitor:

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hashnet.cli.entry import main
-from hashnet.data import Manifest, PairTable, make_manifest, neighbour_pairs
+from hashnet.data import Manifest, PairTable, lists_neighbours, make_manifest, neighbour_pairs
 from hashnet.errors import DataError
 
 
@@ -27,22 +27,48 @@ def ranks_of(vectors) -> np.ndarray:
 def test_similar_are_mutual_and_dissimilar_are_far(k):
     vectors = np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)
     ids = np.arange(200) * 3 + 7
-    pairs = neighbour_pairs(vectors, ids, k=k, far_per_row=5)
+    pairs = neighbour_pairs(vectors, ids, k=k)
     ranks = ranks_of(vectors)
-    mutual = {
-        (int(ids[i]), int(ids[j])) for i in range(200) for j in range(i) if max(ranks[i, j], ranks[j, i]) < k
+    wanted = {
+        (int(ids[j]), int(ids[i])): max(ranks[i, j], ranks[j, i]) < k
+        for i in range(200)
+        for j in range(i)
+        if min(ranks[i, j], ranks[j, i]) < 2 * k
     }
-    listed = list(zip(pairs.row_a.tolist(), pairs.row_b.tolist(), pairs.similar.tolist(), strict=True))
-    assert {(b, a) for a, b, similar in listed if similar} == mutual
-    far = [((a - 7) // 3, (b - 7) // 3) for a, b, similar in listed if not similar]
-    assert 200 < len(far) <= 1000
-    assert all(min(ranks[a, b], ranks[b, a]) >= min(10 * k, 199) for a, b in far)
+    listed = list(zip(pairs.row_a.tolist(), pairs.row_b.tolist(), strict=True))
+    assert listed == sorted(wanted)  # whatever else there is, is far and therefore dissimilar
+    assert pairs.similar.tolist() == [wanted[pair] for pair in listed]
+    assert (pairs.uncertain == ~pairs.similar).all()
+    counts = pairs.counts()
+    assert counts.n_similar == sum(wanted.values())
+    assert counts.n_dissimilar == 200 * 199 // 2 - len(wanted)
 
 
-def test_the_same_seed_gives_the_same_pairs():
+def test_a_radius_makes_neighbours_of_one_side_similar():
+    vectors = np.array([[0.0], [1.0], [1.8], [10.0], [30.0]])
+    plain, wide = neighbour_pairs(vectors, k=1), neighbour_pairs(vectors, k=1, radius=8.5)
+    similar = [np.stack([p.row_a, p.row_b], 1)[p.similar].tolist() for p in (plain, wide)]
+    assert similar == [[[1, 2]], [[0, 1], [1, 2], [2, 3]]]  # 4 is 20 away from its nearest
+
+
+def test_a_table_keeps_what_is_neither_similar_nor_dissimilar(tmp_path):
     vectors = np.random.default_rng(0).normal(size=(60, 4))
-    one, same, other = (neighbour_pairs(vectors, k=2, seed=seed) for seed in (1, 1, 2))
-    assert one.row_b.tolist() == same.row_b.tolist() != other.row_b.tolist()
+    pairs = neighbour_pairs(vectors, k=2)
+    uri = str(tmp_path / "pairs.parquet")
+    pairs.save(uri, {"k": 2})
+    again = PairTable.open(uri)
+    assert lists_neighbours(uri)
+    assert again.n_rows == 60
+    for name in ("row_a", "row_b", "similar", "uncertain"):
+        assert (getattr(again, name) == getattr(pairs, name)).all()
+    few = again.among(np.arange(10, 40))
+    assert few.n_rows == 30
+    assert 0 < len(few) < len(pairs)
+    assert few.row_a.min() >= 10
+    assert few.row_b.max() < 40
+    PairTable.from_arrays([0], [1], [True]).save(uri)
+    assert not lists_neighbours(uri)
+    assert not lists_neighbours(str(tmp_path / "none.parquet"))
 
 
 def test_too_few_rows_are_told():

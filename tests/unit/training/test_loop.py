@@ -216,7 +216,7 @@ def test_weights_that_blow_up_never_become_a_checkpoint(data, tmp_path):
         )
     for step in checkpoints.steps():
         model = _model()
-        state, _ = Checkpoints(str(tmp_path)).restore(
+        state, _, _ = Checkpoints(str(tmp_path)).restore(
             {"model": model}, torch.optim.SGD(model.parameters(), momentum=0.9)
         )
         assert state.step <= step
@@ -428,6 +428,48 @@ def test_a_score_ends_a_stage_and_its_best_weights_are_kept(data):
     )
     assert history.stages[0].epochs == len(seen) == 5
     assert torch.equal(model.head.fch.weight, seen[2])
+
+
+def test_a_stage_may_keep_the_weights_it_began_with(data):
+    inputs, labels = data
+    model = _model()
+    before = model.head.fch.weight.detach().clone()
+    scores = iter([0.5, 0.4, 0.45, 0.3])
+    callbacks = Callbacks(score=lambda: next(scores), keep_start=True)
+    loss, settings = PairwiseLoss(LabelSimilarity(labels), BITS), FitSettings(lr=0.02, batch_size=90)
+    history = fit(model, inputs, loss, staged(1, 50, 1, patience=3), settings, callbacks=callbacks)
+    assert history.stages[0].epochs == 3
+    assert torch.equal(model.head.fch.weight, before)
+
+
+def test_a_resumed_stage_still_knows_its_best_weights(data, tmp_path):
+    inputs, labels = data
+    loss = PairwiseLoss(LabelSimilarity(labels), BITS)
+    settings = FitSettings(lr=0.02, batch_size=90, seed=1, checkpoint_every=1)
+
+    def trained(folder, stop_after):
+        model = _model()
+        scores = {1: 0.9}
+
+        def score() -> float:
+            step = len(calls) + 1
+            if step == stop_after:
+                raise KeyboardInterrupt
+            calls.append(step)
+            return scores.get(step, 0.5)
+
+        fit(
+            model, inputs, loss, staged(1, 9, 1, patience=4), settings,
+            checkpoints=Checkpoints(str(tmp_path / folder)), callbacks=Callbacks(score=score),
+        )  # fmt: skip
+        return model.head.fch.weight.detach()
+
+    calls: list[int] = []
+    whole = trained("whole", 0)
+    calls.clear()
+    with pytest.raises(KeyboardInterrupt):
+        trained("killed", 3)
+    assert torch.equal(trained("killed", 0), whole)
 
 
 def test_out_of_device_memory_names_the_batch_size(data):

@@ -344,6 +344,36 @@ def test_pairs_from_neighbours(tmp_path, unlabelled):
     assert again.config == prepared.config
 
 
+def recall_of(codes, features, made):
+    from hashnet.metrics import exact_neighbours, neighbour_report
+
+    query, database = made.row_ids("query"), made.row_ids("database")
+    truth = exact_neighbours(features[query], [features[database]], 5)
+    return neighbour_report(codes[query], codes[database], truth, within=20).recall
+
+
+def test_learning_from_neighbours_starts_at_itq_and_keeps_the_best(tmp_path, unlabelled):
+    from hashnet.baselines import ITQ
+
+    made, features, _ = unlabelled
+    config = prepare(_config(tmp_path, made.uri, variant="auto", n_bits=16, batch_size=64)).config
+    assert (config.variant, config.start, config.class_weights) == ("hashnet", "itq", "batch")
+    summary = train_run(config)
+    assert summary.validation_recall >= summary.start_recall
+    learned = recall_of(Encoder.load(f"{config.run}/model").encode(features), features, made)
+    itq = ITQ(n_bits=16, seed=0).fit(features[made.row_ids("train")]).encode(features)
+    assert learned > recall_of(itq, features, made) - 0.05
+    again = dataclasses.replace(config, run=str(tmp_path / "slow"), lr=1e-12, pairs="neighbours")
+    still = train_run(prepare(again).config)  # learns nothing, and stays where it began
+    assert still.validation_recall == pytest.approx(still.start_recall)
+
+
+def test_neighbours_of_pictures_need_a_trained_network(tmp_path):
+    config = _config(tmp_path, None, dataset="digits", pairs="neighbours", backbone="small_cnn")
+    with pytest.raises(ConfigError, match="has random weights; use weights=pretrained"):
+        prepare(config)
+
+
 def test_pairs_that_teach_nothing_are_refused_before_training(tmp_path, unlabelled):
     made, _, _ = unlabelled
     ids = made.row_ids("train")
