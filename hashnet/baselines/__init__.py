@@ -1,4 +1,5 @@
-"""Ten published methods with one contract (see ``base``): ``ITQ(n_bits=48).fit(X).encode(X)``."""
+"""Ten published methods, and two that learn nothing, with one contract (see ``base``):
+``ITQ(n_bits=48).fit(X).encode(X)``."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from hashnet.baselines.bre import BRE
 from hashnet.baselines.deep import CNNH, DHN, DNNH
 from hashnet.baselines.itq import ITQ, ITQCCA
 from hashnet.baselines.ksh import KSH
-from hashnet.baselines.lsh import LSH
+from hashnet.baselines.lsh import LSH, Rotation, Sign
 from hashnet.baselines.sdh import SDH
 from hashnet.baselines.sh import SH
 
@@ -22,6 +23,8 @@ REGISTRY: dict[str, type[Baseline]] = {  # in the order of the paper's tables
     "bre": BRE,
     "sh": SH,
     "lsh": LSH,
+    "rotation": Rotation,  # these two are not in the paper
+    "sign": Sign,
 }
 
 __all__ = [
@@ -38,4 +41,6 @@ __all__ = [
     "SH",
     "Baseline",
     "BaselineWarning",
+    "Rotation",
+    "Sign",
 ]

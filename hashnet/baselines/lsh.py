@@ -1,10 +1,11 @@
-"""LSH: random hyperplanes (Charikar, STOC 2002)."""
+"""Signs without learning: LSH (Charikar, STOC 2002), of a random rotation, of the embedding itself."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from hashnet.baselines.base import Baseline
+from hashnet.baselines.itq import random_rotation
 
 
 class LSH(Baseline):
@@ -24,6 +25,46 @@ class LSH(Baseline):
 
     def _fit(self, X: np.ndarray, y: np.ndarray | None, rng: np.random.Generator) -> None:
         self.directions_ = rng.standard_normal((X.shape[1], self.n_bits))
+
+    def _logits(self, X: np.ndarray) -> np.ndarray:
+        return X @ self.directions_
+
+
+class Sign(Baseline):
+    """Signs of the centred embedding itself, which vector databases call binary quantisation.
+
+    Of more columns than bits, those of the greatest variance are taken; of fewer, all of them, over and over,
+    which ranks like once.
+    """
+
+    name = "sign"
+
+    chosen_: np.ndarray  # int64 (n_bits,): the column of each bit
+
+    def _fit(self, X: np.ndarray, y: np.ndarray | None, rng: np.random.Generator) -> None:
+        by_variance = np.argsort(-X.var(axis=0), kind="stable")
+        self.chosen_ = np.sort(by_variance[: self.n_bits])
+        if len(self.chosen_) < self.n_bits:
+            self.chosen_ = np.resize(self.chosen_, self.n_bits)
+
+    def _logits(self, X: np.ndarray) -> np.ndarray:
+        return X[:, self.chosen_]
+
+
+class Rotation(Baseline):
+    """Signs after a random rotation: LSH with orthogonal directions (Ji et al., NIPS 2012).
+
+    Beyond d bits the directions are those of further rotations.
+    """
+
+    name = "rotation"
+
+    directions_: np.ndarray  # (d, n_bits)
+
+    def _fit(self, X: np.ndarray, y: np.ndarray | None, rng: np.random.Generator) -> None:
+        d = X.shape[1]
+        rotations = [random_rotation(d, rng) for _ in range(-(-self.n_bits // d))]
+        self.directions_ = np.concatenate(rotations, axis=1)[:, : self.n_bits]
 
     def _logits(self, X: np.ndarray) -> np.ndarray:
         return X @ self.directions_

@@ -25,13 +25,20 @@ TITLES = {  # every method in the order of the paper's tables
     "bre": "BRE",
     "sh": "SH",
     "lsh": "LSH",
+    "rotation": "random rotation",
+    "sign": "sign",
+    "pq": "PQ",
 }
-SHALLOW = tuple(name for name in TITLES if name not in DEEP)
 OWN = tuple(name for name, method in METHODS.items() if method.own)  # not in the paper, nor in its tables
+PQ = "pq"  # product quantisation: no binary codes, so it is measured by neighbour recall alone
+VECTOR_METHODS = ("rotation", "sign", PQ)  # what vector databases do; not in the paper either
+SHALLOW = tuple(name for name in TITLES if name not in (*DEEP, *VECTOR_METHODS))
+UNLABELLED = ("hashnet", "itq", "sh", "lsh", *VECTOR_METHODS)  # those that need no labels
 GROUPS = {
-    "all": tuple(name for name in TITLES if name not in OWN),
+    "all": tuple(name for name in TITLES if name not in (*OWN, *VECTOR_METHODS)),
     "deep": tuple(name for name in DEEP if name not in OWN),
     "shallow": SHALLOW,
+    "unlabelled": UNLABELLED,
     "ablation": HASHNETS,
     "own": OWN,
 }
@@ -44,7 +51,7 @@ TABLE_METHODS = {  # table → its methods, in order
 
 
 def expand_methods(names: list[str]) -> list[str]:
-    """Method names in the paper's order; ``all``, ``deep``, ``shallow`` and ``ablation`` are groups.
+    """Method names in the paper's order; ``all``, ``deep``, ``shallow``, ``ablation`` … are groups.
 
     >>> expand_methods(["lsh", "ablation"])
     ['hashnet+c', 'hashnet', 'hashnet-w', 'hashnet-sgn', 'lsh']

@@ -22,11 +22,7 @@ from hashnet.training.frozen_backbone import backbone_features, features_of_run
 from hashnet.training.inputs import ArraySource, open_rows
 from hashnet.training.train_config import TrainConfig
 
-K, WITHIN, DEPTH = (
-    10,
-    10,
-    0.005,
-)  # recall of the K nearest rows within this share of the rows, at least WITHIN
+K, WITHIN, SHARE = 10, 100, 0.1  # recall of the K nearest within 100 rows, of few rows within a tenth
 MAX_QUERIES, ITQ_ROWS = 1000, 20_000
 
 
@@ -76,10 +72,7 @@ def start_from_itq(model: HashModel, source: ArraySource, seed: int = 0) -> None
 def held_out_recall(
     learner: HashModel, kept: ArraySource, held: ArraySource, device: str | torch.device
 ) -> Callable[[], float]:
-    """A function that measures the learner as it is: recall of the nearest kept rows of held-out rows.
-
-    The rows that are searched, too, are few beside a database, so the depth is a share of them.
-    """
+    """A function that measures the learner as it is: recall of the nearest kept rows of held-out rows."""
     from hashnet.metrics import exact_neighbours, neighbour_report
 
     some = np.flatnonzero(held.usable)[:MAX_QUERIES]
@@ -88,7 +81,7 @@ def held_out_recall(
         raise DataError(f"{len(some)} held-out rows and {len(rows)} others are too few to measure recall on")
     queries = ArraySource(held.array.numpy()[some])
     truth = exact_neighbours(queries.array.numpy(), [kept.array.numpy()[rows]], K)
-    within = max(WITHIN, round(DEPTH * len(rows)))
+    within = max(K, min(WITHIN, round(SHARE * len(rows))))
 
     def measure() -> float:
         codes = [pack_signs(logits_of(learner, source, device)[0]) for source in (queries, kept)]

@@ -7,8 +7,11 @@ from hashnet.comparison.methods import (
     GROUPS,
     PAPER_K,
     SHALLOW,
+    PQ,
     TABLE_METHODS,
     TITLES,
+    UNLABELLED,
+    VECTOR_METHODS,
     candidates,
     expand_methods,
     reported_map,
@@ -19,9 +22,10 @@ from hashnet.training.train_config import KINDS, TrainConfig
 
 
 def test_every_baseline_and_every_variant_has_its_place():
-    assert set(SHALLOW) == set(REGISTRY) - set(DEEP)
+    assert {*SHALLOW, *VECTOR_METHODS} == {*set(REGISTRY) - set(DEEP), PQ}
     assert set(DEEP) == set(METHODS)
-    assert set(TITLES) == set(SHALLOW) | set(DEEP)
+    assert set(TITLES) == {*SHALLOW, *VECTOR_METHODS, *DEEP}
+    assert set(UNLABELLED) <= set(TITLES)
 
 
 def test_tables_name_known_methods_in_one_order():
