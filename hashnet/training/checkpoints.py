@@ -199,8 +199,10 @@ class Checkpoints:
         history: History,
         best: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Writes a checkpoint of modules by name, with the weights that scored ``best`` so far, and removes all
-        but the newest ``KEEP``."""
+        """Writes a checkpoint of modules by name and removes all but the newest ``KEEP``.
+
+        ``best`` are the weights that scored best in the stage so far.
+        """
         folder = storage.join(self.uri, f"step-{state.step:08d}")
         optimiser_tensors, optimiser_numbers = _flatten(optimiser)
         tensors = {
