@@ -23,6 +23,7 @@ from typing import IO, NoReturn
 PR_SET_PDEATHSIG = 1  # of Linux' prctl: a signal for the child whose parent has died
 GCS_LOST = ("Failed to connect to GCS", "GCS client", "gcs_rpc_client", "Check failed: gcs")
 TAIL = 20_000  # characters of a log: what happened last
+FORWARDED = (signal.SIGINT, signal.SIGTERM)
 AGAIN = "run the same command again to continue"
 
 _log: IO[str] | None = None  # of this process, where it has one
@@ -39,14 +40,17 @@ def supervise(main: Callable[[], NoReturn]) -> NoReturn:
     explained, child_end = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until the parent can forward them
     child = os.fork()
     if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(explained)
         _become_child(path, child_end)
         main()
     os.close(child_end)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in FORWARDED:
         signal.signal(number, lambda received, _: _forward(child, received))
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code and not os.read(explained, 1):
         print(f"error: {_why(code, path)}\ndetails: {path}", file=sys.stderr, flush=True)

@@ -26,8 +26,9 @@ from hashnet.training.train_config import TrainConfig
 from hashnet.training.trainer import train_run
 
 # Long enough for a kill in the middle: 4 stages of fixed length, 300 rows in batches of 100.
-SHAPE = {"n_bits": 16, "hidden": 64, "batch_size": 100, "first_epochs": 60, "stages": 4, "stage_epochs": 20}
-STEPS = (60 + 3 * 20) * 3
+SHAPE = {"n_bits": 16, "hidden": 64, "batch_size": 100, "first_epochs": 20, "stages": 4, "stage_epochs": 10}
+STEPS = (20 + 3 * 10) * 3
+KILLED_AT = 75  # in the second stage, which begins at 60
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def _config(folder, manifest, **options) -> TrainConfig:
         **SHAPE,
         "dropout": 0.2,
         "lr": 0.02,
-        "checkpoint_every": 30,
+        "checkpoint_every": 15,
         "log_every": 1,
         "num_workers": 2,
         "cpus_per_worker": 1,
@@ -75,10 +76,8 @@ def _same_training(run: str, undisturbed: str) -> None:
 
 def _wait_for_step(run: str, step: int, alive) -> None:
     checkpoints = Checkpoints(storage.join(run, "checkpoints"))
-    deadline = time.monotonic() + 400
     while max(checkpoints.steps(), default=0) < step:
         assert alive(), "training ended before it could be disturbed"
-        assert time.monotonic() < deadline, "no checkpoint appeared"
         time.sleep(0.02)
 
 
@@ -90,13 +89,13 @@ def test_two_workers_train_what_one_process_does_and_a_killed_one_is_replaced(
     outcome: dict = {}
     thread = threading.Thread(target=lambda: outcome.update(train(config)))
     thread.start()
-    _wait_for_step(config.run, 210, thread.is_alive)  # the second stage begins at 180
+    _wait_for_step(config.run, KILLED_AT, thread.is_alive)
     workers = [
         p for p in psutil.Process().children(recursive=True) if "RayTrainWorker" in " ".join(p.cmdline())
     ]
     assert len(workers) == 2
     workers[1].send_signal(signal.SIGKILL)
-    thread.join(timeout=300)
+    thread.join()
     assert outcome["steps"] == STEPS
     assert load_bundle(outcome["model"])[1].sha256 == outcome["sha256"]
     _same_training(config.run, undisturbed)
@@ -111,7 +110,7 @@ def test_a_killed_driver_goes_on_with_another_number_of_workers(
 ):
     config = _config(tmp_path / "run", manifest)
     words = [f"{k}={v}" for k, v in SHAPE.items()]
-    words += ["dropout=0.2", "lr=0.02", "checkpoint_every=30", "num_workers=2", "cpus_per_worker=1"]
+    words += ["dropout=0.2", "lr=0.02", "checkpoint_every=15", "num_workers=2", "cpus_per_worker=1"]
     driver = subprocess.Popen(
         [sys.executable, str(repo / "jobs/train.py"), f"run={config.run}", f"manifest={manifest}", *words],
         env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"},
@@ -120,7 +119,7 @@ def test_a_killed_driver_goes_on_with_another_number_of_workers(
         start_new_session=True,
     )
     try:
-        _wait_for_step(config.run, 210, lambda: driver.poll() is None)
+        _wait_for_step(config.run, KILLED_AT, lambda: driver.poll() is None)
         driver.kill()
         driver.wait(timeout=30)
     finally:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +28,22 @@ def make_model(uri: str, n_features: int | None = None, seed: int = 0) -> str:
 
 def make_run(folder: Path | str, modality: str = "image", kind: str = "flat") -> str:
     """RUN with manifest.parquet, model/, codes/, codes-query/ and index/ of 400 digits; returns its path."""
+    shutil.copytree(_made_run(modality, kind), folder, dirs_exist_ok=True)
+    return str(folder)
+
+
+@functools.cache
+def _made_run(modality: str, kind: str) -> str:
+    """A run that others are copies of."""
     from hashnet import BinaryIndex, Encoder
     from hashnet.data.columns import feature_matrix
     from hashnet.data.fetch import fetch_images
     from hashnet.data.sources import make_manifest
     from hashnet.store import write_store
 
-    run = str(folder)
+    folder = tempfile.mkdtemp(prefix="hashnet-small-run-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    run = f"{folder}/run"
     manifest = make_manifest(
         "digits", f"{run}/manifest.parquet", modality=modality, n_query=1397, n_train=100
     )

@@ -39,8 +39,15 @@ def start(tmp_path, repo):
         script = tmp_path / "work.py"
         script.write_text(SCRIPT.format(do=do))
         env = os.environ | {"PYTHONPATH": str(repo), "TMPDIR": str(tmp_path)}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen([sys.executable, str(script), "run=/r"], env=env, cwd=tmp_path, **pipes)
+        return subprocess.Popen(
+            [sys.executable, str(script), "run=/r"],
+            env=env,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's is ignored
+        )
 
     return make
 

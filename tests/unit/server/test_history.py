@@ -19,7 +19,9 @@ import pytest
 
 from hashnet import BinaryIndex, Client
 from hashnet.errors import ClientError, RequestRejected
+from hashnet.index import IndexArtefact
 from tests.support.serving_app import WRITE
+from tests.support.wait import wait_until
 from tests.unit.server.test_standalone import Served
 
 N_CLIENTS = 16
@@ -29,9 +31,9 @@ FIRST_ID = 1_000_000
 class HistoryClient(threading.Thread):
     """Adds, replaces, removes and reads items of its own; keeps what does not agree with its model."""
 
-    def __init__(self, url: str, number: int, steps: int) -> None:
+    def __init__(self, url: str, index: IndexArtefact, number: int, steps: int) -> None:
         super().__init__(daemon=True)
-        self.url, self.number, self.steps = url, number, steps
+        self.url, self.index, self.number, self.steps = url, index, number, steps
         self.random = random.Random(number)
         self.model: dict[int, bytes] = {}
         self.wrong: list[str] = []
@@ -75,7 +77,7 @@ class HistoryClient(threading.Thread):
                 self.wrong.append(f"{action} of {id_} was refused: {error}")
         except ClientError:  # broken off: made or not made, and it stays so
             self.broken += 1
-            time.sleep(1)  # until every worker has looked at the disk: nobody told which version to ask for
+            client._written = max(client._written, self.index.version())  # nobody told which one to ask for
             found = self.read(client, id_)
             if found not in (before, after):
                 self.wrong.append(f"{id_} is neither as before nor as after the broken {action}")
@@ -104,18 +106,20 @@ class HistoryClient(threading.Thread):
 def history(run: str, steps: int) -> tuple[int, int, int]:
     """(writes, of these broken off, workers killed) of a history without a fault."""
     served = Served(run, "--workers", "2", "model=off", "follow_s=0.1", "max_k=1000")
-    clients = [HistoryClient(served.url, number, steps) for number in range(N_CLIENTS)]
+    index_on_disk = IndexArtefact(f"{run}/index")
+    clients = [HistoryClient(served.url, index_on_disk, number, steps) for number in range(N_CLIENTS)]
     killed, dice = 0, random.Random(0)
     try:
         for client in clients:
             client.start()
+        wait_until(lambda: sum(client.writes for client in clients) >= N_CLIENTS)  # they are well under way
         while any(client.is_alive() for client in clients):
-            time.sleep(dice.uniform(0.5, 3.0) if killed else 0.1)
             workers: list[Any] = served.children("worker")
             if len(workers) == 2 and any(client.is_alive() for client in clients):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(dice.choice(workers).pid, signal.SIGKILL)
                     killed += 1
+            time.sleep(dice.uniform(0.5, 3.0))
         assert [fault for client in clients for fault in client.wrong] == []
         assert served.end() == 0
     finally:

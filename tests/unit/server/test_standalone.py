@@ -11,8 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from hashnet.server.http_server import HttpProtocol
 from tests.support.local_cluster import free_ports
 from tests.support.serving_app import WRITE
 from tests.support.small_run import some_codes
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -64,13 +64,6 @@ class Served:
         return self.process.wait(30)
 
 
-def wait_until(true: Callable[[], Any], timeout_s: float = 60.0) -> None:
-    until = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < until, f"not within {timeout_s:g} s"
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def served(run: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     import shutil
@@ -79,7 +72,7 @@ def served(run: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
     shutil.copytree(run, copy)
     one = Served(str(copy), "--workers", "2", "follow_s=0.2")
     try:
-        wait_until(lambda: httpx.get(f"{one.url}/readyz").status_code == 200, 120)
+        wait_until(lambda: httpx.get(f"{one.url}/readyz").status_code == 200)
         yield one
         assert one.end() == 0
     finally:
@@ -118,11 +111,13 @@ def test_a_client_reads_its_own_writes_from_every_worker(client: Client, served:
 
 def test_a_killed_process_is_replaced_and_nobody_notices(served: Served, client: Client) -> None:
     codes, errors, stop = some_codes(20), [], threading.Event()
-    time.sleep(2)  # follow_s is 0.2: every worker has what the tests before have written
+    client.add(some_codes(1, seed=99), ids=[7999])
+    client.remove([7999])  # this client knows the newest version now, and asks every worker for it
     expected = client.search(codes, k=5)
 
     def search() -> None:
         with Client(served.url, retry_s=60) as one:
+            one._written = client._written
             while not stop.is_set():
                 try:
                     assert one.search(codes, k=5) == expected
@@ -218,7 +213,7 @@ def test_the_log_is_where_the_server_says(served: Served) -> None:
         files = folder.glob("hashnet-*.jsonl")
         return any("looked-for" in file.read_text() for file in files)
 
-    wait_until(logged, 5)
+    wait_until(logged)
     assert WRITE not in "".join(file.read_text() for file in folder.glob("hashnet-*.jsonl"))
 
 
