@@ -10,7 +10,8 @@ from hashnet.io import lazy_names
 if TYPE_CHECKING:
     from hashnet.index.artefact import IndexArtefact
     from hashnet.index.binary import BinaryIndex
-    from hashnet.index.build import CodeBlock, IndexSpec, read_code_blocks
+    from hashnet.index.build import IndexSpec, read_code_blocks
+    from hashnet.index.changelog import CodeBlock
     from hashnet.index.kinds import KINDS, parse_options
     from hashnet.index.validation import check_ids, check_search_size, check_width
 
@@ -19,7 +20,8 @@ __all__, __getattr__ = lazy_names(
     {
         "artefact": ["IndexArtefact"],
         "binary": ["BinaryIndex"],
-        "build": ["CodeBlock", "IndexSpec", "read_code_blocks"],
+        "build": ["IndexSpec", "read_code_blocks"],
+        "changelog": ["CodeBlock"],
         "kinds": ["KINDS", "parse_options"],
         "validation": ["check_ids", "check_search_size", "check_width"],
     },

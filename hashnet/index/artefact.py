@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hashnet.errors import FormatError, StorageError
-from hashnet.io import Artefact, storage
+from hashnet.errors import FormatError, HashnetError, StorageError
+from hashnet.index import changelog
+from hashnet.io import Artefact, storage, write_sealed
 
 BUILD_AGAIN = "build the index again (jobs/build_index.py with overwrite=true)"
 
@@ -15,6 +16,7 @@ class IndexArtefact(Artefact):
     """A search index as an artefact of a run. Its sha256 is the header's seal: that lists every file's."""
 
     kind, header_file, seal_name = "index", "index.json", "sha256"
+    format_version = 2  # 1 had no log of changes
     made_by = "build one with jobs/build_index.py (overwrite=true replaces a damaged one)"
     error = StorageError
 
@@ -27,10 +29,42 @@ class IndexArtefact(Artefact):
         index.save(self.uri)
 
     def read(self) -> dict[str, Any]:
+        """The header's JSON; version, rows and updates are those after the changes in its log."""
+        values = self.read_unchanged()
+        newest = changelog.last(self.uri, log) if (log := self.log_file(values)) else None
+        if newest is None:
+            return values
+        return values | {"version": newest.version, "rows": newest.rows, "updates": newest.updates}
+
+    def read_unchanged(self) -> dict[str, Any]:
+        """The header's JSON as it was written, before the changes in its log."""
         values = super().read()
         if not values.get("sha256"):
             raise FormatError(f"{self.header_uri} was changed: it lacks its sha256; {BUILD_AGAIN}")
         return values
+
+    def write_header(
+        self, values: Mapping[str, Any], *, sha256: str | None = None, lineage: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Writes the header; one without a log in the format that older versions read."""
+        version = self.format_version if values.get("log") else 1
+        whole = {**values, "sha256": sha256, "lineage": dict(lineage)}
+        return write_sealed(self.header_uri, self.kind, version, whole, self.seal_name)
+
+    def log_file(self, values: Mapping[str, Any]) -> str | None:
+        """The name of the log of changes, None where there is none."""
+        name = values.get("log")
+        return None if name is None else storage.check_plain_name(name, self.header_uri)
+
+    def damage(self) -> Iterator[str]:
+        values = self.read_unchanged()
+        yield from self.damaged_files(values)
+        log = self.log_file(values)
+        try:
+            for _ in changelog.read(self.uri, changelog.LogEnd(log)) if log else ():
+                pass
+        except HashnetError as error:
+            yield str(error)
 
     def version(self) -> int:
         """The version on disk, by reading one small file; 0 where there is no index yet."""
@@ -38,12 +72,14 @@ class IndexArtefact(Artefact):
 
     def sha256(self) -> str | None:
         """The sha256 in the header, None where there is none: a rebuilt index may have the old version."""
-        return self.read()["sha256"] if self.exists() else None
+        return self.read_unchanged()["sha256"] if self.exists() else None
 
     def stored_bytes(self) -> int:
         """Bytes of the current version's files; those that older readers may still need do not count."""
-        sizes = storage.list_sizes(self.uri)
-        return sizes[self.header_file] + sum(sizes[name] for name in self.files(self.read()))
+        sizes, values = storage.list_sizes(self.uri), self.read_unchanged()
+        log = self.log_file(values)
+        names = [self.header_file, *self.files(values), *([log] if log else [])]
+        return sum(sizes[name] for name in names)
 
     def drop_damaged(self) -> None:
         """Deletes a damaged header, which saving would have to read; a newer or foreign one is refused."""

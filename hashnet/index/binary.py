@@ -31,7 +31,8 @@ from hashnet.codes import check_codes, pack_signs
 from hashnet.errors import IndexMismatch, StaleIndex, UnknownId, Unsupported
 from hashnet.index import files, tuning
 from hashnet.index.artefact import IndexArtefact
-from hashnet.index.build import CodeBlock, IndexSpec, read_code_blocks
+from hashnet.index.build import IndexSpec, read_code_blocks
+from hashnet.index.changelog import CodeBlock
 from hashnet.index.columns import KEY, as_table, check_keyed, check_names, conform
 from hashnet.index.faiss_search import GpuFlat, why_no_gpu
 from hashnet.index.filters import Where, parse_where
@@ -359,7 +360,7 @@ class BinaryIndex:
                 yield draft
                 if draft._state is not self._state:
                     state = draft._state.at_version(self.version + 1)
-                    self._take(files.write_snapshot(self._path, state) if self._path is not None else state)
+                    self._take(files.commit(self._path, state) if self._path is not None else state)
 
     def merge_updates(self, updated: BinaryIndex) -> tuple[int, int]:
         """Carries the updates of an older build of the same items over to this one: (items kept, removed).
@@ -392,12 +393,19 @@ class BinaryIndex:
         return len(changed), len(gone)
 
     def compact(self) -> bool:
-        """Merges all segments and drops removed rows for good; False where there was nothing to do."""
+        """Merges all segments and drops removed rows for good; False where there was nothing to do.
+
+        On a local disk updates go on meanwhile, by this index and by others.
+        """
+        if self._path is not None and storage.is_local(self._path):
+            compacted = files.compact(self._path, self._state)
+            self.refresh()
+            return compacted
         with self._writing:
-            compacted = self._state.compacted()
-            if compacted is self._state:
+            state = self._state.compacted()
+            if state is self._state:
                 return False
-            self._commit(compacted)
+            self._commit(state)
             return True
 
     def tune(self, queries: np.ndarray | None = None, *, recall: float = 0.95, k: int = 10) -> dict[str, Any]:
@@ -418,9 +426,9 @@ class BinaryIndex:
     def refresh(self) -> bool:
         """Takes over the version on disk if it is another; unchanged segments are not read again."""
         with self._writing:
-            if self._path is None or IndexArtefact(self._path).sha256() == self._state.seal:
+            if self._path is None or (state := files.newest_snapshot(self._path, self._state)) is self._state:
                 return False
-            self._take(files.read_snapshot(self._path, known=self._state.segments))
+            self._take(state)
             return True
 
     def newest(self) -> BinaryIndex:
@@ -430,13 +438,9 @@ class BinaryIndex:
         before they take it over.
         """
         with self._writing:
-            if self._path is None or IndexArtefact(self._path).sha256() == self._state.seal:
-                return self
-            state = files.read_snapshot(self._path, known=self._state.segments)
-            newest = BinaryIndex(state, engine=self.engine, path=self._path)
-            newest.device, newest._gpu = self.device, self._gpu
-            newest._take(state)
-            return newest
+            newest = copy.copy(self)
+            newest._writing = threading.RLock()
+            return newest if newest.refresh() else self
 
     # -- looking
 
@@ -535,7 +539,7 @@ class BinaryIndex:
         if self._path is not None:
             with files.writer_lock(self._path):
                 self._refuse_stale(self._path)
-                state = files.write_snapshot(self._path, state)
+                state = files.commit(self._path, state)
         self._take(state)
 
     def _take(self, state: Snapshot) -> None:
@@ -545,7 +549,7 @@ class BinaryIndex:
             self._move_to_gpu()
 
     def _refuse_stale(self, folder: str) -> None:
-        if IndexArtefact(folder).sha256() != self._state.seal:
+        if not files.is_newest(folder, self._state):
             on_disk = IndexArtefact(folder).version()
             which = f"another {self.version}" if on_disk == self.version else self.version
             raise StaleIndex(

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet.errors import IndexMismatch
+from hashnet.index.changelog import CodeBlock
 from hashnet.index.columns import KEY, conform, refuse_names, refuse_repeated, schema_of
 from hashnet.index.kinds import KINDS, KindOptions
 from hashnet.index.rows import Postings, new_flat, with_flat_ids
@@ -30,17 +31,6 @@ STORE_COLUMNS = (
     "feature",
 )  # a store's own columns
 REMOTE_READERS = 16  # shards read at once from an object store
-
-
-@dataclass(frozen=True)
-class CodeBlock:
-    """Rows of a shard: ids int64 (n,), codes uint8 (n, n_bits // 8), (label, row) pairs, columns."""
-
-    ids: np.ndarray
-    codes: np.ndarray
-    labels: np.ndarray | None = None
-    label_rows: np.ndarray | None = None
-    columns: pa.Table | None = None
 
 
 def store_schema(store: CodeStore) -> pa.Schema | None:

@@ -6,10 +6,13 @@
     labels-000001.parquet    (label, row) pairs, where the codes have labels
     columns-000001.arrow     the items' columns in id order, where they have any: Arrow IPC, memory-mapped
     removed-000003-0.npy     positions of removed rows of segment 0 as of version 3
+    changes-000004.log       what was added and removed since, on a local disk (``changelog``)
 
-A commit writes new files beside the old ones, then swaps index.json: a crash leaves the old version
-whole, and a reader gets one version or the other. The files of the version before stay for readers
-that are still opening them; older ones are removed. One writer at a time (a lock on local disks).
+A small update is appended to the log. Any other commit, and one that finds the log long, writes new files
+beside the old ones, then swaps index.json: a crash leaves the old version whole, and a reader gets one
+version or the other. The files of the version before stay for readers that are still opening them; older
+ones are removed. One writer at a time (a lock on local disks); compaction takes the lock only to begin and
+to end.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import hashlib
 import io
 import logging
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,8 +33,9 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet.codes import check_n_bits
-from hashnet.errors import FormatError, HashnetError, StorageError
-from hashnet.index.artefact import BUILD_AGAIN, IndexArtefact, file_entries
+from hashnet.errors import FormatError, HashnetError, StaleIndex, StorageError
+from hashnet.index import changelog
+from hashnet.index.artefact import BUILD_AGAIN, IndexArtefact
 from hashnet.index.columns import read_schema, read_table, schema_text, write_table
 from hashnet.index.kinds import KINDS, KindOptions, parse_options
 from hashnet.index.rows import Postings, StoredRows
@@ -40,22 +45,80 @@ from hashnet.io import storage
 
 log = logging.getLogger(__name__)
 
+LOG_BYTES = 4 << 20  # of a log at which segments are written instead: opening an index applies it
+LOG_BYTES_COMPACTING = 64 << 20  # while a compaction runs, which needs the log it began with
+COMPACTED = "compacted-"  # in the names of files that a compaction writes before index.json names them
+
+
+def commit(uri: str, state: Snapshot) -> Snapshot:
+    """Puts a state on disk and returns it as it is there: changes into the log, anything else whole."""
+    if not state.changes or state.seal is None or not storage.is_local(uri):
+        return write_snapshot(uri, state)
+    size = (state.log.offset if state.log else 0) + sum(map(changelog.size_of, state.changes))
+    if size > LOG_BYTES and not (size <= LOG_BYTES_COMPACTING and _is_compacting(uri)):
+        return write_snapshot(uri, state)
+    state = _with_log(uri, state)
+    assert state.log is not None
+    record = changelog.Record(state.version, state.n_live, state.updates, tuple(state.changes or ()))
+    return dataclasses.replace(state, log=changelog.append(uri, state.log, record), changes=())
+
+
+def _with_log(uri: str, state: Snapshot) -> Snapshot:
+    """The state with a log that its changes can be appended to."""
+    if state.log is not None:
+        return state
+    artefact = IndexArtefact(uri)
+    end = changelog.create(uri, f"changes-{state.version:06d}.log")
+    about = artefact.read_unchanged() | {"log": end.file}
+    written = artefact.write_header(about, lineage=about["lineage"])
+    return dataclasses.replace(state, log=end, seal=written["sha256"])
+
+
+def compact(uri: str, state: Snapshot) -> bool:
+    """Writes the newest version in one segment without removed rows; False where there is nothing to do.
+
+    ``state`` is a version that was read before. Others may commit meanwhile: what they change is applied to
+    the compacted version at the end. StaleIndex where the index was written whole meanwhile.
+    """
+    with _compaction_lock(uri) as free:
+        if not free:
+            return False
+        with writer_lock(uri):
+            state = _with_log(uri, newest_snapshot(uri, state))
+        if (compacted := state.compacted()) is state:
+            return False
+        (segment,) = compacted.segments
+        name = f"{COMPACTED}{state.version:06d}-{uuid.uuid4().hex[:8]}"
+        written = dataclasses.replace(segment, record=_write_rows(uri, segment, name))
+        with writer_lock(uri):
+            if IndexArtefact(uri).sha256() != state.seal:
+                raise StaleIndex(f"{uri} was written by somebody else while it was compacted; try again")
+            compacted = dataclasses.replace(compacted, segments=(written,), log=state.log)
+            newest = _catch_up(uri, compacted.at_version(state.version))
+            whole = dataclasses.replace(newest, version=newest.version + 1, changes=None)
+            write_snapshot(uri, whole)
+        return True
+
 
 def write_snapshot(uri: str, state: Snapshot) -> Snapshot:
     """Commits a state: new files first, then index.json. Returns it with the segments' records."""
     artefact = IndexArtefact(uri)
-    before = list(file_entries(artefact.read())) if artefact.exists() else []
+    before: list[str] = []
+    if artefact.exists():
+        about = artefact.read_unchanged()
+        before = [*artefact.files(about), about.get("log") or ""]
     storage.make_folder(uri)
     segments = []
     for number, segment in enumerate(state.segments):
-        record = dict(segment.record) if segment.record else _write_rows(uri, segment, state.version, number)
+        name = f"{state.version:06d}" + (f"-{number}" if number else "")
+        record = dict(segment.record) if segment.record else _write_rows(uri, segment, name)
         if len(segment.dead) and (record["removed"] or {}).get("rows") != len(segment.dead):
             record["removed"] = _write_dead(uri, segment, state.version, number)
         segments.append(dataclasses.replace(segment, record=record))
     removed = state.removed_ids_file
     if removed is None and state.removed_ids is not None and len(state.removed_ids):
         removed = _write_array(uri, f"removed-ids-{state.version:06d}.npy", state.removed_ids)
-    about: dict[str, Any] = {
+    about = {
         "index_kind": state.kind,
         "n_bits": state.n_bits,
         "n_classes": state.n_classes,
@@ -70,9 +133,14 @@ def write_snapshot(uri: str, state: Snapshot) -> Snapshot:
         "segments": [segment.record for segment in segments],
     }
     written = artefact.write_header(about, lineage=state.lineage)
-    _remove_old(uri, [*before, *file_entries(about)])
+    _remove_old(uri, {*before, *artefact.files(about)})
     return dataclasses.replace(
-        state, segments=tuple(segments), seal=written["sha256"], removed_ids_file=removed
+        state,
+        segments=tuple(segments),
+        seal=written["sha256"],
+        removed_ids_file=removed,
+        log=None,
+        changes=(),
     )
 
 
@@ -83,18 +151,37 @@ def writer_lock(uri: str) -> Iterator[None]:
         yield
         return
     storage.make_folder(uri)
-    path = os.path.join(storage.resolve(uri)[1], ".lock")
-    try:
-        lock = open(path, "a")  # noqa: SIM115 - closed below; closing lets go of the lock
-    except OSError as error:
-        raise StorageError(f"cannot write to {uri}: {error}") from error
-    with lock:
+    with _open_lock(uri, ".lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _write_rows(uri: str, segment: Segment, version: int, number: int) -> dict[str, Any]:
-    name = f"{version:06d}" + (f"-{number}" if number else "")
+@contextmanager
+def _compaction_lock(uri: str) -> Iterator[bool]:
+    """Whether this process may compact: True for one at a time."""
+    with _open_lock(uri, ".compacting") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def _is_compacting(uri: str) -> bool:
+    with _compaction_lock(uri) as free:
+        return not free
+
+
+def _open_lock(uri: str, name: str) -> Any:
+    """A file to lock; closing it lets go of the lock."""
+    try:
+        return open(os.path.join(storage.resolve(uri)[1], name), "a")
+    except OSError as error:
+        raise StorageError(f"cannot write to {uri}: {error}") from error
+
+
+def _write_rows(uri: str, segment: Segment, name: str) -> dict[str, Any]:
     rows = segment.rows
     record: dict[str, Any] = {"kind": rows.kind, "rows": len(rows), "labels": None, "columns": None}
     record["removed"] = None
@@ -136,15 +223,14 @@ def _write_array(uri: str, file: str, values: np.ndarray) -> dict[str, Any]:
     return {"file": file, "sha256": hashlib.sha256(data.getvalue()).hexdigest(), "rows": len(values)}
 
 
-def _remove_old(uri: str, entries: list[dict[str, Any]]) -> None:
+def _remove_old(uri: str, needed: set[str]) -> None:
     """Removes what neither this version nor the one before names, and leftovers of killed writers."""
-    needed = {entry["file"] for entry in entries}
+    kinds = ("index-", "labels-", "columns-", "removed-", "changes-")
     try:
+        in_use = COMPACTED if storage.is_local(uri) and _is_compacting(uri) else None
         for name in storage.list_names(uri):
-            is_index_file = (
-                name.startswith(("index-", "labels-", "columns-", "removed-")) or storage.TMP_MARK in name
-            )
-            if is_index_file and name not in needed:
+            is_index_file = name.startswith(kinds) or storage.TMP_MARK in name
+            if is_index_file and name not in needed and not (in_use and in_use in name):
                 storage.delete(storage.join(uri, name))
     except StorageError as error:  # the version stands by now; the next commit removes the rest
         log.warning("old files of %s stay for now: %s", uri, error)
@@ -162,9 +248,9 @@ def read_snapshot(
     by_content = {_content(segment.record): segment for segment in known if segment.record}
     artefact = IndexArtefact(uri)
     for attempt in range(ATTEMPTS):
-        about = artefact.read()
+        about = artefact.read_unchanged()
         try:
-            return _open_snapshot(uri, about, mmap, verify, by_content)
+            return _catch_up(uri, _open_snapshot(uri, about, mmap, verify, by_content))
         except (StorageError, FormatError):
             # a writer may have moved on and removed files while we were opening them
             if attempt == ATTEMPTS - 1 or artefact.sha256() == about["sha256"]:
@@ -172,6 +258,45 @@ def read_snapshot(
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise FormatError(f"{uri}/{HEADER} is damaged ({type(error).__name__}: {error})") from error
     raise AssertionError("unreachable")
+
+
+def newest_snapshot(uri: str, state: Snapshot) -> Snapshot:
+    """The snapshot at ``uri``; ``state``, which was read from it or written to it, where it is that one."""
+    if is_newest(uri, state):
+        return state
+    if IndexArtefact(uri).sha256() == state.seal:
+        try:
+            return _catch_up(uri, state)
+        except FormatError:  # its log was cut and goes on differently: a version that did not become durable
+            pass
+    return read_snapshot(uri, known=state.segments)
+
+
+def is_newest(uri: str, state: Snapshot) -> bool:
+    """Whether nothing was committed since ``state`` was read or written."""
+    if IndexArtefact(uri).sha256() != state.seal:
+        return False
+    if state.log is None:
+        return True
+    size = storage.size_of(storage.join(uri, state.log.file))
+    if size <= state.log.offset:
+        return size == state.log.offset
+    return next(changelog.read(uri, state.log), None) is None  # a writer may be appending, or have died
+
+
+def _catch_up(uri: str, state: Snapshot) -> Snapshot:
+    """The state after the changes in its log that it does not have yet."""
+    if state.log is None or not (records := list(changelog.read(uri, state.log))):
+        return state
+    (last, end) = records[-1]
+    try:
+        for change in changelog.joined([change for record, _ in records for change in record.changes]):
+            state = state.after(change)
+    except HashnetError as error:
+        raise FormatError(f"{uri}/{end.file} does not fit the index: {error}") from error
+    if state.n_live != last.rows:
+        raise FormatError(f"{uri}/{end.file} says {last.rows} rows, there are {state.n_live}")
+    return dataclasses.replace(state, version=last.version, updates=last.updates, log=end, changes=())
 
 
 def _open_snapshot(
@@ -218,6 +343,8 @@ def _open_snapshot(
         tuned=about["tuned"],
         removed_ids=_read_removed_ids(uri, about, verify),
         removed_ids_file=about.get("removed_ids"),
+        log=changelog.LogEnd(file) if (file := IndexArtefact(uri).log_file(about)) else None,
+        changes=(),
     )
     if state.n_live != n_rows:
         raise FormatError(f"{uri}/{HEADER} says {n_rows} rows, its segments hold {state.n_live}")

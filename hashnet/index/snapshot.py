@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet.errors import DataError, IdTaken, UnknownId
-from hashnet.index.build import CodeBlock, IndexSpec, build_segment, live_block
+from hashnet.index.build import IndexSpec, build_segment, live_block
+from hashnet.index.changelog import Change, CodeBlock, LogEnd, RemovedIds
 from hashnet.index.columns import KEY
 from hashnet.index.kinds import KINDS, KindOptions, parse_options
 from hashnet.index.segment import Segment
@@ -45,6 +46,8 @@ class Snapshot:
     removed_ids: np.ndarray | None = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     removed_ids_file: dict[str, Any] | None = None  # its entry in index.json; None: not written yet
     tuned: dict[str, Any] | None = None
+    log: LogEnd | None = None  # of the changes on disk that its segments' files do not hold
+    changes: tuple[Change, ...] | None = None  # that are not on disk; None: more than such changes
 
     @classmethod
     def build(cls, blocks: Iterable[CodeBlock], n: int, spec: IndexSpec) -> Snapshot:
@@ -199,7 +202,7 @@ class Snapshot:
             blocks.append(live_block(kept.pop()))
         new = self._merged(blocks, "flat", KINDS["flat"].options())
         back = self._removed_ids(np.setdiff1d, block.ids)
-        return self._next(segments=(*kept, new), updates=self.updates + 1, **back)
+        return self._next(block, segments=(*kept, new), **back)
 
     def upserted(self, block: CodeBlock) -> Snapshot:
         """With these rows in place of those with the same ids: one new version."""
@@ -222,7 +225,11 @@ class Snapshot:
                 segments.append(segment)
         self._refuse_missing(ids, missing)
         gone_ids = self._removed_ids(np.union1d, ids)
-        return self._next(segments=tuple(segments), updates=self.updates + 1, **gone_ids)
+        return self._next(RemovedIds(ids), segments=tuple(segments), **gone_ids)
+
+    def after(self, change: Change) -> Snapshot:
+        """With one change made."""
+        return self.added(change) if isinstance(change, CodeBlock) else self.removed(change.ids)
 
     def _removed_ids(self, change: Callable[[Any, Any], np.ndarray], ids: np.ndarray) -> dict[str, Any]:
         """What ``removed_ids`` become when these ids join or leave them."""
@@ -248,7 +255,9 @@ class Snapshot:
             options = parse_options(self.kind, dataclasses.asdict(self.options), self.n_bits, self.n_live)
             tuned = None
         segment = self._merged([live_block(s) for s in self.segments], self.kind, options, centroids)
-        return self._next(segments=(segment,), options=options, tuned=tuned)
+        return dataclasses.replace(
+            self, version=self.version + 1, segments=(segment,), options=options, tuned=tuned, changes=None
+        )
 
     def describe(self) -> dict[str, Any]:
         """What it is, as plain JSON-able values."""
@@ -276,7 +285,9 @@ class Snapshot:
     def unsaved(self) -> Snapshot:
         """The same, not written anywhere yet."""
         segments = tuple(dataclasses.replace(segment, record=None) for segment in self.segments)
-        return dataclasses.replace(self, segments=segments, seal=None, removed_ids_file=None)
+        return dataclasses.replace(
+            self, segments=segments, seal=None, removed_ids_file=None, log=None, changes=None
+        )
 
     def at_version(self, version: int) -> Snapshot:
         return dataclasses.replace(self, version=version)
@@ -296,8 +307,11 @@ class Snapshot:
             centroids=centroids,
         )
 
-    def _next(self, **changes: Any) -> Snapshot:
-        return dataclasses.replace(self, version=self.version + 1, **changes)
+    def _next(self, change: Change, **fields: Any) -> Snapshot:
+        changes = None if self.changes is None else (*self.changes, change)
+        return dataclasses.replace(
+            self, version=self.version + 1, updates=self.updates + 1, changes=changes, **fields
+        )
 
     def refuse_unknown(self, ids: np.ndarray) -> None:
         """UnknownId where the index does not hold one of the ids."""

@@ -60,7 +60,12 @@ def tuned_snapshot(state: Snapshot, queries: np.ndarray | None, recall: float, k
     chosen = _with_nprobe(segment, high)
     segments = (chosen, *state.segments[1:])
     return dataclasses.replace(
-        state, version=state.version + 1, options=chosen.options, segments=segments, tuned=tuned
+        state,
+        version=state.version + 1,
+        options=chosen.options,
+        segments=segments,
+        tuned=tuned,
+        changes=None,
     )
 
 

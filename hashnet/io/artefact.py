@@ -118,7 +118,11 @@ class Artefact(abc.ABC):
 
     def damage(self) -> Iterator[str]:
         """A sentence for each file that is missing or damaged."""
-        files = self.files(self.read())
+        yield from self.damaged_files(self.read())
+
+    def damaged_files(self, values: Mapping[str, Any]) -> Iterator[str]:
+        """The same for the files that a header's JSON lists."""
+        files = self.files(values)
         uris = [storage.join(self.uri, name) for name in files]
         with ThreadPoolExecutor(READERS) as pool:
             for name, wrong in zip(files, pool.map(_wrong, uris, files.values()), strict=True):

@@ -1,15 +1,16 @@
 """IndexWriter: the single writer of a served index. Changes that arrive together are one commit.
 
 A change is acknowledged when the version that holds it is on disk. While one commit is written, further
-changes collect, and the next commit takes them all: many clients share one flush of the disk.
+changes collect, and the next commit takes them all: many clients share one flush of the disk. Compaction
+runs beside them on a thread of its own.
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -19,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet.errors import HashnetError, IdTaken, LineageMismatch
+from hashnet.io import storage
 from hashnet.server.batching import Batcher
 from hashnet.server.errors import ApiError
 from hashnet.server.settings import check_model
@@ -32,7 +34,7 @@ MAX_ROWS = 100_000  # of changes committed together
 COMPACT_ROWS, COMPACT_SHARE = (
     10_000,
     0.25,
-)  # rows added and removed since, above which an idle writer compacts
+)  # rows added and removed since, from which on the index is compacted
 
 
 @dataclass(frozen=True)
@@ -100,16 +102,20 @@ class IndexWriter:
         self.lock = lock or nullcontext()
         self._slices: list[Any] = []  # loaded with the first change
         self._changes: Batcher[Change, Written] = Batcher(self.commit, max_rows=MAX_ROWS, name="write")
+        self._compactor = ThreadPoolExecutor(1, thread_name_prefix="compact")
+        self._compaction: Future | None = None
 
     async def write(self, change: Change) -> Written:
         """The index after the change, which is on disk; ApiError where it cannot be made."""
         written = await self._changes.submit(change)
-        if self._changes.idle:
-            asyncio.get_running_loop().run_in_executor(self._changes.pool, self.compact_if_worthwhile)
+        idle = self._compaction is None or self._compaction.done()
+        if idle and any(map(_is_loose, self._slices)):
+            self._compaction = self._compactor.submit(self.compact_if_worthwhile)
         return written
 
     def commit(self, changes: Sequence[Change]) -> list[Written | HashnetError]:
         """Makes the changes as one new version; an ApiError in place of one that cannot be made."""
+        before = [part.version for part in self._slices]
         try:
             with self.lock, ExitStack() as stack:
                 drafts = [stack.enter_context(part.transaction()) for part in self.open()]
@@ -119,24 +125,24 @@ class IndexWriter:
         except LineageMismatch as error:
             return [ApiError("index_changed", str(error), 409)] * len(changes)
         except HashnetError as error:
-            return [_storage_error(error)] * len(changes)
+            changed = [n for n, version in enumerate(before) if self._slices[n].version != version]
+            return [_storage_error(error, changed, len(self.uris))] * len(changes)
         written = Written(sum(part.version for part in self._slices), sum(map(len, self._slices)))
         return [error or written for error in refused]
 
     def compact_if_worthwhile(self) -> bool:
         """Merges rows added and removed since into the index proper, once they are many.
 
-        Searches go on meanwhile; a change that arrives waits.
+        Searches and, on a local disk, changes go on meanwhile.
         """
-        loose = [part for part in self._slices if _is_loose(part.describe())]
-        if not loose:
-            return False
-        try:
-            with self.lock:
-                return any([part.compact() for part in loose])  # noqa: C419 - all of them
-        except HashnetError as error:  # another process wrote it, or the disk is full: some other time
-            log.warning("%s was not compacted: %s", ", ".join(self.uris), error)
-            return False
+        compacted = False
+        for part, uri in zip(self._slices, self.uris, strict=True):
+            try:
+                with nullcontext() if storage.is_local(uri) else self.lock:
+                    compacted |= _is_loose(part) and part.compact()
+            except HashnetError as error:  # another process wrote it, or the disk is full: some other time
+                log.warning("%s was not compacted: %s", uri, error)
+        return compacted
 
     def open(self) -> list[Any]:
         """The slices, loaded with the first call. They are not searched: no kernel is compiled for them."""
@@ -147,7 +153,8 @@ class IndexWriter:
         return self._slices
 
 
-def _is_loose(about: dict[str, Any]) -> bool:
+def _is_loose(index: Any) -> bool:
+    about = index.describe()
     loose = about["removed_rows"] + about["added_rows"]
     return loose >= max(COMPACT_ROWS, COMPACT_SHARE * about["rows"])
 
@@ -218,11 +225,15 @@ def _multi_hot(change: AddItems, n_classes: int | None) -> np.ndarray | None:
     return multi_hot
 
 
-def _storage_error(error: HashnetError) -> HashnetError:
-    """507 where the disk is full: nothing of the group was written, and what was acknowledged is safe."""
+def _storage_error(error: HashnetError, changed: list[int], n_slices: int) -> HashnetError:
+    """507 where the disk is full: what was acknowledged is safe. ``changed`` slices were written before."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, OSError) and inner.errno in (errno.ENOSPC, errno.EDQUOT):
-            return ApiError("disk_full", "the server's disk is full; nothing was changed", 507)
+            done = "nothing was changed"
+            if changed:
+                listed = ", ".join(map(str, changed))
+                done = f"of {n_slices} slices, {listed} took their items, the others did not: repeat it as upsert"
+            return ApiError("disk_full", f"the server's disk is full; {done}", 507)
         inner = inner.__cause__
     return ApiError.of(error) or error

@@ -84,16 +84,15 @@ def test_a_full_disk_refuses_the_write_and_loses_nothing(
     writer = IndexWriter(f"{own_run}/index")
     codes = some_codes(2, seed=9)
     assert isinstance(writer.commit([AddItems(codes[:1], np.array([8000]))])[0], Written)
-    fsync = os.fsync
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
-    (refused,) = writer.commit([AddItems(codes[1:], np.array([8001]))])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", full)
+        (refused,) = writer.commit([AddItems(codes[1:], np.array([8001]))])
     assert isinstance(refused, ApiError)
     assert (refused.code, refused.status) == ("disk_full", 507)
-    monkeypatch.setattr(os, "fsync", fsync)
     assert isinstance(writer.commit([AddItems(codes[1:], np.array([8002]))])[0], Written)
     index = BinaryIndex.load(f"{own_run}/index")
     assert index.contains([8000, 8001, 8002]).tolist() == [True, False, True]
@@ -114,7 +113,7 @@ def test_nothing_is_added_to_an_index_of_another_model(
     assert len(BinaryIndex.load(f"{own_run}/index")) == 5
 
 
-def test_an_idle_writer_compacts(own_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_compacts_in_the_background(own_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hashnet.server.writer.COMPACT_ROWS", 50)
     monkeypatch.setattr("hashnet.server.writer.COMPACT_SHARE", 0.1)
     writer = IndexWriter(f"{own_run}/index")
@@ -122,10 +121,10 @@ def test_an_idle_writer_compacts(own_run: str, monkeypatch: pytest.MonkeyPatch) 
 
     async def main() -> None:
         await writer.write(AddItems(codes[:20], np.arange(20) + 8000))  # a twentieth: not yet
-        writer._changes.pool.submit(int).result()
-        assert writer.open()[0].describe()["added_rows"] == 20
+        assert writer._compaction is None
         await writer.write(AddItems(codes[20:], np.arange(110) + 8020))
-        writer._changes.pool.submit(int).result()  # after what it was given before
+        assert writer._compaction is not None
+        assert writer._compaction.result(60)
         assert writer.open()[0].describe()["added_rows"] == 0
 
     asyncio.run(main())
