@@ -1,7 +1,14 @@
-"""Client and AsyncClient for a served index, and the wire format. Needs numpy, pyarrow and httpx only."""
+"""The client of a served index; its queries and the wire format, which the server uses without httpx."""
 
-from hashnet.client import wire
-from hashnet.client.client import AsyncClient, Client
-from hashnet.client.queries import Queries
+from typing import TYPE_CHECKING
 
-__all__ = ["AsyncClient", "Client", "Queries", "wire"]
+from hashnet.io import lazy_names
+
+if TYPE_CHECKING:
+    from hashnet.client import wire
+    from hashnet.client.client import AsyncClient, Client
+    from hashnet.client.queries import Queries
+
+__all__, __getattr__ = lazy_names(
+    __name__, {"client": ["AsyncClient", "Client"], "queries": ["Queries"], "wire": ["wire"]}
+)

@@ -233,14 +233,11 @@ class Snapshot:
 
     def _removed_ids(self, change: Callable[[Any, Any], np.ndarray], ids: np.ndarray) -> dict[str, Any]:
         """What ``removed_ids`` become when these ids join or leave them."""
-        if self.removed_ids is None or (change is np.setdiff1d and not len(self.removed_ids)):
+        known = self.removed_ids
+        if known is None or (change is np.setdiff1d and not _any_of(known, ids)):
             return {}
-        changed = change(self.removed_ids, ids)
-        return (
-            {"removed_ids": changed, "removed_ids_file": None}
-            if len(changed) != len(self.removed_ids)
-            else {}
-        )
+        changed = change(known, ids)
+        return {"removed_ids": changed, "removed_ids_file": None} if len(changed) != len(known) else {}
 
     def compacted(self) -> Snapshot:
         """The same items in one segment of the index's kind; itself where there is nothing to do."""
@@ -324,3 +321,11 @@ class Snapshot:
                 f"the index holds no id {first} ({int(missing.sum())} of {len(ids)} ids are unknown; "
                 f"it has {self.n_live} items)"
             )
+
+
+def _any_of(ascending: np.ndarray, values: np.ndarray) -> bool:
+    """Whether one of the values is among the ascending ones."""
+    if not len(ascending):
+        return False
+    places = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
+    return bool((ascending[places] == values).any())

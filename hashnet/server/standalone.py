@@ -33,6 +33,10 @@ RESTART_S = (0.0, 0.5, 5.0)  # before the first, second and any further restart 
 YOUNG_S = 10.0
 SOCKET, LOCK, METRICS = "encoder.sock", "writer.lock", "metrics"  # in the log folder
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+NOT_NEEDED = (
+    "pandas",
+    "scipy",
+)  # imported by pyarrow and numba wherever they are installed: a third of a start
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -276,8 +280,19 @@ def _when_orphaned(act: Any) -> None:
     loop.add_reader(0, closed)
 
 
+class _NotNeeded:
+    """Finds no module of these names, as if they were not installed."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        if name in NOT_NEEDED:
+            raise ModuleNotFoundError(f"a worker does without {name}", name=name)
+
+
 def main(role: str) -> int:
     """A child of the supervisor; its task comes on the first line of stdin."""
+    if role == "worker":
+        sys.meta_path.insert(0, _NotNeeded)  # type: ignore[arg-type]
     task = json.loads(sys.stdin.buffer.raw.readline())  # type: ignore[union-attr]
     pipe, folder = task["reports"], task["folder"]
 

@@ -233,7 +233,7 @@ def _storage_error(error: HashnetError, changed: list[int], n_slices: int) -> Ha
             done = "nothing was changed"
             if changed:
                 listed = ", ".join(map(str, changed))
-                done = f"of {n_slices} slices, {listed} took their items, the others did not: repeat it as upsert"
+                done = f"slices {listed} of {n_slices} took their items, the others did not: repeat as upsert"
             return ApiError("disk_full", f"the server's disk is full; {done}", 507)
         inner = inner.__cause__
     return ApiError.of(error) or error
