@@ -84,9 +84,11 @@ def compact(uri: str, state: Snapshot) -> bool:
         if not free:
             return False
         with writer_lock(uri):
-            state = _with_log(uri, newest_snapshot(uri, state))
-        if (compacted := state.compacted()) is state:
-            return False
+            state = newest_snapshot(uri, state)
+            if state.is_compact:
+                return False
+            state = _with_log(uri, state)
+        compacted = state.compacted()
         (segment,) = compacted.segments
         name = f"{COMPACTED}{state.version:06d}-{uuid.uuid4().hex[:8]}"
         written = dataclasses.replace(segment, record=_write_rows(uri, segment, name))

@@ -239,13 +239,18 @@ class Snapshot:
         changed = change(known, ids)
         return {"removed_ids": changed, "removed_ids_file": None} if len(changed) != len(known) else {}
 
+    @property
+    def is_compact(self) -> bool:
+        """Whether all rows are in one segment of the index's kind, none of them removed."""
+        if not self.segments:
+            return True
+        return len(self.segments) == 1 and not self.n_dead and self.segments[0].rows.kind == self.kind
+
     def compacted(self) -> Snapshot:
         """The same items in one segment of the index's kind; itself where there is nothing to do."""
-        if not self.segments:
+        if self.is_compact:
             return self
         base = self.segments[0].rows
-        if len(self.segments) == 1 and not self.n_dead and base.kind == self.kind:
-            return self
         options, tuned = self.options, self.tuned
         centroids = KINDS[base.kind].kept_centroids(base)
         if centroids is None:  # what suited the old size need not suit the new one

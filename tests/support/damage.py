@@ -72,7 +72,9 @@ def _outcome(consumer: Consumer, run: Path, expected: Any) -> str:
 
 
 def _damages(run: Path, n: int, rng: np.random.Generator) -> Iterator[tuple[str, list[str], Any]]:
-    files = sorted(path for path in run.rglob("*") if path.is_file() and path.name != ".lock")
+    files = sorted(
+        path for path in run.rglob("*") if path.is_file() and path.name not in (".lock", ".compacting")
+    )
     names = [str(path.relative_to(run)) for path in files]
     for path, name in zip(files, names, strict=True):
         yield "delete", [name], _changed({path: None}, name)
