@@ -71,6 +71,7 @@ def job_commands():
     """(where, job, words) of every `python jobs/JOB.py …` that is printed anywhere."""
     places = [*GUIDES, "ray_cluster.yaml", *(f"jobs/{job}.py" for job in JOBS)]
     places += [f"jobs/configs/{path.name}" for path in (REPO / "jobs/configs").glob("*.yaml")]
+    places += [f"docs/examples/{path.name}" for path in (REPO / "docs/examples").glob("*.sh")]
     for name in places:
         text = read(name).replace("\\\\\n", " ")  # a command in a docstring may go on in the next line
         for job, rest in re.findall(r"jobs/(\w+)\.py((?: +[\w./$-]+(?:=[^\s`#]*)?)*)", text):
