@@ -182,12 +182,30 @@ def _evaluate_neighbours(config: EvaluateConfig, store: CodeStore, queries: Code
 
     started = time.monotonic()
     made_from = {"database": store.sha256, "queries": queries.sha256, "seed": config.seed}
+    if config.artefacts.manifest.open(verify=False).modality == "image":  # the vectors are the backbone's
+        for split in ("database", "query"):
+            model = config.artefacts.model.uri
+            encode_database(
+                EncodeConfig(
+                    run=config.run, model=model, output="features", split=split, base_uri=config.base_uri
+                )
+            )
     connection.connect()
     measure = ray.remote(write_neighbour_report).options(num_cpus=1, max_retries=3)
     page = ray.get(measure.remote(config.artefacts, made_from, config.seed))
     artefact = NeighbourArtefact(config.artefacts.report.uri)
     report = artefact.open()
-    told = ("n_queries", "n_database", "n_bits", "k", "within", "recall", "recall_interval", "correlation")
+    told = (
+        "n_queries",
+        "n_database",
+        "n_bits",
+        "k",
+        "within",
+        "recall",
+        "recall_interval",
+        "asymmetric",
+        "correlation",
+    )
     return {
         "run": config.run,
         "report": artefact.header_uri,

@@ -39,8 +39,6 @@ def comparison_manifest(config: CompareConfig) -> Manifest:
     missing = [split for split in SPLITS if manifest.count(split) == 0]
     if missing:
         raise DataError(f"{manifest.uri} has no {' and no '.join(missing)} rows; make it with a protocol")
-    if manifest.n_classes is None:
-        raise DataError(f"{manifest.uri} has no labels: a comparison needs them to know what is relevant")
     return manifest
 
 
@@ -75,18 +73,20 @@ def shallow_features(config: CompareConfig, manifest: Manifest, folder: str) -> 
 
     Dividing each column by its deviation would depend on the basis, and whiten features reduced by PCA.
     """
+    sets: dict[str, tuple[np.ndarray, np.ndarray | None]]
     if manifest.modality == "features":
         sets = {split: _stored(manifest, split) for split in SPLITS}
     elif config.features_from == "pixels":
-        sets = pixels(config, manifest)
+        sets = {**pixels(config, manifest)}
     else:
         sets = {split: _encoded(config, manifest, folder, split) for split in SPLITS}
     return Features(**sets)
 
 
-def _stored(manifest: Manifest, split: str) -> tuple[np.ndarray, np.ndarray]:
+def _stored(manifest: Manifest, split: str) -> tuple[np.ndarray, np.ndarray | None]:
     table = manifest.read(split, columns=["feature", "labels"])
-    return feature_matrix(table), from_lists(table["labels"], manifest.n_classes or 0)
+    labels = from_lists(table["labels"], manifest.n_classes) if manifest.n_classes else None
+    return feature_matrix(table), labels
 
 
 def pixels(config: CompareConfig, manifest: Manifest) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -130,7 +130,7 @@ def _joined(blocks: list[np.ndarray], channels: int) -> np.ndarray:
 
 def _encoded(
     config: CompareConfig, manifest: Manifest, folder: str, split: str
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Features and labels of a set from the untrained backbone, by the encoding stage, which resumes."""
     import torch
 
@@ -154,6 +154,4 @@ def _encoded(
     )
     encode_database(encode)
     store = encode.target.open()
-    labels = store.labels()
-    assert labels is not None
-    return store.features(), labels
+    return store.features(), store.labels()

@@ -7,7 +7,8 @@ at the end, into RUN/report.
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from cluster.compare.runner import CellResources, CellRunner
 from hashnet.comparison import (
     DEEP,
     PAPER_K,
+    UNLABELLED,
     Cell,
     CellTask,
     Features,
@@ -27,14 +29,18 @@ from hashnet.comparison import (
     mean_over_seeds,
 )
 from hashnet.data import Manifest
-from hashnet.errors import ClusterError, DataError
+from hashnet.errors import ClusterError, ConfigError, DataError
 from hashnet.io import config as configs
 from hashnet.io import storage
 from hashnet.metrics import validation_k
 from hashnet.run import Run
-from hashnet.training import KINDS, refuse_other_config, refuse_unlabelled
+from hashnet.training import KINDS, learn_from_neighbours, refuse_other_config, refuse_unlabelled
+
+if TYPE_CHECKING:
+    from hashnet.reports import ComparisonInfo
 
 VALIDATION_SHARE = 0.2
+WITHIN = 100  # items among which neighbours are looked for, without labels
 NOTHING_TUNED = TunedSettings({}, {})
 
 
@@ -73,7 +79,12 @@ class PartOfComparison:
         folder = cell.folder(self.config.run)
         k = validation_k(round(validation * self.manifest.count("train"))) if validation else self.k
         train = deep_config(cell, self._train, self.manifest, folder, validation) if cell.deep else None
-        return CellTask(cell, folder, self.manifest.uri, self.manifest.sha256, k, train, validation)
+        unlabelled = self.manifest.n_classes is None
+        if unlabelled and train is not None:
+            train = learn_from_neighbours(train, self.manifest)
+        return CellTask(
+            cell, folder, self.manifest.uri, self.manifest.sha256, k, train, validation, unlabelled
+        )
 
     def _features(self) -> Features:
         folder = storage.join(self.config.run, f"backbone-{self.name}")
@@ -88,6 +99,8 @@ def compare(config: CompareConfig) -> dict[str, Any]:
         before = configs.load(CompareConfig, saved_at, [f"run={config.run}"], saved=True)
         refuse_other_config(config, before, MAY_CHANGE)
     manifest = comparison_manifest(config)
+    if manifest.n_classes is None:
+        return _compare_neighbours(config, manifest, saved_at)
     _check_labels(config, manifest)
     if not begun:
         configs.save(config, saved_at)
@@ -108,22 +121,40 @@ def compare(config: CompareConfig) -> dict[str, Any]:
     configs.save(config, saved_at)  # only now: settings that cells refuse are not saved
     results = [result for part, tasks in work for result in part.runner.run(tasks)]
 
-    from hashnet.reports import ComparisonInfo, write_comparison_report
+    from hashnet.reports import write_comparison_report
 
-    info = ComparisonInfo(
-        run=config.run,
-        k=k,
-        config=configs.to_dict(config),
-        paper=dataset,
-        settings=tuned.to_dict(),
-        manifest={
-            "uri": manifest.uri,
-            "sha256": manifest.sha256,
-            "source": manifest.source,
-            "splits": manifest.splits,
-        },
-    )
+    info = dataclasses.replace(_info(config, manifest, k), paper=dataset, settings=tuned.to_dict())
     return write_comparison_report(Run(config.run).report.uri, results, info)
+
+
+def _info(config: CompareConfig, manifest: Manifest, k: int) -> ComparisonInfo:
+    from hashnet.reports import ComparisonInfo
+
+    about = {"uri": manifest.uri, "sha256": manifest.sha256}
+    about |= {"source": manifest.source, "splits": manifest.splits}
+    return ComparisonInfo(config.run, k, configs.to_dict(config), manifest=about)
+
+
+def _compare_neighbours(config: CompareConfig, manifest: Manifest, saved_at: str) -> dict[str, Any]:
+    """The comparison without labels: how many of the nearest vectors each method finds."""
+    from hashnet.reports import write_neighbour_comparison
+    from hashnet.training import frozen_pretrained, write_neighbours
+
+    methods = list(UNLABELLED) if config.methods == ["all"] else expand_methods(config.methods)
+    others = [name for name in methods if name not in UNLABELLED]
+    mistakes = [f"{manifest.uri} has no labels, which {', '.join(others)} learn from; leave them out"]
+    if config.tune or others:
+        raise ConfigError(mistakes if others else [f"tune needs labels, and {manifest.uri} has none"])
+    configs.save(config, saved_at)
+    if manifest.modality == "image":
+        config = frozen_pretrained(config)
+    pairs = Run(config.run).pairs
+    if not storage.exists(pairs) and set(DEEP) & set(methods):
+        write_neighbours(pairs, config.train_config(), manifest)
+    config = dataclasses.replace(config, pairs=pairs)
+    part = PartOfComparison(config, "neighbours", manifest, config.k or WITHIN)
+    results = part.runner.run(part.tasks(methods, NOTHING_TUNED))
+    return write_neighbour_comparison(Run(config.run).report.uri, results, _info(config, manifest, part.k))
 
 
 def _check_labels(config: CompareConfig, manifest: Manifest) -> None:

@@ -116,12 +116,12 @@ class CellRunner:
         device = "cuda" if self.resources.device != "cpu" and torch.cuda.is_available() else "cpu"
         features: Features | None = None
         for task in tasks:
-            if not task.cell.deep and features is None:
+            if task.needs_features and features is None:
                 assert self._load_features is not None
                 features = self._load_features()
             try:
                 with _quietly():
-                    result = run_cell(task, None if task.cell.deep else features, device=device)
+                    result = run_cell(task, features if task.needs_features else None, device=device)
             except HashnetError as error:
                 yield task.cell, error
             else:
@@ -143,7 +143,7 @@ class CellRunner:
                     yield cell, error
                     continue
             yield from _completed(waiting, leave=(resources.max_concurrent or len(tasks)) - 1)
-            features = None if cell.deep else self._shared_features()
+            features = self._shared_features() if task.needs_features else None
             on_gpu = gpu and cell.deep
             sized = work.options(num_cpus=resources.cpus, num_gpus=1 if on_gpu else 0)
             waiting[sized.remote(task, features, resources.cpus, on_gpu)] = cell
@@ -277,6 +277,9 @@ def table_so_far(done: dict[Cell, Outcome]) -> str:
 
 
 def _map_of(outcome: Outcome) -> float | None:
+    """MAP; neighbour recall where there are no labels."""
     if isinstance(outcome, HashnetError):
         return None
+    if outcome.neighbours is not None:
+        return outcome.neighbours.recall
     return outcome.validation_map if outcome.report is None else outcome.report.map

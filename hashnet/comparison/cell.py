@@ -5,7 +5,8 @@ CELL/codes.npz    packed codes of queries and database, so that figures need no 
 CELL/method/      the fitted shallow method, or CELL/model/ the trained bundle with its history
 
 A trial (``validation`` > 0) tries settings: it holds out a share of the training rows and is measured by
-validation MAP on them alone. It never sees the queries.
+validation MAP on them alone. It never sees the queries. Without labels (``neighbours``) a cell is measured by
+neighbour recall, of vectors that every method compresses to the same number of bytes.
 """
 
 from __future__ import annotations
@@ -23,17 +24,28 @@ from typing import Any
 import numpy as np
 
 from hashnet.codes import pack_signs
-from hashnet.comparison.methods import DEEP
-from hashnet.data import Manifest
+from hashnet.comparison.methods import DEEP, PQ
+from hashnet.data import NEAREST, Manifest
 from hashnet.errors import Diverged, LineageMismatch
 from hashnet.io import config as configs
 from hashnet.io import read_checked, read_sealed, storage, write_sealed
 from hashnet.losses import METHODS
-from hashnet.metrics import EvalReport, evaluate, validation_map
+from hashnet.metrics import (
+    EvalReport,
+    NeighbourReport,
+    VectorSample,
+    evaluate,
+    exact_neighbours,
+    neighbour_report,
+    ranked_report,
+    validation_map,
+)
 from hashnet.run import Run
 from hashnet.training import TrainConfig
 
 KIND, FORMAT_VERSION, FILE, CODES = "comparison_cell", 1, "cell.json", "codes.npz"
+
+MAX_QUERIES, CORRELATED = 1000, 1000  # queries, and items of the database whose distances are correlated
 
 
 @dataclass(frozen=True)
@@ -87,11 +99,11 @@ class CellInputs:
 
 @dataclass(frozen=True)
 class Features:
-    """What the shallow methods learn from: features and multi-hot labels of the three sets."""
+    """What the shallow methods learn from: features and multi-hot labels, if any, of the three sets."""
 
-    train: tuple[np.ndarray, np.ndarray]
-    query: tuple[np.ndarray, np.ndarray]
-    database: tuple[np.ndarray, np.ndarray]
+    train: tuple[np.ndarray, np.ndarray | None]
+    query: tuple[np.ndarray, np.ndarray | None]
+    database: tuple[np.ndarray, np.ndarray | None]
 
 
 @dataclass(frozen=True)
@@ -99,7 +111,7 @@ class CellTask:
     """A cell with everything it needs besides the features: paths and numbers, cheap to send to a worker.
 
     ``train`` is a deep cell's training configuration (see ``deep_config``), None for a shallow method.
-    ``validation`` > 0 makes it a trial.
+    ``validation`` > 0 makes it a trial. ``neighbours`` measures recall of neighbours, within the first ``k``.
     """
 
     cell: Cell
@@ -109,6 +121,11 @@ class CellTask:
     k: int
     train: TrainConfig | None = None
     validation: float = 0.0
+    neighbours: bool = False
+
+    @property
+    def needs_features(self) -> bool:
+        return self.neighbours or not self.cell.deep
 
     @property
     def inputs(self) -> CellInputs:
@@ -143,7 +160,7 @@ class TrainedNetwork:
 class CellResult:
     """A finished cell. ``report`` is None for a trial, ``validation_map`` for any other cell.
 
-    A trial that diverged has an ``error`` and neither.
+    A trial that diverged has an ``error`` and neither; a cell without labels has ``neighbours`` instead.
     """
 
     part: str
@@ -155,6 +172,7 @@ class CellResult:
     encoded_rows: int = 0
     warnings: tuple[str, ...] = ()
     report: EvalReport | None = None
+    neighbours: NeighbourReport | None = None
     validation_map: float | None = None
     error: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
@@ -193,6 +211,9 @@ class CellResult:
             "folder": folder,
             "warnings": tuple(values.get("warnings") or ()),
             "report": EvalReport.from_dict(values["report"]) if values.get("report") else None,
+            "neighbours": NeighbourReport.from_dict(values["neighbours"])
+            if values.get("neighbours")
+            else None,
             "training": TrainedNetwork.from_dict(values["training"]) if values.get("training") else None,
         }
         return cls(**known)
@@ -202,7 +223,8 @@ class CellResult:
 class Learned:
     """A learned method: ``encode`` maps query, database or (shallow methods) held-out to codes and labels."""
 
-    encode: Callable[[str], tuple[np.ndarray, np.ndarray]]  # packed codes, multi-hot labels
+    encode: Callable[[str], tuple[np.ndarray, np.ndarray | None]]  # packed codes, multi-hot labels
+    logits: Callable[[str], np.ndarray]  # float32 (n, n_bits)
     params: dict[str, Any]
     history: Any = None
     training: TrainedNetwork | None = None
@@ -218,6 +240,9 @@ def run_cell(task: CellTask, features: Features | None = None, device: str = "cp
 
     started, started_cpu = time.monotonic(), time.process_time()
     result = CellResult(task.cell.part, task.inputs, task.folder)
+    if task.cell.method == PQ:
+        assert features is not None
+        return _write(_measure_quantised(task, result, features))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", BaselineWarning)
         try:
@@ -235,6 +260,9 @@ def run_cell(task: CellTask, features: Features | None = None, device: str = "cp
         history=learned.history,
         training=learned.training,
     )
+    if task.neighbours:
+        assert features is not None
+        return _write(_measure_neighbours(task, result, learned, features))
     return _write(_measure_trial(result, learned) if task.validation else _measure(task, result, learned))
 
 
@@ -249,7 +277,9 @@ def _measure_trial(result: CellResult, learned: Learned) -> CellResult:
     """The result with validation MAP; a network was measured when its training ended."""
     if learned.training is not None:
         return dataclasses.replace(result, validation_map=learned.validation_map)
-    return dataclasses.replace(result, validation_map=validation_map(*learned.encode("held-out")))
+    codes, labels = learned.encode("held-out")
+    assert labels is not None
+    return dataclasses.replace(result, validation_map=validation_map(codes, labels))
 
 
 def _measure(task: CellTask, result: CellResult, learned: Learned) -> CellResult:
@@ -258,6 +288,8 @@ def _measure(task: CellTask, result: CellResult, learned: Learned) -> CellResult
     query, query_labels = learned.encode("query")
     database, labels = learned.encode("database")
     encode_s = time.monotonic() - started
+    assert query_labels is not None
+    assert labels is not None
     report = evaluate(query, query_labels, database, labels, k=task.k)
     buffer = io.BytesIO()
     np.savez(buffer, query=query, database=database, classes=only_class(labels))
@@ -269,6 +301,52 @@ def _measure(task: CellTask, result: CellResult, learned: Learned) -> CellResult
         report=report,
         codes_sha256=hashlib.sha256(buffer.getvalue()).hexdigest(),
     )
+
+
+def _measure_neighbours(
+    task: CellTask, result: CellResult, learned: Learned, features: Features
+) -> CellResult:
+    """The result with neighbour recall of at most MAX_QUERIES queries, by both rankings."""
+    some, truth = _true_neighbours(features)
+    started = time.monotonic()
+    query, database = learned.encode("query")[0], learned.encode("database")[0]
+    encode_s = time.monotonic() - started
+    rows = np.sort(np.random.default_rng(0).permutation(len(database))[:CORRELATED])
+    sample = VectorSample(features.query[0][some], rows, features.database[0][rows])
+    report = neighbour_report(
+        query[some], database, truth, task.k, logits=learned.logits("query")[some], sample=sample
+    )
+    return dataclasses.replace(
+        result,
+        encode_s=round(encode_s, 3),
+        encoded_rows=len(query) + len(database),
+        neighbours=dataclasses.replace(report, recalls=()),
+    )
+
+
+def _measure_quantised(task: CellTask, result: CellResult, features: Features) -> CellResult:
+    """The result of product quantisation, which ranks by distance to the quantised vectors."""
+    from hashnet.index import quantised_neighbours
+
+    started = time.monotonic()
+    some, truth = _true_neighbours(features)
+    queries, database, n_bits = features.query[0][some], features.database[0], task.cell.n_bits
+    depth = min(len(database), max(task.k, 1000))
+    found = quantised_neighbours(features.train[0], database, queries, n_bits // 8, depth, task.cell.seed)
+    report = ranked_report(found, truth, len(database), n_bits, task.k)
+    return dataclasses.replace(
+        result,
+        fit_s=round(time.monotonic() - started, 3),
+        encoded_rows=len(database),
+        neighbours=dataclasses.replace(report, recalls=()),
+    )
+
+
+def _true_neighbours(features: Features) -> tuple[np.ndarray, np.ndarray]:
+    """(positions of the queries that are measured, their true neighbours int64 (q, NEAREST))."""
+    queries, database = features.query[0], features.database[0]
+    some = np.sort(np.random.default_rng(0).permutation(len(queries))[:MAX_QUERIES])
+    return some, exact_neighbours(queries[some], [database], min(NEAREST, len(database)))
 
 
 def _write(result: CellResult) -> CellResult:
@@ -289,15 +367,17 @@ def learn_shallow(task: CellTask, features: Features) -> Learned:
     cell = task.cell
     X, y = features.train
     kept, held = held_out(len(X), task.validation)
-    method = REGISTRY[cell.method](cell.n_bits, seed=cell.seed, **cell.settings).fit(X[kept], y[kept])
+    method = REGISTRY[cell.method](cell.n_bits, seed=cell.seed, **cell.settings)
+    method.fit(X[kept], None if y is None else y[kept])
     if not task.validation:
         method.save(storage.join(task.folder, "method"))
-    sets = {"held-out": (X[held], y[held]), "query": features.query, "database": features.database}
+    sets = {"query": features.query, "database": features.database}
+    sets["held-out"] = X[held], None if y is None else y[held]
 
-    def encode(name: str) -> tuple[np.ndarray, np.ndarray]:
+    def encode(name: str) -> tuple[np.ndarray, np.ndarray | None]:
         return method.encode(sets[name][0]), sets[name][1]
 
-    return Learned(encode, method.params(), method.history_)
+    return Learned(encode, lambda name: method.logits(sets[name][0]), method.params(), method.history_)
 
 
 def learn_deep(task: CellTask, device: str) -> Learned:
@@ -324,7 +404,7 @@ def learn_deep(task: CellTask, device: str) -> Learned:
         configs.save(config, Run(config.run).config)
     config = config.resolved(manifest.modality, manifest.count("train"))
     if finished_result(config.run) is None:
-        record_data(config.run, manifest)
+        record_data(config.run, manifest, config.pairs)
         train_run(config, device=device, manifest=manifest)
     model, info = Run(config.run).model.open()
     if (trained_on := info.summary["manifest_sha256"]) != manifest.sha256:
@@ -335,15 +415,20 @@ def learn_deep(task: CellTask, device: str) -> Learned:
     storage.delete(Run(config.run).checkpoints)
     features = features_of_run(config, model, manifest, device, keep=config.freeze_backbone)
 
-    def encode(split: str) -> tuple[np.ndarray, np.ndarray]:
+    def logits(split: str) -> tuple[torch.Tensor, np.ndarray | None]:
         rows = open_rows(manifest, split, model, config)
-        logits, usable = logits_of(model, rows.source, device, features)
-        assert rows.labels is not None
-        return pack_signs(logits[torch.from_numpy(usable)]), rows.labels[usable]
+        values, usable = logits_of(model, rows.source, device, features)
+        labels = None if rows.labels is None else rows.labels[usable]
+        return values[torch.from_numpy(usable)], labels
+
+    def encode(split: str) -> tuple[np.ndarray, np.ndarray | None]:
+        values, labels = logits(split)
+        return pack_signs(values), labels
 
     training = TrainedNetwork.from_dict({**info.summary, "sha256": info.sha256})
     return Learned(
         encode,
+        lambda split: logits(split)[0].numpy(),
         dataclasses.asdict(config),
         training=training,
         validation_map=info.summary.get("validation_map"),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hashnet.index.build import IndexSpec, read_code_blocks
     from hashnet.index.changelog import CodeBlock
     from hashnet.index.kinds import KINDS, parse_options
+    from hashnet.index.product_quantisation import quantised_neighbours
     from hashnet.index.validation import check_ids, check_search_size, check_width
 
 __all__, __getattr__ = lazy_names(
@@ -23,6 +24,7 @@ __all__, __getattr__ = lazy_names(
         "build": ["IndexSpec", "read_code_blocks"],
         "changelog": ["CodeBlock"],
         "kinds": ["KINDS", "parse_options"],
+        "product_quantisation": ["quantised_neighbours"],
         "validation": ["check_ids", "check_search_size", "check_width"],
     },
 )

@@ -23,6 +23,7 @@ from hashnet.metrics.neighbours import (
     VectorSample,
     exact_neighbours,
     neighbour_report,
+    ranked_report,
 )
 from hashnet.metrics.report import DEFINITIONS, EvalReport, RadiusCurve, RankCurve, ReportArtefact
 from hashnet.metrics.shard import QueryCounts, tie_hash
@@ -48,6 +49,7 @@ __all__ = [
     "paired_difference",
     "query_block_size",
     "rank_limit",
+    "ranked_report",
     "refuse_unlabelled",
     "tie_hash",
     "validation_k",

@@ -5,8 +5,10 @@
     report.recall, report.recall_interval
 
 Neighbour recall is the share of a query's k nearest vectors (Euclidean) among the first N items by Hamming
-distance. Where items tie at rank N, it is the mean over every order of them, so it depends on no
-tie-breaking. Distance correlation is Spearman's, of Hamming and Euclidean distance, over a sample of items.
+distance, or by asymmetric score (the query's logits against the items' signs). Where items tie at rank N, it
+is the mean over every order of them, so it depends on no tie-breaking. It is also what the first k hits
+recall after the first N were rescored with the vectors, which puts the true neighbours among them first.
+Distance correlation is Spearman's, of Hamming and Euclidean distance, over a sample of items.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hashnet.codes import as_words, check_codes
+from hashnet.codes import as_words, check_codes, unpack_codes
 from hashnet.errors import CodeError, DataError, FormatError
 from hashnet.io import Artefact, as_array, check_whole
 from hashnet.kernels import compiled, popcount
@@ -33,7 +35,8 @@ class NeighbourReport:
     """Recall of the ``k`` nearest vectors within the first ``within`` items, and distance correlation.
 
     ``recall_within`` is the recall at each of ``ranks``; ``recalls`` holds one value per query. Intervals are
-    95 % bootstrap intervals over queries.
+    95 % bootstrap intervals over queries. ``asymmetric_within`` is the recall at each of ``ranks`` by
+    asymmetric score, None where there were no logits.
     """
 
     n_queries: int
@@ -48,6 +51,14 @@ class NeighbourReport:
     correlation: float | None
     correlation_interval: tuple[float, float] | None
     recalls: tuple[float, ...]
+    asymmetric_within: tuple[float, ...] | None = None
+    asymmetric_interval: tuple[float, float] | None = None  # at ``within``
+
+    @property
+    def asymmetric(self) -> float | None:
+        """Recall within the first ``within`` items by asymmetric score."""
+        found = self.asymmetric_within
+        return None if found is None else found[self.ranks.index(self.within)]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -57,7 +68,9 @@ class NeighbourReport:
     def from_dict(cls, values: Mapping[str, Any], where: str = "this report") -> NeighbourReport:
         """The report that ``to_dict`` made."""
         try:
-            kept: dict[str, Any] = {field.name: values[field.name] for field in dataclasses.fields(cls)}
+            optional = {"asymmetric_within", "asymmetric_interval"}
+            names = [f.name for f in dataclasses.fields(cls) if f.name in values or f.name not in optional]
+            kept: dict[str, Any] = {name: values[name] for name in names}
             kept = {name: tuple(v) if isinstance(v, list) else v for name, v in kept.items()}
             return cls(**kept)
         except (KeyError, TypeError) as error:
@@ -136,14 +149,16 @@ def neighbour_report(
     truth: np.ndarray,
     within: int = 100,
     *,
+    logits: Any = None,
     sample: VectorSample | None = None,
     skip: np.ndarray | None = None,
     seed: int = 0,
 ) -> NeighbourReport:
     """The report of packed codes against the true neighbours int64 (q, k) of each query.
 
-    ``sample`` adds the correlation of distances; a thousand rows are plenty. ``skip`` int64 (q,) is one
-    database row per query that does not count: the query itself.
+    ``logits`` float (q, n_bits) of the queries add the asymmetric ranking. ``sample`` adds the correlation of
+    distances; a thousand rows are plenty. ``skip`` int64 (q,) is one database row per query that does not
+    count: the query itself.
     """
     query_codes = check_codes(as_array(query_codes, "query codes"), name="query codes")
     database_codes = check_codes(database_codes, query_codes.shape[1] * 8, "database codes")
@@ -153,24 +168,84 @@ def neighbour_report(
     ranks = np.array(sorted({rank for rank in (*CURVE, within) if rank <= len(database_codes)}))
     hidden = np.full(len(query_codes), -1) if skip is None else skip.astype(np.int64)
     found = _recalls(as_words(query_codes), as_words(database_codes), truth.astype(np.int64), hidden, ranks)
-    recalls = found[:, int(np.searchsorted(ranks, within))]
     correlations = None
     if sample is not None:
         correlations = _correlations(query_codes, database_codes[sample.rows], sample)
+    report = _report(
+        found, ranks, within, len(database_codes), query_codes.shape[1] * 8, truth.shape[1], seed
+    )
+    if logits is not None:
+        logits = np.ascontiguousarray(as_array(logits, "logits"), dtype=np.float32)
+        scored = _asymmetric_recalls(logits, database_codes, truth.astype(np.int64), hidden, ranks)
+        report = dataclasses.replace(
+            report,
+            asymmetric_within=tuple(scored.mean(axis=0).tolist()),
+            asymmetric_interval=interval(scored[:, int(np.searchsorted(ranks, within))], seed),
+        )
+    return dataclasses.replace(
+        report,
+        correlation=None if correlations is None else float(correlations.mean()),
+        correlation_interval=None if correlations is None else interval(correlations, seed),
+    )
+
+
+def ranked_report(
+    found: np.ndarray, truth: np.ndarray, n_database: int, n_bits: int, within: int = 100, seed: int = 0
+) -> NeighbourReport:
+    """The report of any ranking: ``found`` int64 (q, N) are the rows that it puts first, the best first."""
+    within = min(within, found.shape[1])
+    ranks = np.array(sorted({rank for rank in (*CURVE, within) if rank <= found.shape[1]}))
+    hit = (found[:, :, None] == truth[:, None, :]).any(axis=2)  # (q, N)
+    recalls = np.cumsum(hit, axis=1)[:, ranks - 1] / truth.shape[1]
+    return _report(recalls, ranks, within, n_database, n_bits, truth.shape[1], seed)
+
+
+def _report(
+    found: np.ndarray, ranks: np.ndarray, within: int, n_database: int, n_bits: int, k: int, seed: int
+) -> NeighbourReport:
+    """A report without correlation, from the recall (q, ranks) of every query at every rank."""
+    recalls = found[:, int(np.searchsorted(ranks, within))]
     return NeighbourReport(
-        n_queries=len(query_codes),
-        n_database=len(database_codes),
-        n_bits=query_codes.shape[1] * 8,
-        k=truth.shape[1],
+        n_queries=len(found),
+        n_database=n_database,
+        n_bits=n_bits,
+        k=k,
         within=within,
         recall=float(recalls.mean()),
         recall_interval=interval(recalls, seed),
         ranks=tuple(ranks.tolist()),
         recall_within=tuple(found.mean(axis=0).tolist()),
-        correlation=None if correlations is None else float(correlations.mean()),
-        correlation_interval=None if correlations is None else interval(correlations, seed),
+        correlation=None,
+        correlation_interval=None,
         recalls=tuple(recalls.tolist()),
     )
+
+
+def _asymmetric_recalls(
+    logits: np.ndarray, codes: np.ndarray, truth: np.ndarray, skip: np.ndarray, ranks: np.ndarray
+) -> np.ndarray:
+    """float64 (q, ranks), as ``_recalls``, by the score <logits, signs>, the greatest first.
+
+    Blocks of the database are scored twice: for the scores of the true neighbours, then to count what is
+    ahead of them. So a score is always compared with one that was computed in the same way.
+    """
+    own = np.zeros(truth.shape, dtype=np.float32)  # scores of the true neighbours
+    ahead, equal = np.zeros(truth.shape, dtype=np.int64), np.zeros(truth.shape, dtype=np.int64)
+    for count in (False, True):
+        for first in range(0, len(codes), BLOCK):
+            signs = unpack_codes(codes[first : first + BLOCK]).astype(np.float32)
+            scores = logits @ signs.T  # (q, block)
+            if not count:
+                query, place = np.nonzero((truth >= first) & (truth < first + len(signs)))
+                own[query, place] = scores[query, truth[query, place] - first]
+                continue
+            hidden = np.flatnonzero((skip >= first) & (skip < first + len(signs)))
+            scores[hidden, skip[hidden] - first] = -np.inf
+            for t in range(truth.shape[1]):
+                ahead[:, t] += (scores > own[:, t, None]).sum(axis=1)
+                equal[:, t] += (scores == own[:, t, None]).sum(axis=1)
+    inside = (ranks[None, None, :] - ahead[:, :, None]) / equal[:, :, None]  # (q, k, ranks)
+    return inside.clip(0, 1).mean(axis=1)
 
 
 @compiled

@@ -7,6 +7,7 @@ from hashnet.io import lazy_names
 if TYPE_CHECKING:
     from hashnet.reports import figures
     from hashnet.reports.comparison.report import ComparisonInfo, write_comparison_report
+    from hashnet.reports.comparison.unlabelled import write_neighbour_comparison
     from hashnet.reports.dedup_report import write_dedup_report
     from hashnet.reports.neighbours_report import write_neighbour_report
     from hashnet.reports.run_report import RunSources, write_run_report
@@ -15,6 +16,7 @@ __all__, __getattr__ = lazy_names(
     __name__,
     {
         "comparison.report": ["ComparisonInfo", "write_comparison_report"],
+        "comparison.unlabelled": ["write_neighbour_comparison"],
         "dedup_report": ["write_dedup_report"],
         "figures": ["figures"],
         "neighbours_report": ["write_neighbour_report"],

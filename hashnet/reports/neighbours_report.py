@@ -19,7 +19,7 @@ from hashnet.metrics import (
     neighbour_report,
 )
 from hashnet.reports.run_report import Card, MetricRow, Plot, write_figure
-from hashnet.reports.style import line_style, new_axes, render
+from hashnet.reports.style import legend, line_style, new_axes, render
 from hashnet.run import Run
 from hashnet.store import FeatureStore
 
@@ -32,6 +32,14 @@ DEFINITIONS = {
     "recall": (
         "The share of a query's {k} nearest vectors (Euclidean) among the first {within} items by Hamming "
         "distance, mean over queries; where items tie at the last rank, the mean over every order of them."
+    ),
+    "asymmetric": (
+        "The same among the first {within} items by asymmetric score: the query's float outputs against the "
+        "items' bits."
+    ),
+    "rescored": (
+        "The recall of the first {k} hits after the first {within} by Hamming distance were sorted by their "
+        "vectors: equal to recall@{k} within {within}, as the true neighbours among them come first."
     ),
     "correlation": (
         "Spearman's correlation of the Hamming and the Euclidean distances of a query to random items, mean "
@@ -52,7 +60,7 @@ def write_neighbour_report(run: Run, made_from: Mapping[str, Any], seed: int = 0
     plot = Plot(
         "neighbour-recall",
         f"Recall of the {report.k} nearest vectors",
-        "Mean over queries, over the number of items retrieved by Hamming distance.",
+        "Mean over queries, over the number of items retrieved.",
         _recall_figure(report),
     )
     page = render(
@@ -83,7 +91,26 @@ def measure_neighbours(run: Run, seed: int = 0) -> NeighbourReport:
     ids = store.ids()
     truth = exact_neighbours(query_vectors, _vectors(run, "database", ids), min(K, len(store)))
     sample = VectorSample(query_vectors, rows, np.concatenate(list(_vectors(run, "database", ids[rows]))))
-    return neighbour_report(queries.codes()[some], store.codes(), truth, WITHIN, sample=sample, seed=seed)
+    return neighbour_report(
+        queries.codes()[some],
+        store.codes(),
+        truth,
+        WITHIN,
+        logits=_logits(run, query_vectors),
+        sample=sample,
+        seed=seed,
+    )
+
+
+def _logits(run: Run, vectors: np.ndarray) -> np.ndarray | None:
+    """The model's logits of the queries' vectors; None for a model that is not here."""
+    if not run.model.exists():
+        return None
+    from hashnet.encoding import Encoder
+
+    encoder = Encoder.load(run.model.uri)
+    vectors_come_in = run.manifest.open(verify=False).modality == "features"
+    return encoder.logits(vectors) if vectors_come_in else encoder.head(vectors)
 
 
 def _vectors(run: Run, split: str, ids: np.ndarray) -> Iterator[np.ndarray]:
@@ -109,7 +136,13 @@ def _vectors(run: Run, split: str, ids: np.ndarray) -> Iterator[np.ndarray]:
 
 def _recall_figure(report: NeighbourReport) -> Any:
     ax = new_axes()
-    ax.plot(report.ranks, report.recall_within, marker="o", markersize=4, **line_style(0))
+    ax.plot(report.ranks, report.recall_within, marker="o", markersize=4, label="Hamming", **line_style(0))
+    if report.asymmetric_within is not None:
+        ax.plot(
+            report.ranks, report.asymmetric_within, marker="o", markersize=4, label="asymmetric",
+            **line_style(1),
+        )  # fmt: skip
+        legend(ax)
     ax.set_xscale("log")
     ax.set(xlabel="N, items retrieved", ylabel=f"recall of the {report.k} nearest", ylim=(0, 1.02))
     return ax
@@ -124,8 +157,11 @@ def _cards(report: NeighbourReport) -> list[Card]:
             f"{report.recall:.4f}",
             f"95 % {low:.4f} – {high:.4f}",
         ),
-        Card("chance", f"{chance:.4f}", "of a random order"),
     ]
+    if report.asymmetric is not None and report.asymmetric_interval is not None:
+        low, high = report.asymmetric_interval
+        cards.append(Card("by asymmetric score", f"{report.asymmetric:.4f}", f"95 % {low:.4f} – {high:.4f}"))
+    cards.append(Card("chance", f"{chance:.4f}", "of a random order"))
     if report.correlation is not None and report.correlation_interval is not None:
         low, high = report.correlation_interval
         cards.append(
@@ -140,6 +176,14 @@ def _rows(report: NeighbourReport) -> list[MetricRow]:
         MetricRow(f"recall@{report.k} within {n:,}", f"{value:.4f}", says)
         for n, value in zip(report.ranks, report.recall_within, strict=True)
     ]
+    within = f"{report.within:,}"
+    if report.asymmetric is not None and report.asymmetric_interval is not None:
+        low, high = report.asymmetric_interval
+        name, says = f"asymmetric recall@{report.k} within {within}", DEFINITIONS["asymmetric"]
+        note = f"95 % {low:.4f} – {high:.4f}"
+        rows.append(MetricRow(name, f"{report.asymmetric:.4f}", says.format(within=within), note))
+    rescored = DEFINITIONS["rescored"].format(k=report.k, within=within)
+    rows.append(MetricRow(f"recall@{report.k}, {within} rescored", f"{report.recall:.4f}", rescored))
     if report.correlation is not None:
         rows.append(
             MetricRow("distance correlation", f"{report.correlation:.4f}", DEFINITIONS["correlation"])

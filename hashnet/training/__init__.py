@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from hashnet.training.loop import Callbacks, fit
     from hashnet.training.preparation import (
         finished_result,
+        frozen_pretrained,
+        learn_from_neighbours,
         prepare,
         prepare_manifest,
         read_config,
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
         refuse_other_config,
         refuse_unlabelled,
         result_of,
+        write_neighbours,
     )
     from hashnet.training.schedule import plain, staged
     from hashnet.training.train_config import EXECUTION_KEYS, KINDS, FitSettings, TrainConfig
@@ -39,6 +42,8 @@ __all__, __getattr__ = lazy_names(
         "loop": ["Callbacks", "fit"],
         "preparation": [
             "finished_result",
+            "frozen_pretrained",
+            "learn_from_neighbours",
             "prepare",
             "prepare_manifest",
             "read_config",
@@ -46,6 +51,7 @@ __all__, __getattr__ = lazy_names(
             "refuse_other_config",
             "refuse_unlabelled",
             "result_of",
+            "write_neighbours",
         ],
         "schedule": ["plain", "staged"],
         "trainer": ["TrainingSummary", "make_model", "train_run"],

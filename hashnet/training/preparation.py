@@ -10,7 +10,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1  # of checkpoints/data.json
 HELD_OUT, PATIENCE = 0.1, 5  # learning from neighbours stops when held-out rows gain no more
+C = TypeVar("C", bound=TrainConfig)
 Nearest = Callable[[np.ndarray], np.ndarray]  # vectors (n, d) → rows of the nearest, int64 (n, m)
 
 
@@ -112,7 +113,7 @@ def _manifest_of(config: TrainConfig) -> Manifest | None:
     return kept.open() if kept.exists() else None
 
 
-def frozen_pretrained(config: TrainConfig) -> TrainConfig:
+def frozen_pretrained(config: C) -> C:
     """The configuration for pictures without labels, whose neighbours are those of a trained network.
 
     Without a backbone it is lite0 with its installed weights. One without trained weights is refused.

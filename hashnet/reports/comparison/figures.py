@@ -55,22 +55,22 @@ def curves(entries: Entries, n_bits: int) -> list[ComparisonFigure]:
     lengths = {TITLES[m]: [mean_report(e) for (name, _), e in entries.items() if name == m] for m in TITLES}
     longest = {TITLES[m]: mean_report(entries[m, n_bits]) for m in TITLES if (m, n_bits) in entries}
     return [
-        _drawn(
+        drawn(
             "precision_h2",
             "Precision within Hamming radius 2 over code lengths (an empty ball counts 0)",
             figures.precision_over_bits({m: r for m, r in lengths.items() if r}, new_axes(size=SIZE)),
         ),
-        _drawn(
+        drawn(
             "precision_recall",
             f"Precision and recall by rank at {n_bits} bits",
             figures.precision_recall(longest, new_axes(size=SIZE)),
         ),
-        _drawn(
+        drawn(
             "precision_recall_radius",
             f"Precision over the full range of recall at {n_bits} bits, by Hamming radius 0 … {n_bits}",
             figures.precision_recall(longest, new_axes(size=SIZE), by="radius"),
         ),
-        _drawn(
+        drawn(
             "precision_top_n",
             f"Precision of the top N at {n_bits} bits",
             figures.precision_at(longest, new_axes(size=SIZE)),
@@ -105,7 +105,8 @@ def mean_report(entry: Entry) -> EvalReport:
     return dataclasses.replace(first, by_rank=rank, by_radius=radius)
 
 
-def _drawn(name: str, caption: str, ax: Axes) -> ComparisonFigure:
+def drawn(name: str, caption: str, ax: Axes) -> ComparisonFigure:
+    """The axes' figure as a PNG."""
     return ComparisonFigure(name, caption, to_png(figure_of(ax), dpi=110))
 
 

@@ -56,11 +56,13 @@ def write_comparison_report(uri: str, cells: list[CellResult], info: ComparisonI
             "comparison_page.html",
             title="Comparison of hashing methods",
             subtitle=storage.name_of(info.run),
+            cards=_cards(found),
             grids=grids,
             notes=notes,
             figures=figures,
+            examples=[],
             made_from_title="Settings and versions",
-            made_from=_settings(info, versions),
+            made_from=settings_of(info, versions),
         ),
     }.items():
         storage.write_bytes(storage.join(uri, name), text.encode())
@@ -85,6 +87,17 @@ def write_comparison_report(uri: str, cells: list[CellResult], info: ComparisonI
     }
 
 
+def _cards(found: list[Table]) -> list[tuple[str, str, str]]:
+    """(name, value, note): the method that is first at each code length of the first table."""
+    if not found:
+        return []
+    table, cards = found[0], []
+    for n in table.bits:
+        if (first := table.first(n)) is not None:
+            cards.append((f"first at {n} bits", f"{first.mean():.3f}", TITLES[first.method]))
+    return cards
+
+
 def _map_by_method(table: Table) -> dict[str, dict[str, float]]:
     return {
         method: {str(n): round(e.mean(), 4) for n in table.bits if (e := table.entry(method, n))}
@@ -107,7 +120,7 @@ def package_versions() -> dict[str, str]:
     return found
 
 
-def _settings(info: ComparisonInfo, versions: dict[str, str]) -> list[tuple[str, str]]:
+def settings_of(info: ComparisonInfo, versions: dict[str, str]) -> list[tuple[str, str]]:
     """What the end of the page lists."""
     config = " ".join(f"{name}={_word(value)}" for name, value in info.config.items() if value is not None)
     tuned = [

@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from hashnet.codes import hamming_distances, pack_signs
+from hashnet.codes import hamming_distances, pack_signs, unpack_codes
 from hashnet.errors import CodeError, DataError
-from hashnet.metrics import VectorSample, exact_neighbours, neighbour_report
+from hashnet.metrics import (
+    NeighbourReport,
+    VectorSample,
+    exact_neighbours,
+    neighbour_report,
+    ranked_report,
+)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +90,41 @@ def test_the_query_itself_does_not_count(data):
         for row, t in zip(distances, truth[:, 0], strict=True)
     ]
     assert within.recall == pytest.approx(np.mean(nearest))
+
+
+def test_asymmetric_recall_is_that_of_a_loop(data, monkeypatch):
+    from hashnet.metrics import neighbours
+
+    queries, database, query_codes, codes = data
+    truth = exact_neighbours(queries, [database], 5)
+    logits = np.random.default_rng(3).normal(size=(len(queries), codes.shape[1] * 8)).round(1)
+    scores = logits.astype(np.float32) @ unpack_codes(codes).T.astype(np.float32)
+    wanted = []
+    for row, true in zip(scores, truth, strict=True):
+        inside = [(30 - (row > row[t]).sum()) / (row == row[t]).sum() for t in true]
+        wanted.append(np.clip(inside, 0, 1).mean())
+    monkeypatch.setattr(neighbours, "BLOCK", 64)
+    report = neighbour_report(query_codes, codes, truth, within=30, logits=logits)
+    assert report.asymmetric == pytest.approx(np.mean(wanted), abs=0.003)  # sums of floats in another order
+    assert report.asymmetric_interval[0] < report.asymmetric < report.asymmetric_interval[1]
+    again = NeighbourReport.from_dict(report.to_dict())
+    assert again == report
+    older = {name: value for name, value in report.to_dict().items() if "asymmetric" not in name}
+    assert NeighbourReport.from_dict(older).asymmetric is None
+
+
+def test_codes_as_logits_rank_like_hamming_distance(data):
+    queries, database, query_codes, codes = data
+    truth = exact_neighbours(queries, [database], 5)
+    report = neighbour_report(query_codes, codes, truth, within=30, logits=unpack_codes(query_codes))
+    assert report.asymmetric_within == pytest.approx(report.recall_within)
+
+
+def test_any_ranking_can_be_measured():
+    found, truth = np.array([[3, 1, 2, 0], [0, 1, 2, 3]]), np.array([[1, 0], [3, 2]])
+    report = ranked_report(found, truth, n_database=4, n_bits=8, within=3)
+    assert report.recall == 0.5  # 1 of 2, and 1 of 2
+    assert report.recalls == (0.5, 0.5)
 
 
 def test_correlation_is_scipy_s(data):
