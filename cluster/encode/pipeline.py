@@ -225,10 +225,17 @@ def _dataset(tasks: list[EncodeTask]) -> Any:
 
 
 def _actor_pool(settings: PipelineSettings, n_tasks: int) -> Any:
-    """The actors; two tasks in flight per actor, so that the next input is there when one ends."""
+    """The actors; two tasks in flight per call, so that the next input is there when one ends."""
     from ray.data import ActorPoolStrategy
 
-    return ActorPoolStrategy(size=min(settings.n_actors, n_tasks), max_tasks_in_flight_per_actor=2)
+    # On a GPU two calls run at once: one copies its pixels while the other's are computed.
+    calls = 2 if settings.gpus_per_actor else 1
+    return ActorPoolStrategy(
+        size=min(settings.n_actors, n_tasks),
+        max_tasks_in_flight_per_actor=2 * calls,
+        max_concurrent_calls_per_actor=calls,
+        enable_true_multi_threading=calls > 1,
+    )
 
 
 @contextmanager

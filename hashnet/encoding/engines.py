@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch import nn
 
 from hashnet.encoding.fusion import fuse
 from hashnet.errors import ModelError
-from hashnet.models import BatchedInference, HashModel, OutputModule, as_tensor
+from hashnet.models import BatchedInference, HashModel, OutputModule, Submit, as_tensor
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +125,14 @@ class Engine:
         if preprocess is not None and preprocess.average_flip:
             values = (values + self._run(output, np.ascontiguousarray(rows[..., ::-1]))) / 2
         return values
+
+    def stream(
+        self, read: Callable[[int, int], np.ndarray], n_rows: int, submit: Submit
+    ) -> Iterator[tuple[int, int, np.ndarray]]:
+        """(start, stop, backbone's features) of pictures in order; ``submit`` reads ahead."""
+        loop = self._loop("features")
+        for start, stop, found in loop.stream(lambda a, b: as_tensor(read(a, b)), n_rows, submit):
+            yield start, stop, found.numpy()
 
     def head(self, features: np.ndarray) -> np.ndarray:
         """Logits, float32 (n, n_bits), of the backbone's features of pictures."""

@@ -146,8 +146,8 @@ class BackboneFeatures:
         missing = np.flatnonzero(~usable)
         kept = 0  # of the missing ones, those that the cache has now
         done = 0
-        for rows, pixels, good in self._decoded(missing, read):
-            values = self.engine.run(pixels, "features").astype(self.dtype, copy=False)
+        for rows, values, good in self._computed(missing, read):
+            values = values.astype(self.dtype, copy=False)
             usable[rows] = good & np.isfinite(values).all(axis=1)
             features[rows] = np.where(usable[rows, None], values, 0)
             done += len(rows)
@@ -166,18 +166,19 @@ class BackboneFeatures:
         """Logits, float32 (n, n_bits), of features, with the model's head as it is now."""
         return self.engine.head(features)
 
-    def _decoded(
+    def _computed(
         self, missing: np.ndarray, read: Read
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        step = self.engine.spec.batch_rows
+        """(rows, features, bool: readable) of each batch, while the next one is decoded on a thread."""
+        readable = np.zeros(len(missing), dtype=bool)
+
+        def decode(start: int, stop: int) -> np.ndarray:
+            pixels, readable[start:stop] = read(missing[start:stop])
+            return pixels
+
         with ThreadPoolExecutor(1, thread_name_prefix="decode") as pool:
-            batches = [missing[start : start + step] for start in range(0, len(missing), step)]
-            ahead = pool.submit(read, batches[0]) if batches else None
-            for i, rows in enumerate(batches):
-                assert ahead is not None
-                pixels, good = ahead.result()
-                ahead = pool.submit(read, batches[i + 1]) if i + 1 < len(batches) else None
-                yield rows, pixels, good
+            for start, stop, values in self.engine.stream(decode, len(missing), pool.submit):
+                yield missing[start:stop], values, readable[start:stop]
 
     def _keep(self, row_ids: np.ndarray, features: np.ndarray, usable: np.ndarray, rows: np.ndarray) -> None:
         rows = rows[usable[rows]]

@@ -15,10 +15,10 @@ from hashnet.encoding.encoder import Encoder
 from hashnet.encoding.feature_cache import BackboneFeatures
 from hashnet.encoding.worker import EncodeTask, RowReader, encode_features, with_output
 from hashnet.io import rechunk
+from hashnet.kernels import default_threads
 from hashnet.models import BundleInfo, HashModel
 
 TABLE_ROWS = 512  # of a table: progress every few seconds
-THREADS = 2  # that decode, beside the model
 
 
 class LocalEncoder:
@@ -59,7 +59,7 @@ class LocalEncoder:
 
         def read(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             files = fetch_images(table.take(at), self.reader.base_uri)
-            pixels, errors = self._preprocess.eval_many(files, threads=THREADS)
+            pixels, errors = self._preprocess.eval_many(files, threads=default_threads())
             bad.update({int(at[i]): error.reason for i, error in errors.items()})
             return pixels, np.array([i not in errors for i in range(len(at))])
 

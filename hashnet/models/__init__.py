@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hashnet.models.blocks import DividedBackbone, divide
     from hashnet.models.bundle import BundleInfo, ModelArtefact, bundle_info, load_bundle, save_bundle
     from hashnet.models.hash_model import HEADS, HashModel, build_model, relax, to_signs
-    from hashnet.models.inference import BatchedInference, OutputModule, as_tensor, device_memory
+    from hashnet.models.inference import BatchedInference, OutputModule, Submit, as_tensor, device_memory
 
 __all__, __getattr__ = lazy_names(
     __name__,
@@ -19,7 +19,7 @@ __all__, __getattr__ = lazy_names(
         "blocks": ["DividedBackbone", "divide"],
         "bundle": ["BundleInfo", "ModelArtefact", "bundle_info", "load_bundle", "save_bundle"],
         "hash_model": ["HEADS", "HashModel", "build_model", "relax", "to_signs"],
-        "inference": ["BatchedInference", "OutputModule", "as_tensor", "device_memory"],
+        "inference": ["BatchedInference", "OutputModule", "Submit", "as_tensor", "device_memory"],
         "backbones.spec": ["BackboneSpec"],
     },
 )

@@ -6,19 +6,28 @@ computed in batches of a fixed number of rows, in eval mode and without gradient
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
 from hashnet.errors import DeviceMemoryError
+from hashnet.models.device_feed import make_feed
 from hashnet.models.hash_model import HashModel
 
 OUTPUTS = ("logits", "features")
 Read = Callable[[int, int], torch.Tensor]  # rows [start, stop) as the model takes them
+
+
+class Submit(Protocol):
+    """Runs a function elsewhere, as ``Executor.submit`` does; the result is waited for by ``.result()``."""
+
+    def __call__(self, function: Read, start: int, stop: int, /) -> Any: ...
 
 
 class OutputModule(nn.Module):
@@ -65,6 +74,7 @@ class BatchedInference:
         self.pad, self.half, self.channels_last = pad, half, channels_last
         self.tail_rows = tail_rows or batch_rows
         self.width = model.n_bits if output == "logits" else model.spec.n_features
+        self.feed = make_feed(self.device)
         self._module = module if module is not None else OutputModule(model, output)
 
     def __call__(
@@ -72,18 +82,55 @@ class BatchedInference:
     ) -> torch.Tensor:
         """Outputs of rows 0..n_rows - 1 on the CPU; ``on_batch`` gets the number of rows of each batch."""
         outputs = torch.empty(n_rows, self.width)
-        self.model.to(self.device).eval()
-        with torch.inference_mode():
-            for start, stop, shape in self._batches(n_rows):
-                batch = read(start, stop)
-                with (
-                    device_memory(shape, "give the encoder a smaller batch_rows"),
-                    torch.autocast("cuda", torch.float16, enabled=self.half),
-                ):
-                    outputs[start:stop] = self._module(self._to_device(batch, shape))[: stop - start].float()
-                if on_batch:
-                    on_batch(stop - start)
+        for start, stop, found in self.stream(read, n_rows):
+            outputs[start:stop] = found
+            if on_batch:
+                on_batch(stop - start)
         return outputs
+
+    def stream(
+        self, read: Read, n_rows: int, submit: Submit | None = None
+    ) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """(start, stop, outputs) of each batch in order, while the next ones are under way.
+
+        ``submit`` runs ``read`` elsewhere, one batch ahead: with a thread's, batch i is computed while i + 1
+        is copied and i + 2 read. None: ``read`` is called here, as for arrays in memory.
+        """
+        self.model.to(self.device).eval()
+        batches = list(self._batches(n_rows))
+
+        def begin(i: int) -> Callable[[], torch.Tensor]:
+            start, stop, _ = batches[i]
+            return partial(read, start, stop) if submit is None else submit(read, start, stop).result
+
+        ahead = begin(0) if batches else None
+        under_way: deque[tuple[int, int, Any]] = deque()
+        for i, (start, stop, shape) in enumerate(batches):
+            assert ahead is not None
+            batch = ahead()
+            ahead = begin(i + 1) if i + 1 < len(batches) else None
+            with self._on_device(shape):
+                ticket = self.feed.start(self._padded(batch, shape), self._compute)
+            under_way.append((start, stop, ticket))
+            if len(under_way) == self.feed.in_flight:
+                yield self._finish(*under_way.popleft())
+        while under_way:
+            yield self._finish(*under_way.popleft())
+
+    def _finish(self, start: int, stop: int, ticket: Any) -> tuple[int, int, torch.Tensor]:
+        with self._on_device(self.batch_rows):
+            return start, stop, self.feed.finish(ticket)[: stop - start]
+
+    @contextmanager
+    def _on_device(self, rows: int) -> Iterator[None]:
+        with torch.inference_mode(), device_memory(rows, "give the encoder a smaller batch_rows"):
+            yield
+
+    def _compute(self, batch: torch.Tensor) -> torch.Tensor:
+        if self.channels_last:
+            batch = batch.contiguous(memory_format=torch.channels_last)
+        with torch.autocast("cuda", torch.float16, enabled=self.half):
+            return self._module(batch)
 
     def _batches(self, n_rows: int) -> Iterator[tuple[int, int, int]]:
         """(start, stop, rows with padding) of each batch."""
@@ -93,14 +140,12 @@ class BatchedInference:
             yield start, min(start + shape, n_rows), shape
             start += shape
 
-    def _to_device(self, batch: torch.Tensor, shape: int) -> torch.Tensor:
-        if self.pad and len(batch) < shape:
-            padded = batch.new_zeros((shape, *batch.shape[1:]))
-            padded[: len(batch)] = batch
-            batch = padded
-        if self.device.type == "cuda":
-            batch = batch.pin_memory().to(self.device, non_blocking=True)
-        return batch.contiguous(memory_format=torch.channels_last) if self.channels_last else batch
+    def _padded(self, batch: torch.Tensor, shape: int) -> torch.Tensor:
+        if not self.pad or len(batch) == shape:
+            return batch
+        padded = batch.new_zeros((shape, *batch.shape[1:]))
+        padded[: len(batch)] = batch
+        return padded
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import torch
 from hashnet import labels as label_sets
 from hashnet.data import Manifest, feature_matrix, feature_rows, fetch_images, too_many_bad
 from hashnet.errors import BadImage, DataError
+from hashnet.kernels import default_threads
 from hashnet.models import HashModel
 from hashnet.training.train_config import TrainConfig
 
@@ -212,7 +213,7 @@ def _source(
         model.spec.preprocess,
         seed=config.seed,
         train=train,
-        threads=config.threads,
+        threads=config.threads or default_threads(),
         base_uri=config.base_uri,
         max_bad_fraction=1.0 if lenient else config.max_bad_fraction,
     )

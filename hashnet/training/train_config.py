@@ -274,7 +274,9 @@ class TrainConfig:
         "-1: no limit",
         low=-1,
     )
-    threads: int = key(2, "threads per worker that decode pictures", low=1)
+    threads: int | None = key(
+        None, "threads per worker that decode pictures (none: as many as it has CPUs)", low=1
+    )
     chunk: int | None = key(
         None,
         "pictures per worker that pass through the network at once; the gradient is that of the whole batch; "

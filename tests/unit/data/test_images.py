@@ -10,7 +10,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageOps
 
@@ -265,6 +265,7 @@ def test_crops_of_random_size_have_the_area_and_the_shape_that_were_asked_for():
         Preprocess(min_area=1.5)
 
 
+@settings(deadline=None)  # the first call compiles the kernel
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(4, 40), st.floats(0.1, 1))
 def test_any_size_gives_a_full_square(width, height, resize, share):
     crop = max(1, int(resize * share))
