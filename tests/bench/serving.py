@@ -1,12 +1,13 @@
-"""Servers under load, load generator and server on the same cores: ours against a bare uvicorn app.
+"""Servers under load, load generator and server on the same cores: ours against a bare uvicorn app and peers.
 
-    python tests/bench/serving.py [--codes 1281167] [--seconds 10] [--rounds 3] [--k 10] [--no-ray]
+    python tests/bench/serving.py [--only json,arrow,adds,kills,pictures,peers] [--seconds 10] [--slices 2]
 
 Prints one JSON row per case. One code per JSON request: wrk at 1, 16 and 64 connections against a
 fifteen-line uvicorn app around the same index, `hashnet serve` and Ray Serve, in turns, so that what else
-runs on the machine falls on all of them. Arrow batches of 1,024 against the bare index. Adds per second from
-1 and 16 clients. Batches while a process is killed and while the index is swapped. Every answer but wrk's is
-compared with the index's own; of each server, 500 JSON answers are.
+runs on the machine falls on all of them; then the peers of serving_peers.py that are installed, each with its
+own client. Arrow batches of 1,024 against the bare index. Adds per second from 1 and 16 clients. Batches
+while a process is killed and while the index is swapped. Single pictures against the encoder alone. Every
+answer but wrk's is compared with the index's own; of each server, 500 JSON answers are.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hashnet import AsyncClient, BinaryIndex, Client
 from hashnet.errors import HashnetError
 from hashnet.results import SearchResult
+from hashnet.store import write_store
+from tests.bench.serving_peers import measure, peers
 from tests.support.local_cluster import free_ports
 
 BATCH = 1024
@@ -137,22 +141,23 @@ class ServerProcess:
             self.process.kill()
 
 
-def start_servers(run: str, with_ray: bool) -> list[Callable[[], ServerProcess]]:
+def start_servers(run: str, wanted: argparse.Namespace) -> list[Callable[[], ServerProcess]]:
     """The servers to compare; calling one starts it."""
     python, ports = sys.executable, free_ports(3)
-    commands = [
-        ("bare app", [python, "-c", BARE_APP, f"{run}/index", str(ports[0])]),
-        (
-            "hashnet serve",
-            [python, "-m", "hashnet.cli", "serve", run, "--port", str(ports[1]), "follow_s=0.5"],
-        ),
-        ("ray serve", [python, "jobs/serve.py", f"run={run}", f"port={ports[2]}", "follow_s=0.5"]),
+    own = [python, "-m", "hashnet.cli", "serve", run, "--port", str(ports[1]), "follow_s=0.5"]
+    ray = [python, "jobs/serve.py", f"run={run}", "follow_s=0.5"]
+    slices = f", {wanted.slices} slices" if wanted.slices else ""
+    commands = {
+        "bare app": [python, "-c", BARE_APP, f"{run}/index", str(ports[0])],
+        "hashnet serve": own,
+        f"ray serve{slices}": [*ray, f"port={ports[2]}", f"slices={wanted.slices or 'none'}"],
+    }
+    chosen = [
+        (name, words, port)
+        for (name, words), port in zip(commands.items(), ports, strict=True)
+        if not (wanted.no_ray and name.startswith("ray"))
     ]
-    return [
-        lambda name=name, words=words, port=port: ServerProcess(name, words, port)  # type: ignore[misc]
-        for (name, words), port in zip(commands, ports, strict=True)
-        if with_ray or name != "ray serve"
-    ]
+    return [lambda one=one: ServerProcess(*one) for one in chosen]  # type: ignore[misc]
 
 
 # ---------------------------------------------------------------- one code per JSON request
@@ -293,6 +298,75 @@ def arrow_batches(
     asyncio.run(main())
 
 
+# ---------------------------------------------------------------- pictures
+
+ENCODER_ALONE = """
+import sys, time
+from hashnet import Encoder
+encoder = Encoder.load(sys.argv[1], engine="cpu-eager", batch_rows=4)
+picture = open(sys.argv[2], "rb").read()
+for line in sys.stdin:
+    times = []
+    for _ in range(int(line)):
+        started = time.perf_counter()
+        encoder.encode([picture])
+        times.append(time.perf_counter() - started)
+    print(sorted(times)[len(times) // 2], flush=True)
+"""
+NEW_MODEL = """
+import sys, torch
+from hashnet.models.bundle import save_bundle
+from hashnet.models.hash_model import build_model
+torch.manual_seed(0)
+print(save_bundle(sys.argv[1], build_model(sys.argv[2], n_bits=64)))
+"""
+
+
+def pictures(folder: str, rounds: int, backbone: str = "alexnet", n: int = 15) -> None:
+    """Single pictures through `hashnet serve` against the encoder alone in a process of its own, in turns."""
+    run, picture = f"{folder}/pictures", Path(folder, "picture.jpg")
+    words = [sys.executable, "-c", NEW_MODEL, f"{run}/model", backbone]
+    sha256 = subprocess.run(words, cwd=REPO, check=True, capture_output=True, text=True).stdout.split()[-1]
+    BinaryIndex.from_arrays(clustered_codes(100_000), lineage={"model_sha256": sha256}).save(f"{run}/index")
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize((500, 375)).save(picture)
+    words = [sys.executable, "-c", ENCODER_ALONE, f"{run}/model", str(picture)]
+    alone = subprocess.Popen(words, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert alone.stdin is not None
+    assert alone.stdout is not None
+    port = free_ports(1)[0]
+    words = [sys.executable, "-m", "hashnet.cli", "serve", run, "--port", str(port)]
+    own, served = [], []
+    with ServerProcess("hashnet serve", words, port) as server, httpx.Client(timeout=60) as http:
+        for _ in range(rounds + 1):  # the first one warms up
+            alone.stdin.write(f"{n}\n")
+            alone.stdin.flush()
+            own.append(float(alone.stdout.readline()))
+            times = []
+            for _ in range(n):
+                started = time.perf_counter()
+                headers = {"content-type": "image/jpeg"}
+                url = f"{server.url}/v1/search?k=10"
+                http.post(url, content=picture.read_bytes(), headers=headers).raise_for_status()
+                times.append(time.perf_counter() - started)
+            served.append(statistics.median(times))
+    alone.stdin.close()
+    alone.wait()
+    more = [request / encoder - 1 for encoder, request in zip(own[1:], served[1:], strict=True)]
+    row(
+        "picture",
+        server="hashnet serve",
+        backbone=backbone,
+        encoder_alone_ms=statistics.median(own[1:]) * 1000,
+        p50_ms=statistics.median(served[1:]) * 1000,
+        more_than_encoder=statistics.median(more),
+        rounds=[round(one, 3) for one in more],
+    )
+
+
+# ---------------------------------------------------------------- kills and updates
+
+
 async def kill_worker(server: ServerProcess, after_s: float) -> None:
     """Kills one process that responds to requests, as a crash would."""
     await asyncio.sleep(after_s)
@@ -342,40 +416,66 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--no-ray", action="store_true")
+    parser.add_argument("--slices", type=int, default=0, help="on Ray, serve in so many slices")
+    parser.add_argument("--only", default="json,arrow,adds,kills,pictures,peers")
     wanted = parser.parse_args()
+    wanted.only = wanted.only.split(",")
     if shutil.which("wrk") is None:
         sys.exit("serving.py needs wrk: apt-get install wrk")
-    with tempfile.TemporaryDirectory(prefix="hashnet-bench-") as folder, ExitStack() as stack:
-        run = f"{folder}/run"
+    with tempfile.TemporaryDirectory(prefix="hashnet-bench-") as folder:
         codes = clustered_codes(wanted.codes)
         index = BinaryIndex.from_arrays(codes)
-        index.save(f"{run}/index")
         queries = codes[np.random.default_rng(2).integers(0, len(codes), 8 * BATCH)]
         queries ^= np.packbits(np.random.default_rng(3).random((len(queries), 64)) < 0.05, axis=1)
         truth = index.search(queries, k=wanted.k)
-        servers = [stack.enter_context(start()) for start in start_servers(run, not wanted.no_ray)]
-        single_codes(servers, queries, wanted, folder)
-        for server in servers:
-            check_answers(server, queries, truth, wanted.k)
+        if {"json", "arrow", "adds", "kills"} & set(wanted.only):
+            servers_under_load(f"{folder}/run", index, queries, truth, wanted)
+        if "pictures" in wanted.only:
+            pictures(folder, wanted.rounds)
+        if "peers" in wanted.only:
+            for peer in peers(codes, lambda name, fault: row("peer, one code", server=name, skipped=fault)):
+                for found in measure(peer, queries, truth.ids, wanted.k, CONNECTIONS, wanted.seconds):
+                    row("peer, one code", server=peer.name, k=wanted.k, **found)
+
+
+def servers_under_load(
+    run: str, index: BinaryIndex, queries: np.ndarray, truth: SearchResult, wanted: argparse.Namespace
+) -> None:
+    """The bare app and our servers, all up at the same time."""
+    index.save(f"{run}/index")
+    if wanted.slices:
+        write_store(f"{run}/codes", index.codes(index.ids()))
+    with ExitStack() as stack:
+        servers = [stack.enter_context(start()) for start in start_servers(run, wanted)]
+        if "json" in wanted.only:
+            single_codes(servers, queries, wanted, run)
+            for server in servers:
+                check_answers(server, queries, truth, wanted.k)
         for server in servers[1:]:
-            bare_rate = bare_index(index, queries, wanted.k, wanted.seconds)
-            cases(server, run, queries, wanted, bare_rate)
+            cases(server, run, index, queries, wanted)
 
 
 def cases(
-    server: ServerProcess, run: str, queries: np.ndarray, wanted: argparse.Namespace, bare_rate: float
+    server: ServerProcess, run: str, bare: BinaryIndex, queries: np.ndarray, wanted: argparse.Namespace
 ) -> None:
     """What one of our servers is measured by besides single codes."""
     k, short = wanted.k, max(wanted.seconds, 10)
-    for clients in (1, 16):
-        adds(server, wanted.seconds, clients)
+    if "adds" in wanted.only:
+        for clients in (1, 16):
+            adds(server, wanted.seconds, clients)
     index = BinaryIndex.load(f"{run}/index")
     truth = {index.version: index.search(queries, k=k)}
-    arrow_batches(
-        server, queries, truth, k, Load(4, wanted.seconds), "arrow, 1024 codes", bare_rate=bare_rate
-    )
+    if "arrow" in wanted.only:
+        for _ in range(wanted.rounds):
+            rate = bare_index(bare, queries, k, wanted.seconds)
+            load = Load(4, wanted.seconds)
+            arrow_batches(server, queries, truth, k, load, "arrow, 1024 codes", bare_rate=rate)
+    if "kills" not in wanted.only:
+        return
     kill = kill_worker(server, short / 3)
     arrow_batches(server, queries, truth, k, Load(4, short), "arrow, process killed", kill)
+    if server.name.endswith("slices"):
+        return  # updates go through the server there, which the history tests
     new_codes = queries[::7].copy()
     new_ids = np.arange(len(new_codes)) + (1 << 50) + index.version * 10_000_000
     after = BinaryIndex.load(f"{run}/index")
