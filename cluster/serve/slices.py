@@ -132,10 +132,11 @@ class SlicedIndex:
             held[own], codes[own] = part.held, part.codes
         for name in further:
             parts = [getattr(part, name) for part in found]
-            if all(part is not None for part in parts):
+            if any(part is not None for part in parts):
                 by_row: dict[int, Any] = {}
                 for own, part, values in zip(rows, found, parts, strict=True):
-                    by_row |= dict(zip(own[part.held].tolist(), values, strict=True))
+                    known = values if values is not None else [None] * int(part.held.sum())
+                    by_row |= dict(zip(own[part.held].tolist(), known, strict=True))
                 further[name] = [by_row[row] for row in sorted(by_row)]
         return IndexedItems(sum(part.version for part in found), held, codes, **further)
 

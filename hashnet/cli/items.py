@@ -29,6 +29,9 @@ def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
         "--id", dest="ids", type=int, action="append", required=True, metavar="ID", help="one per item"
     )
     parser.add_argument("--label", action="append", metavar="LABEL", help="a class of every item added")
+    parser.add_argument(
+        "--key", action="append", metavar="KEY", help="a text that names the item, one per item"
+    )
     parser.add_argument("--upsert", action="store_true", help="replace items that have one of the ids")
 
 
@@ -36,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Adds or removes items; prints how many, and the version of the index that has the change."""
     with Client(arguments.url, token=os.environ.get("HASHNET_WRITE_TOKEN"), retry_s=10) as client:
         if arguments.action == "remove":
-            if arguments.queries or arguments.label or arguments.upsert:
+            if arguments.queries or arguments.label or arguments.key or arguments.upsert:
                 raise DataError("hashnet items remove takes --id only")
             version = client.remove(arguments.ids)
             print(f"removed {len(arguments.ids)} items: index version {version}")
@@ -45,6 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
             raise DataError("give the pictures to add, or a .npy file of features, and one --id for each")
         queries = read_queries(arguments.queries)
         labels = None if arguments.label is None else [arguments.label] * len(queries)
-        version = client.add(queries, arguments.ids, labels, upsert=arguments.upsert)
+        columns = {"uri": list(queries)} if isinstance(queries, list) else {}
+        if arguments.key is not None:
+            if len(arguments.key) != len(queries):
+                raise DataError(
+                    f"{len(queries)} items came with {len(arguments.key)} --key; give one for each"
+                )
+            columns["key"] = arguments.key
+        version = client.add(queries, arguments.ids, labels, columns=columns or None, upsert=arguments.upsert)
         print(f"added {len(queries)} items: index version {version}")
     return 0

@@ -88,9 +88,8 @@ class Client(BaseClient):
         where: str | None = None,
     ) -> list[SearchResult]:
         """Every item within ``radius`` bits of each query: one 1-D SearchResult per query."""
-        parts = self._run(
-            self._search(as_queries(queries, ids), {"radius": int(radius)}, labels, exclude_self)
-        )
+        bound = {"radius": int(radius), "where": where}
+        parts = self._run(self._search(as_queries(queries, ids), bound, labels, exclude_self))
         return [hits for part in parts for hits in part]
 
     def encode(self, batch: Any) -> np.ndarray:
@@ -116,9 +115,9 @@ class Client(BaseClient):
         """Adds items under new ``ids``; returns the index version that holds them. Needs the write token.
 
         ``labels`` is one list of class ids, or of class names, per item; ``columns`` an Arrow table or
-        name → values, with keys as "key". With ``upsert``, items that have one of the ids are replaced. All
-        items are added or none (beyond 250,000 the error says how many were). Later reads by this client
-        see them.
+        name → values: any index takes "uri" and "key", others only where it has such a column. With
+        ``upsert``, items that have one of the ids are replaced. All items are added or none (beyond 250,000
+        the error says how many were). Later reads by this client see them.
         """
         return self._run(self._add(queries, ids, labels, columns, upsert))
 

@@ -16,7 +16,7 @@ class IndexArtefact(Artefact):
     """A search index as an artefact of a run. Its sha256 is the header's seal: that lists every file's."""
 
     kind, header_file, seal_name = "index", "index.json", "sha256"
-    format_version = 2  # 1 had no log of changes
+    format_version = 2  # 1 had no log of changes, and every segment had all columns
     made_by = "build one with jobs/build_index.py (overwrite=true replaces a damaged one)"
     error = StorageError
 
@@ -46,8 +46,9 @@ class IndexArtefact(Artefact):
     def write_header(
         self, values: Mapping[str, Any], *, sha256: str | None = None, lineage: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Writes the header; one without a log in the format that older versions read."""
-        version = self.format_version if values.get("log") else 1
+        """Writes the header, in the format that older versions read unless it says what they do not know."""
+        late_columns = values.get("schema") and any(not s["columns"] for s in values.get("segments", ()))
+        version = self.format_version if values.get("log") or late_columns else 1
         whole = {**values, "sha256": sha256, "lineage": dict(lineage)}
         return write_sealed(self.header_uri, self.kind, version, whole, self.seal_name)
 

@@ -33,7 +33,15 @@ from hashnet.index import files, tuning
 from hashnet.index.artefact import IndexArtefact
 from hashnet.index.build import IndexSpec, read_code_blocks
 from hashnet.index.changelog import CodeBlock
-from hashnet.index.columns import KEY, as_table, check_keyed, check_names, conform
+from hashnet.index.columns import (
+    KEY,
+    as_table,
+    check_keyed,
+    check_names,
+    conform,
+    refuse_names,
+    schema_of,
+)
 from hashnet.index.faiss_search import GpuFlat, why_no_gpu
 from hashnet.index.filters import Where, parse_where
 from hashnet.index.kinds import KINDS
@@ -320,6 +328,20 @@ class BinaryIndex:
                 self._commit(state.upserted(block))
             return block.ids
 
+    def add_columns(self, columns: dict[str, pa.DataType]) -> bool:
+        """Gives the items further columns, null in all of them; False where they have every one already.
+
+        The column "key" makes room for keys.
+        """
+        schema = schema_of(pa.schema(list(columns.items())).empty_table())
+        refuse_names(schema)
+        with self._writing:
+            state = self._state.extended(schema)
+            if state is self._state:
+                return False
+            self._commit(state)
+            return True
+
     def _block(
         self, state: Snapshot, codes: np.ndarray, ids: Any, labels: Any, table: pa.Table | None
     ) -> CodeBlock:
@@ -382,8 +404,10 @@ class BinaryIndex:
         gone = removed[self.contains(removed)]
         with self.transaction() as draft:
             draft.remove(gone)
+            schema = updated.schema
+            if schema is not None:
+                draft.add_columns({column.name: column.type for column in schema})
             if len(changed):
-                schema = updated.schema if self.schema is not None else None
                 draft.upsert(
                     updated.codes(changed),
                     changed,

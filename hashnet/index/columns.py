@@ -150,17 +150,20 @@ def write_table(uri: str, table: pa.Table) -> None:
 
 
 def read_table(uri: str, n_rows: int, schema: pa.Schema) -> pa.Table:
-    """The table at ``uri``, memory-mapped; FormatError unless it is the one the header describes."""
+    """The table at ``uri``, memory-mapped; FormatError unless it is the one the header describes.
+
+    Columns that the index was given after the file was written hold nulls.
+    """
     with storage.local_copy(uri) as path:  # a map keeps the bytes alive when a copy is deleted
         try:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         except (pa.ArrowException, OSError) as error:
             raise FormatError(f"{uri} does not hold columns of an index: {error}") from error
-    if table.num_rows != n_rows or table.schema != schema:
+    if table.num_rows != n_rows or any(column not in schema for column in table.schema):
         raise FormatError(
             f"{uri} holds {table.num_rows} rows of {table.schema.names}, not what the index says"
         )
-    return table
+    return table if table.schema == schema else conform(table, schema, n_rows)
 
 
 def schema_text(schema: pa.Schema | None) -> str | None:

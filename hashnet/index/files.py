@@ -36,7 +36,7 @@ from hashnet.codes import check_n_bits
 from hashnet.errors import FormatError, HashnetError, StaleIndex, StorageError
 from hashnet.index import changelog
 from hashnet.index.artefact import BUILD_AGAIN, IndexArtefact
-from hashnet.index.columns import read_schema, read_table, schema_text, write_table
+from hashnet.index.columns import conform, read_schema, read_table, schema_text, write_table
 from hashnet.index.kinds import KINDS, KindOptions, parse_options
 from hashnet.index.rows import Postings, StoredRows
 from hashnet.index.segment import Segment
@@ -326,6 +326,10 @@ def _open_snapshot(
             columns = _read_columns(uri, record, schema, verify)
             rows = _open_rows(uri, record, n_bits, n_classes, columns, segment_options, mmap, verify)
             held = by_content[_content(record)] = Segment(rows, segment_options)
+        known = held.rows.columns
+        if schema is not None and (known is None or known.schema != schema):  # it was given further ones
+            columns = conform(known, schema, len(held.rows))
+            held = dataclasses.replace(held, rows=held.rows.with_columns(columns))
         if held.record == record:
             segments.append(dataclasses.replace(held, options=segment_options))
         else:
@@ -413,6 +417,8 @@ def _read_columns(
 ) -> pa.Table | None:
     if schema is None:
         return None
+    if record["columns"] is None:  # they were written before the index had columns
+        return conform(None, schema, record["rows"])
     where = storage.join(uri, storage.check_plain_name(record["columns"]["file"], f"{uri}/{HEADER}"))
     if verify:
         _check_sha256(where, where, record["columns"]["sha256"])

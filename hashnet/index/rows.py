@@ -8,6 +8,7 @@ label, small enough to keep beside an index.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -146,6 +147,12 @@ class StoredRows:
 
     def __len__(self) -> int:
         return self.n
+
+    def with_columns(self, columns: pa.Table | None) -> StoredRows:
+        """The same rows with other columns."""
+        other = copy.copy(self)
+        other.columns = columns
+        return other
 
     @property
     def has_plain_ids(self) -> bool:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from hashnet.errors import DataError, IdTaken, UnknownId
 from hashnet.index.build import IndexSpec, build_segment, live_block
 from hashnet.index.changelog import Change, CodeBlock, LogEnd, RemovedIds
-from hashnet.index.columns import KEY
+from hashnet.index.columns import KEY, conform
 from hashnet.index.kinds import KINDS, KindOptions, parse_options
 from hashnet.index.segment import Segment
 from hashnet.kernels import score_codes
@@ -226,6 +226,21 @@ class Snapshot:
         self._refuse_missing(ids, missing)
         gone_ids = self._removed_ids(np.union1d, ids)
         return self._next(RemovedIds(ids), segments=tuple(segments), **gone_ids)
+
+    def extended(self, schema: pa.Schema) -> Snapshot:
+        """With these columns in addition, null in every item there is; itself where it has them all."""
+        known = () if self.schema is None else self.schema.names
+        new = [column for column in schema if column.name not in known]
+        if not new:
+            return self
+        whole = pa.schema([*(self.schema or ()), *new])
+        segments = tuple(
+            dataclasses.replace(s, rows=s.rows.with_columns(conform(s.rows.columns, whole, len(s.rows))))
+            for s in self.segments
+        )
+        return dataclasses.replace(
+            self, version=self.version + 1, schema=whole, segments=segments, changes=None
+        )
 
     def after(self, change: Change) -> Snapshot:
         """With one change made."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+OF_EVERY_ITEM = ("uri", "key")  # columns that items may have although the index was built without
 MAX_ROWS = 100_000  # of changes committed together
 COMPACT_ROWS, COMPACT_SHARE = (
     10_000,
@@ -104,12 +105,13 @@ class IndexWriter:
         self._changes: Batcher[Change, Written] = Batcher(self.commit, max_rows=MAX_ROWS, name="write")
         self._compactor = ThreadPoolExecutor(1, thread_name_prefix="compact")
         self._compaction: Future | None = None
+        self._loose = False  # whether there is something to compact, as of the last commit
 
     async def write(self, change: Change) -> Written:
         """The index after the change, which is on disk; ApiError where it cannot be made."""
         written = await self._changes.submit(change)
         idle = self._compaction is None or self._compaction.done()
-        if idle and any(map(_is_loose, self._slices)):
+        if idle and self._loose:
             self._compaction = self._compactor.submit(self.compact_if_worthwhile)
         return written
 
@@ -127,6 +129,7 @@ class IndexWriter:
         except HashnetError as error:
             changed = [n for n, version in enumerate(before) if self._slices[n].version != version]
             return [_storage_error(error, changed, len(self.uris))] * len(changes)
+        self._loose = any(map(_is_loose, self._slices))
         written = Written(sum(part.version for part in self._slices), sum(map(len, self._slices)))
         return [error or written for error in refused]
 
@@ -190,9 +193,14 @@ def _try(drafts: list[Any], change: Change) -> HashnetError | None:
     try:
         with ExitStack() as stack:  # an error leaves all of them as they were
             for number, draft in enumerate(drafts):
-                part = change.of_slice(number, len(drafts))
+                part, given = change.of_slice(number, len(drafts)), getattr(change, "columns", None)
+                of_every_item = [name for name in OF_EVERY_ITEM if given and name in given.column_names]
+                if not len(part) and not of_every_item:
+                    continue
+                inner = stack.enter_context(draft.transaction())
+                inner.add_columns(dict.fromkeys(of_every_item, pa.large_string()))
                 if len(part):
-                    _apply(stack.enter_context(draft.transaction()), part)
+                    _apply(inner, part)
     except IdTaken as error:
         return ApiError("id_taken", str(error), 409)
     except HashnetError as error:

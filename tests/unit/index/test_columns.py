@@ -260,3 +260,31 @@ def test_without_columns(codes_of):
             call()
     with pytest.raises(errors.IdTaken, match="key 'x' is given 2 times"):
         BinaryIndex.from_arrays(codes_of("random", 2, 32), keys=["x", "x"])
+
+
+def test_an_index_is_given_further_columns(codes_of, tmp_path):
+    """Null in the items there are, however it is written; followed by readers, carried over by a merge."""
+    codes = codes_of("random", 20, 32)
+    BinaryIndex.from_arrays(codes).save(tmp_path / "index")
+    index, reader = BinaryIndex.load(tmp_path / "index"), BinaryIndex.load(tmp_path / "index")
+    assert index.add_columns({"uri": pa.string()})
+    assert not index.add_columns({"uri": pa.string()})
+    index.add(codes[:1], [100], columns={"uri": ["a.jpg"]})
+    index.add_columns({"key": pa.string(), "year": pa.int64()})
+    index.upsert(codes[:1], [3], columns={"uri": ["b.jpg"], "year": [1999]}, keys=["b"])
+    expected = [
+        {"uri": None, "key": None, "year": None},
+        {"uri": "b.jpg", "key": "b", "year": 1999},
+        {"uri": "a.jpg", "key": None, "year": None},
+    ]
+    assert reader.refresh()
+    compacted = BinaryIndex.load(tmp_path / "index")
+    compacted.compact()
+    for one in (index, reader, BinaryIndex.load(tmp_path / "index")):
+        assert one.columns([0, 3, 100]).to_pylist() == expected
+    assert index.search(codes[:1], 1, where="year = 1999").ids.tolist() == [[3]]
+    rebuilt = BinaryIndex.from_arrays(codes)
+    rebuilt.merge_updates(index)
+    assert rebuilt.columns([0, 3, 100]).to_pylist() == expected
+    with pytest.raises(errors.IndexMismatch, match="cannot be called 'id'"):
+        index.add_columns({"id": pa.string()})

@@ -299,3 +299,29 @@ def test_columns_keys_and_conditions(tmp_path: Path) -> None:
     asyncio.run(main())
     after = BinaryIndex.load(str(tmp_path / "run/index"))
     assert after.ids_of(["sku-902"]).tolist() == [902]
+
+
+def test_items_take_a_uri_and_a_key_although_the_index_has_no_columns(
+    app: Callable[..., RequestMiddleware], own_run: str
+) -> None:
+    asgi_app = app(access=Access.of(write=WRITE), folder=own_run)
+    old = int(BinaryIndex.load(f"{own_run}/index").ids()[0])
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(asgi_app)
+        async with AsyncClient(BASE, transport=transport, token=WRITE) as client:
+            columns = {"uri": ["new.jpg"], "key": ["new"]}
+            await client.add(some_codes(1, seed=9), ids=[9000], labels=[["3"]], columns=columns)
+            item = await client.item(9000)
+            assert (item["uri"], item["columns"]["key"], item["label_names"]) == ("new.jpg", "new", ["3"])
+            before = await client.item(old)
+            assert before["uri"] is not None  # the code store's
+            assert before["columns"] == {"uri": None, "key": None}
+            assert (await client.search(some_codes(1), k=1, where="key = 'new'")).ids.tolist() == [[9000]]
+            with pytest.raises(Exception, match="no column 'colour'"):
+                await client.add(some_codes(1), ids=[9001], columns={"colour": ["red"]})
+
+    asyncio.run(main())
+    index = BinaryIndex.load(f"{own_run}/index")
+    assert index.ids_of(["new"]).tolist() == [9000]
+    assert len(index) == 401

@@ -112,6 +112,25 @@ def test_a_client_reads_its_own_writes_from_every_worker(client: Client, served:
     assert client.info()["size"] == before
 
 
+def test_the_command_line_adds_and_removes(served: Served, client: Client, tmp_path: Path) -> None:
+    picture = tmp_path / "new.png"
+    picture.write_bytes(client.thumbnail(int(client.search(some_codes(1), k=1).ids[0, 0])))
+
+    def items(*words: str) -> str:
+        command = [sys.executable, "-m", "hashnet.cli", "items", *words, "--url", served.url]
+        env = os.environ | {"HASHNET_WRITE_TOKEN": WRITE}
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+    said = items("add", str(picture), "--id", "7900", "--label", "3", "--key", "new")
+    assert said.startswith("added 1 items: index version ")
+    client._written = int(said.split()[-1])
+    item = client.item(7900)
+    assert (item["uri"], item["labels"], item["columns"]["key"]) == (str(picture), [3], "new")
+    near = client.search_radius(client.encode(str(picture)), radius=0, where="key = 'new'")
+    assert near[0].ids.tolist() == [7900]
+    assert items("remove", "--id", "7900").startswith("removed 1 items")
+
+
 def test_a_killed_process_is_replaced_and_nobody_notices(served: Served, client: Client) -> None:
     codes, errors, stop = some_codes(20), [], threading.Event()
     client._written = served.version_on_disk()  # no worker may answer from before
