@@ -189,7 +189,7 @@ def test_cells_that_are_done_are_shown_between_trainings_on_many(manifest, tmp_p
     assert shown == ["itq", "dhn", "hashnet"]
 
 
-def test_mistakes_are_found_before_ray_starts(manifest, tmp_path):
+def test_mistakes_are_found_before_anything_runs(manifest, tmp_path):
     with pytest.raises(ConfigError, match="did you mean hashnet"):
         settings(tmp_path, manifest, methods=["hashnett"])
     with pytest.raises(ConfigError, match="multiple of 8"):
@@ -223,13 +223,13 @@ def partly_labelled(tmp_path):
     return build
 
 
-def test_rows_that_ask_without_a_label_are_found_before_ray_starts(
+def test_rows_that_ask_without_a_label_are_found_before_anything_runs(
     partly_labelled, manifest, tmp_path, monkeypatch
 ):
     def too_late(*_):
         raise AssertionError("work has begun")
 
-    monkeypatch.setattr("cluster.compare.job.connection.connect", too_late)
+    monkeypatch.setattr(CellRunner, "_run", too_late)
     run, no_query, no_train = tmp_path / "run", partly_labelled("query"), partly_labelled("train")
     with pytest.raises(DataError, match="5 of 10 query rows have no label"):
         compare(settings(run, no_query))
@@ -238,7 +238,6 @@ def test_rows_that_ask_without_a_label_are_found_before_ray_starts(
     assert not (run / "config.yaml").exists()
     with pytest.raises(AssertionError, match="work has begun"):  # shallow trials leave such rows out
         compare(settings(run, no_train, tune=True, methods=["itq"]))
-    monkeypatch.setattr("cluster.compare.job.connection.connect", lambda: None)
     with pytest.raises(DataError, match="5 of 10 zero-shot query rows have no label"):
         compare(settings(tmp_path / "other", manifest, zero_shot_manifest=no_query))
 
