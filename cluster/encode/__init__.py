@@ -1,5 +1,10 @@
 """Encodes the database rows of a manifest into a code store, on all nodes of a Ray cluster."""
 
-from cluster.encode.job import EncodeConfig, encode_database
+from typing import TYPE_CHECKING
 
-__all__ = ["EncodeConfig", "encode_database"]
+from hashnet.io import lazy_names
+
+if TYPE_CHECKING:
+    from cluster.encode.job import EncodeConfig, encode_database
+
+__all__, __getattr__ = lazy_names(__name__)

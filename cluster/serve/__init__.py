@@ -12,6 +12,4 @@ if TYPE_CHECKING:
     from cluster.serve.deployment import application
     from cluster.serve.server import Server, serve_run
 
-__all__, __getattr__ = lazy_names(
-    __name__, {"deployment": ["application"], "server": ["Server", "serve_run"]}
-)
+__all__, __getattr__ = lazy_names(__name__)

@@ -9,6 +9,4 @@ if TYPE_CHECKING:
     from hashnet.client.client import AsyncClient, Client
     from hashnet.client.queries import Queries
 
-__all__, __getattr__ = lazy_names(
-    __name__, {"client": ["AsyncClient", "Client"], "queries": ["Queries"], "wire": ["wire"]}
-)
+__all__, __getattr__ = lazy_names(__name__)

@@ -1,60 +1,28 @@
 """Manifests, the sources they are made from, splits, pairs, and pictures as pixels."""
 
-from hashnet.data.columns import (
-    feature_matrix,
-    feature_rows,
-    further_columns,
-    plain_column,
-    read_labels,
-    read_names,
-    schema_type,
-)
-from hashnet.data.fetch import fetch_images, too_many_bad
-from hashnet.data.images import FORMATS, PREPROCESS_VERSION, Preprocess, decode
-from hashnet.data.input_files import expand_pattern
-from hashnet.data.manifest import Manifest, ManifestArtefact
-from hashnet.data.neighbours import NEAREST, NEIGHBOURS, nearest_rows, neighbour_pairs
-from hashnet.data.pairs import PairTable, lists_neighbours
-from hashnet.data.sources import SOURCES, append_source, load_source, make_manifest, source_options
-from hashnet.data.splits import Protocol
-from hashnet.data.summary import check_pictures, notes, unreadable_warning
-from hashnet.data.writer import EXISTING, copy_without, refuse_duplicates, write_arrays, zero_shot_copy
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "EXISTING",
-    "FORMATS",
-    "NEAREST",
-    "NEIGHBOURS",
-    "PREPROCESS_VERSION",
-    "SOURCES",
-    "Manifest",
-    "ManifestArtefact",
-    "PairTable",
-    "Preprocess",
-    "Protocol",
-    "append_source",
-    "check_pictures",
-    "copy_without",
-    "decode",
-    "expand_pattern",
-    "feature_matrix",
-    "feature_rows",
-    "fetch_images",
-    "further_columns",
-    "lists_neighbours",
-    "load_source",
-    "make_manifest",
-    "nearest_rows",
-    "neighbour_pairs",
-    "notes",
-    "plain_column",
-    "read_labels",
-    "read_names",
-    "refuse_duplicates",
-    "schema_type",
-    "source_options",
-    "too_many_bad",
-    "unreadable_warning",
-    "write_arrays",
-    "zero_shot_copy",
-]
+from hashnet.io import lazy_names
+
+if TYPE_CHECKING:
+    from hashnet.data.columns import (
+        feature_matrix,
+        feature_rows,
+        further_columns,
+        plain_column,
+        read_labels,
+        read_names,
+        schema_type,
+    )
+    from hashnet.data.fetch import fetch_images, too_many_bad
+    from hashnet.data.images import FORMATS, PREPROCESS_VERSION, Preprocess, decode
+    from hashnet.data.input_files import expand_pattern
+    from hashnet.data.manifest import Manifest, ManifestArtefact
+    from hashnet.data.neighbours import NEAREST, NEIGHBOURS, nearest_rows, neighbour_pairs
+    from hashnet.data.pairs import PairTable, lists_neighbours
+    from hashnet.data.sources import SOURCES, append_source, load_source, make_manifest, source_options
+    from hashnet.data.splits import Protocol
+    from hashnet.data.summary import check_pictures, notes, unreadable_warning
+    from hashnet.data.writer import EXISTING, copy_without, refuse_duplicates, write_arrays, zero_shot_copy
+
+__all__, __getattr__ = lazy_names(__name__)

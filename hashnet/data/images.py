@@ -3,7 +3,7 @@
 Decoding, scaling and resampling change pixels, and code bits near zero flip with them: so there is
 one implementation, with a version that is part of the lineage of models and code stores. Pillow opens
 every file. Pixels of a plain JPEG come from libjpeg-turbo without a detour (simplejpeg), all others from
-Pillow: the same pixels, as both ask that library for the same. Resampling (``kernels.resample``) uses
+Pillow: the same pixels, as both ask that library for the same. Resampling (``kernels.resampling``) uses
 fixed-point numbers, equal on every processor and to Pillow's.
 
 A JPEG at least twice as large as needed is decoded at 1/2, 1/4 or 1/8 of its size (scaled inverse

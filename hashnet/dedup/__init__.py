@@ -5,21 +5,13 @@ cross_duplicates(new, store)         the pairs between two sets
 plan_tasks → BlockTask.run → finish  the same for stores of any size, in files: ``jobs/dedup.py``
 """
 
-from hashnet.dedup.artefact import Duplicates, DuplicatesArtefact, DuplicatesInfo, finish, scores
-from hashnet.dedup.blocks import BlockRecord, BlockTask, plan_tasks, refuse_too_many
-from hashnet.dedup.pairs import NearPairs, cross_duplicates, near_duplicates
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "BlockRecord",
-    "BlockTask",
-    "Duplicates",
-    "DuplicatesArtefact",
-    "DuplicatesInfo",
-    "NearPairs",
-    "cross_duplicates",
-    "finish",
-    "near_duplicates",
-    "plan_tasks",
-    "refuse_too_many",
-    "scores",
-]
+from hashnet.io import lazy_names
+
+if TYPE_CHECKING:
+    from hashnet.dedup.artefact import Duplicates, DuplicatesArtefact, DuplicatesInfo, finish, scores
+    from hashnet.dedup.blocks import BlockRecord, BlockTask, plan_tasks, refuse_too_many
+    from hashnet.dedup.pairs import NearPairs, cross_duplicates, near_duplicates
+
+__all__, __getattr__ = lazy_names(__name__)

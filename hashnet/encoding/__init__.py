@@ -24,26 +24,4 @@ if TYPE_CHECKING:
         shard_tasks,
     )
 
-__all__, __getattr__ = lazy_names(
-    __name__,
-    {
-        "encoder": ["Encoder", "code_lineage"],
-        "engines": ["Engine", "choose_engine"],
-        "feature_cache": ["BackboneFeatures"],
-        "local": ["LocalEncoder"],
-        "worker": [
-            "EncodeTask",
-            "RowReader",
-            "ShardCollector",
-            "commit_table",
-            "encode_features",
-            "encode_rows",
-            "feature_tasks",
-            "picture_rows",
-            "picture_tasks",
-            "reasons_of",
-            "repair_tasks",
-            "shard_tasks",
-        ],
-    },
-)
+__all__, __getattr__ = lazy_names(__name__)

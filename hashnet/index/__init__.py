@@ -16,15 +16,4 @@ if TYPE_CHECKING:
     from hashnet.index.product_quantisation import quantised_neighbours
     from hashnet.index.validation import check_ids, check_search_size, check_width
 
-__all__, __getattr__ = lazy_names(
-    __name__,
-    {
-        "artefact": ["IndexArtefact"],
-        "binary": ["BinaryIndex"],
-        "build": ["IndexSpec", "read_code_blocks"],
-        "changelog": ["CodeBlock"],
-        "kinds": ["KINDS", "parse_options"],
-        "product_quantisation": ["quantised_neighbours"],
-        "validation": ["check_ids", "check_search_size", "check_width"],
-    },
-)
+__all__, __getattr__ = lazy_names(__name__)

@@ -1,47 +1,25 @@
 """Compiled loops: exact search by distance and by score, inverted lists, counts, resampling; threads."""
 
-from hashnet.kernels.asymmetric import merge_scores, score_codes, top_scores
-from hashnet.kernels.bitslice import ITEMS, bit_planes, plan_queries
-from hashnet.kernels.exact import merge_hits, merge_top_k, pad_columns, top_k, warm_up, within_radius
-from hashnet.kernels.hamming import block_scratch
-from hashnet.kernels.inverted_lists import InvertedLists, scan_lists
-from hashnet.kernels.jit import compiled, popcount
-from hashnet.kernels.ranking import (
-    HASH_BITS,
-    ClassItems,
-    PlaneItems,
-    Queries,
-    count_and_rank,
-    new_scratch,
-)
-from hashnet.kernels.resample import resample
-from hashnet.kernels.threads import default_threads, run_all
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "HASH_BITS",
-    "ITEMS",
-    "ClassItems",
-    "InvertedLists",
-    "PlaneItems",
-    "Queries",
-    "bit_planes",
-    "block_scratch",
-    "compiled",
-    "count_and_rank",
-    "default_threads",
-    "merge_hits",
-    "merge_scores",
-    "merge_top_k",
-    "new_scratch",
-    "pad_columns",
-    "plan_queries",
-    "popcount",
-    "resample",
-    "run_all",
-    "scan_lists",
-    "score_codes",
-    "top_k",
-    "top_scores",
-    "warm_up",
-    "within_radius",
-]
+from hashnet.io import lazy_names
+
+if TYPE_CHECKING:
+    from hashnet.kernels.asymmetric import merge_scores, score_codes, top_scores
+    from hashnet.kernels.bitslice import ITEMS, bit_planes, plan_queries
+    from hashnet.kernels.exact import merge_hits, merge_top_k, pad_columns, top_k, warm_up, within_radius
+    from hashnet.kernels.hamming import block_scratch
+    from hashnet.kernels.inverted_lists import InvertedLists, scan_lists
+    from hashnet.kernels.jit import compiled, popcount
+    from hashnet.kernels.ranking import (
+        HASH_BITS,
+        ClassItems,
+        PlaneItems,
+        Queries,
+        count_and_rank,
+        new_scratch,
+    )
+    from hashnet.kernels.resampling import resample
+    from hashnet.kernels.threads import default_threads, run_all
+
+__all__, __getattr__ = lazy_names(__name__)

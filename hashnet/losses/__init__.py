@@ -17,14 +17,4 @@ if TYPE_CHECKING:
     from hashnet.losses.methods import AUTO, METHODS, DeepMethod, Loss, make_loss, variant_for
     from hashnet.losses.pairwise import LabelSimilarity, PairwiseLoss, Similarity, TableSimilarity
 
-__all__, __getattr__ = lazy_names(
-    __name__,
-    {
-        "cnnh": ["CNNHLoss", "similarity_codes"],
-        "dhn": ["DHNLoss"],
-        "dnnh": ["DNNHLoss"],
-        "label_term": ["LabelTermLoss"],
-        "methods": ["AUTO", "DeepMethod", "Loss", "METHODS", "make_loss", "variant_for"],
-        "pairwise": ["LabelSimilarity", "PairwiseLoss", "Similarity", "TableSimilarity"],
-    },
-)
+__all__, __getattr__ = lazy_names(__name__)

@@ -6,53 +6,32 @@ hashnet.reports.figures.precision_recall({"48 bits": report})
 paired_difference(report_a.ap, report_b.ap)      # is a better than b on the same queries?
 """
 
-from hashnet.metrics.bootstrap import Difference, paired_difference
-from hashnet.metrics.evaluation import (
-    build_report,
-    build_shard,
-    evaluate,
-    rank_limit,
-    refuse_unlabelled,
-    validation_k,
-    validation_map,
-)
-from hashnet.metrics.measures import QueryMeasures, query_block_size
-from hashnet.metrics.neighbours import (
-    NeighbourArtefact,
-    NeighbourReport,
-    VectorSample,
-    exact_neighbours,
-    neighbour_report,
-    ranked_report,
-)
-from hashnet.metrics.report import DEFINITIONS, EvalReport, RadiusCurve, RankCurve, ReportArtefact
-from hashnet.metrics.shard import QueryCounts, tie_hash
-from hashnet.metrics.trec import write_trec
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "DEFINITIONS",
-    "Difference",
-    "EvalReport",
-    "NeighbourArtefact",
-    "NeighbourReport",
-    "QueryCounts",
-    "QueryMeasures",
-    "RadiusCurve",
-    "RankCurve",
-    "ReportArtefact",
-    "VectorSample",
-    "build_report",
-    "build_shard",
-    "evaluate",
-    "exact_neighbours",
-    "neighbour_report",
-    "paired_difference",
-    "query_block_size",
-    "rank_limit",
-    "ranked_report",
-    "refuse_unlabelled",
-    "tie_hash",
-    "validation_k",
-    "validation_map",
-    "write_trec",
-]
+from hashnet.io import lazy_names
+
+if TYPE_CHECKING:
+    from hashnet.metrics.bootstrap import Difference, paired_difference
+    from hashnet.metrics.evaluation import (
+        build_report,
+        build_shard,
+        evaluate,
+        rank_limit,
+        refuse_unlabelled,
+        validation_k,
+        validation_map,
+    )
+    from hashnet.metrics.measures import QueryMeasures, query_block_size
+    from hashnet.metrics.neighbours import (
+        NeighbourArtefact,
+        NeighbourReport,
+        VectorSample,
+        exact_neighbours,
+        neighbour_report,
+        ranked_report,
+    )
+    from hashnet.metrics.report import DEFINITIONS, EvalReport, RadiusCurve, RankCurve, ReportArtefact
+    from hashnet.metrics.shard import QueryCounts, tie_hash
+    from hashnet.metrics.trec import write_trec
+
+__all__, __getattr__ = lazy_names(__name__)

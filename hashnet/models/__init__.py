@@ -12,14 +12,4 @@ if TYPE_CHECKING:
     from hashnet.models.hash_model import HEADS, HashModel, build_model, relax, to_signs
     from hashnet.models.inference import BatchedInference, OutputModule, Submit, as_tensor, device_memory
 
-__all__, __getattr__ = lazy_names(
-    __name__,
-    {
-        "backbones": ["backbone_names", "check_backbone", "make_backbone", "try_crop"],
-        "blocks": ["DividedBackbone", "divide"],
-        "bundle": ["BundleInfo", "ModelArtefact", "bundle_info", "load_bundle", "save_bundle"],
-        "hash_model": ["HEADS", "HashModel", "build_model", "relax", "to_signs"],
-        "inference": ["BatchedInference", "OutputModule", "Submit", "as_tensor", "device_memory"],
-        "backbones.spec": ["BackboneSpec"],
-    },
-)
+__all__, __getattr__ = lazy_names(__name__)

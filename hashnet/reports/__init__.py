@@ -12,14 +12,4 @@ if TYPE_CHECKING:
     from hashnet.reports.neighbours_report import write_neighbour_report
     from hashnet.reports.run_report import RunSources, write_run_report
 
-__all__, __getattr__ = lazy_names(
-    __name__,
-    {
-        "comparison.report": ["ComparisonInfo", "write_comparison_report"],
-        "comparison.unlabelled": ["write_neighbour_comparison"],
-        "dedup_report": ["write_dedup_report"],
-        "figures": ["figures"],
-        "neighbours_report": ["write_neighbour_report"],
-        "run_report": ["RunSources", "write_run_report"],
-    },
-)
+__all__, __getattr__ = lazy_names(__name__)

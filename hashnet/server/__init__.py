@@ -30,28 +30,4 @@ if TYPE_CHECKING:
     from hashnet.server.standalone import listen, serve_standalone
     from hashnet.server.writer import AddItems, Change, IndexWriter, RemoveItems, Written
 
-__all__, __getattr__ = lazy_names(
-    __name__,
-    {
-        "app": ["build_app"],
-        "auth": ["Access", "READ_TOKEN", "WRITE_TOKEN", "is_loopback"],
-        "backend": ["Backend"],
-        "batching": ["Batcher"],
-        "encoder": ["BatchEncoder", "EncodeRequest", "EncoderProcess", "serve_encoder"],
-        "errors": ["ApiError", "error_response"],
-        "live_index": [
-            "IndexInfo",
-            "IndexService",
-            "IndexedItems",
-            "LiveIndex",
-            "SearchOptions",
-            "SearchRequest",
-            "SearchResponse",
-        ],
-        "middleware": ["Telemetry"],
-        "settings": ["Limits", "NO_MODEL", "ServeConfig", "ServedRun"],
-        "standalone": ["listen", "serve_standalone"],
-        "http_server": ["HttpServer", "welcome"],
-        "writer": ["AddItems", "Change", "IndexWriter", "RemoveItems", "Written"],
-    },
-)
+__all__, __getattr__ = lazy_names(__name__)

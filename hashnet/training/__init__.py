@@ -29,31 +29,4 @@ if TYPE_CHECKING:
     from hashnet.training.train_config import EXECUTION_KEYS, KINDS, FitSettings, TrainConfig
     from hashnet.training.trainer import TrainingSummary, make_model, train_run
 
-__all__, __getattr__ = lazy_names(
-    __name__,
-    {
-        "train_config": ["EXECUTION_KEYS", "FitSettings", "KINDS", "TrainConfig"],
-        "batches": ["from_first"],
-        "checkpoints": ["EpochRecord", "StageRecord", "StepRecord", "read_history"],
-        "diagnostics": ["logits_of"],
-        "estimator": ["HashNet"],
-        "frozen_backbone": ["features_of_run", "standardise"],
-        "inputs": ["ArraySource", "held_out", "open_rows"],
-        "loop": ["Callbacks", "fit"],
-        "preparation": [
-            "finished_result",
-            "frozen_pretrained",
-            "learn_from_neighbours",
-            "prepare",
-            "prepare_manifest",
-            "read_config",
-            "record_data",
-            "refuse_other_config",
-            "refuse_unlabelled",
-            "result_of",
-            "write_neighbours",
-        ],
-        "schedule": ["plain", "staged"],
-        "trainer": ["TrainingSummary", "make_model", "train_run"],
-    },
-)
+__all__, __getattr__ = lazy_names(__name__)
