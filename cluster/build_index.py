@@ -17,7 +17,7 @@ from hashnet.errors import LineageMismatch
 from hashnet.index import KINDS, BinaryIndex, CodeBlock, IndexSpec, parse_options, read_code_blocks
 from hashnet.io import REQUIRED, Progress, events, key
 from hashnet.run import Run
-from hashnet.store import CodeStore
+from hashnet.store import CodeStore, FeatureStore
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,15 @@ class IndexConfig:
     codes: str | None = key(None, "code store (none: RUN/codes)", path=True)
     out: str | None = key(None, "output folder (none: RUN/index)", path=True)
     labels: bool = key(True, "store labels with the index, for filters")
-    recall: float | None = key(None, "ivf: tune nprobe to this recall@k on sample queries", low=0, high=1)
+    features: bool | None = key(
+        None, "rescore by the vectors in RUN/features (none: where they are there and fit the codes)"
+    )
+    recall: float | None = key(
+        None,
+        "tune to this recall@k on sample queries: nprobe of ivf, and oversample where there are features",
+        low=0,
+        high=1,
+    )
     k: int = key(10, "results per query that recall is measured on", low=1)
     overwrite: bool = key(False, "replace an index that was updated after it was built, or is damaged")
 
@@ -73,13 +81,18 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
     if index is None:
         spec = IndexSpec.of_store(store, config.kind, config.options, labels=config.labels)
         index = BinaryIndex.from_blocks(_blocks(config, store), len(store), spec)
+        if (features := _features(config, store)) is not None:
+            index.attach_features(features)
         if updated is not None:
             kept, removed = index.merge_updates(updated)
             log.info("kept %d items added since the last build and %d removals", kept, removed)
             merged = {"kept_items": kept, "kept_removals": removed}
     if config.recall is not None and not _is_tuned(config, index):
         tuned = index.tune(recall=config.recall, k=config.k)
-        log.info("nprobe %d reaches recall %.4f", tuned["nprobe"], tuned["recall"])
+        if "nprobe" in tuned:
+            log.info("nprobe %d reaches recall %.4f", tuned["nprobe"], tuned["recall"])
+        if "oversample" in tuned:
+            log.info("oversample %d reaches recall %.4f", tuned["oversample"], tuned["rescored_recall"])
         reused = False
     if index.path is None:
         config.artefacts.index.write(index)
@@ -92,6 +105,7 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
         "index": config.artefacts.index.uri,
         **{name: about[name] for name in ("kind", "n_bits", "rows", "version", "n_classes", "options")},
         **({"tuned": about["tuned"]} if "tuned" in about else {}),
+        "features": about["features"],
         "reused": reused,
         **merged,
         "bytes": config.artefacts.index.stored_bytes(),
@@ -112,6 +126,7 @@ def _existing(config: IndexConfig, store: CodeStore) -> tuple[BinaryIndex | None
     same = (
         index.lineage.get("codes_sha256") == store.sha256
         and about["kind"] == config.kind
+        and (about["features"] is not None) == (_features(config, store) is not None)
         and (index.n_classes is not None) == (config.labels and store.n_classes is not None)
         and all(
             about["options"].get(name) == value for name, value in _requested_options(config, store).items()
@@ -130,6 +145,19 @@ def _existing(config: IndexConfig, store: CodeStore) -> tuple[BinaryIndex | None
             "these updates: give overwrite=true to drop them, or another out="
         )
     return None, None
+
+
+def _features(config: IndexConfig, store: CodeStore) -> FeatureStore | None:
+    """The vectors that the index is to rescore by; None where there are none, or none of these codes."""
+    artefact = config.artefacts.store("features", "database")
+    if config.features is False or (config.features is None and not artefact.exists()):
+        return None
+    features: FeatureStore = artefact.open()
+    fits = features.rows_sha256 == store.rows_sha256 and features.plan.dtype is not None
+    if not fits and config.features is None:
+        log.warning("%s is of other rows than %s: built without features", features.uri, store.uri)
+        return None
+    return features
 
 
 def _can_be_merged(index: BinaryIndex, store: CodeStore) -> bool:

@@ -146,6 +146,7 @@ def _encoded(
         run=folder,
         manifest=manifest.uri,
         output="features",
+        features_dtype="float32",
         split=split,
         base_uri=config.base_uri,
         cache=config.train_config().cache,

@@ -23,9 +23,11 @@ from cluster.encode.pipeline import refuse_other_model
 from cluster.runtime import connection, reraise_hashnet_error, telemetry
 from hashnet.data import Manifest
 from hashnet.encoding import (
+    BOTH,
     EncodeTask,
     RowReader,
     ShardCollector,
+    Target,
     feature_tasks,
     picture_tasks,
     reasons_of,
@@ -71,7 +73,14 @@ class EncodeConfig:
     )
     model: str | None = key(None, "model bundle (none: RUN/model)", path=True)
     out: str | None = key(None, "output folder (none: RUN/codes or RUN/features)", path=True)
-    output: str = key("codes", "packed codes, or the backbone's features", choices=("codes", "features"))
+    output: str = key(
+        "codes",
+        "packed codes, the backbone's features, or both from one pass, for rescoring",
+        choices=("codes", "features", BOTH),
+    )
+    features_dtype: str = key(
+        "float16", "how features are stored; int8 has a scale per row", choices=("float16", "int8", "float32")
+    )
     split: str = key("database", "which rows to encode", choices=("database", "query", "train"))
     n_bits: int | None = key(None, "refuse a model with another code length", low=8)
     rows_per_shard: int | None = key(
@@ -141,10 +150,9 @@ class EncodeConfig:
 
     @property
     def target(self) -> CodesArtefact:
-        """The store that is written."""
-        return (
-            CodesArtefact(self.out, self.output) if self.out else Run(self.run).store(self.output, self.split)
-        )
+        """The store that is written; the one of codes, where both are."""
+        output = self.output.partition(",")[0]
+        return CodesArtefact(self.out, output) if self.out else Run(self.run).store(output, self.split)
 
 
 def encode_database(config: EncodeConfig) -> dict[str, Any]:
@@ -163,7 +171,11 @@ def encode_database(config: EncodeConfig) -> dict[str, Any]:
     elif job.todo:
         job.encode()
     seconds = time.monotonic() - started
-    return summary.finish(job.uri, job.plan, config.max_bad_fraction, job.rows_now, seconds, job.workers)
+    finished = [
+        summary.finish(target.uri, target.plan, config.max_bad_fraction, job.rows_now, seconds, job.workers)
+        for target in job.targets
+    ]
+    return finished[0] | ({"features": finished[1]} if len(finished) > 1 else {})
 
 
 def _manifest(config: EncodeConfig, info: BundleInfo) -> Manifest:
@@ -195,25 +207,45 @@ class _Job:
         self.config, self.info, self.manifest = config, info, manifest
         self.uri, self.run = config.target.uri, telemetry.run_name(config.run)
         self.found = read_plan(self.uri)
+        self._width: int | None = None  # of a feature
         self.plan = check_plan(self.uri, self._requested_plan())
         self.records = read_records(self.uri)
-        self.todo = [shard for shard in self.plan.ranges() if shard.name not in self.records]
+        there = [set(self.records), *(set(read_records(target.uri)) for target in self.targets[1:])]
+        self.todo = [
+            shard
+            for shard in self.plan.ranges()
+            if not all(
+                target.own(shard).name in names for target, names in zip(self.targets, there, strict=True)
+            )
+        ]
         self.rows_now = 0
         self.workers: set[str] = set()
+
+    @property
+    def targets(self) -> list[Target]:
+        """The stores that are written: one, or codes and their features, with the same ranges of rows."""
+        targets = [Target(self.uri, self.plan)]
+        if self.config.output == BOTH:
+            uri = Run(self.config.run).store("features", self.config.split).uri
+            width, dtype = self._feature_width(), self.config.features_dtype
+            plan = replace(self.plan, output="features", width=width, dtype=dtype)
+            targets.append(Target(uri, check_plan(uri, plan)))
+        return targets
 
     def _requested_plan(self) -> StorePlan:
         """The plan of the configuration; what it leaves open is as in the plan that the folder has."""
         config, info, found = self.config, self.info, self.found
         begun = found.lineage.get("engine") if found is not None else None
         engine = planner.requested_engine(config.engine_device, config.compile, begun)
-        width = info.n_bits if config.output == "codes" else self._feature_width()
+        width = info.n_bits if config.output != "features" else self._feature_width()
+        begun_before = found is not None and found.dtype is None  # by a version that stored float32 lists
         rows = config.rows_per_shard or (found.rows_per_shard if found else None)
         if rows is None:
             rows = ROWS_PER_SHARD
             if config.output == "features":
                 rows = min(rows, max(FEATURE_SHARD_BYTES // (4 * width), 256))
         return StorePlan(
-            output=config.output,
+            output=config.output.partition(",")[0],
             width=width,
             rows_per_shard=rows,
             parts=tuple(
@@ -224,6 +256,7 @@ class _Job:
             n_classes=self.manifest.n_classes,
             lineage=self._lineage(engine),
             columns=self.manifest.columns,
+            dtype=None if config.output != "features" or begun_before else config.features_dtype,
         )
 
     def _lineage(self, engine: str) -> dict[str, Any]:
@@ -235,24 +268,32 @@ class _Job:
         return code_lineage(self.info, engine, rows)
 
     def _feature_width(self) -> int:
-        if self.found and self.found.lineage.get("model_sha256") == self.info.sha256:
-            return self.found.width
-        return self.config.artefacts.model.open()[0].spec.n_features
+        if self._width is None:
+            found = self.found
+            if found and found.output == "features" and found.lineage.get("model_sha256") == self.info.sha256:
+                self._width = found.width
+            else:
+                self._width = self.config.artefacts.model.open()[0].spec.n_features
+        return self._width
 
     def encode(self) -> None:
         """Encodes the shards that have no record yet."""
         if (local := self._local_encoder(whole := shard_tasks(self.todo))) is not None:
-            StoreWriter(self.uri, self.plan).begin()
+            self._begin()
             self._follow(self._local(local, whole, self.todo), self.todo)
             return
         settings = self._start(sum(map(len, self.todo)), repair=False)
         planner.verify_parts(self.manifest, {shard.part.name for shard in self.todo})
-        StoreWriter(self.uri, self.plan).begin()
+        self._begin()
         tasks = feature_tasks(self.todo, self.manifest)
         if self.info.modality == "image":
             n_cpus = int(connection.resources().get("CPU", 1))
             tasks = picture_tasks(self.todo, settings.chunk_rows, n_cpus)
         self._follow(self._on_actors(settings, tasks, self.todo), self.todo)
+
+    def _begin(self) -> None:
+        for target in self.targets:
+            StoreWriter(target.uri, target.plan).begin()
 
     def retry(self) -> None:
         """Encodes the quarantined rows again; those that succeed become extra shards."""
@@ -312,9 +353,9 @@ class _Job:
         self, local: LocalEncoder, tasks: list[EncodeTask], shards: list[ShardRange], repair: bool = False
     ) -> Iterator[tuple[int, dict[str, int]]]:
         self.workers.add(f"{socket.gethostname()}/{os.getpid()}")
-        collector = ShardCollector(self.uri, self.plan, shards, repair)
+        collector = ShardCollector(self.targets, shards, repair)
         for task in tasks:
-            for table in local.encode(task, self.plan.output):
+            for table in local.encode(task, self.config.output):
                 pipeline.report_bad_rows(self.run, table)
                 yield self._collect(collector, table), pipeline.bad_reasons(table)
 
@@ -338,8 +379,8 @@ class _Job:
         batch_rows = self.plan.lineage["batch_rows"]
         return pipeline.PipelineSettings(
             reader=RowReader(self.manifest, config.split, config.base_uri),
-            plan=self.plan,
-            uri=self.uri,
+            targets=tuple(self.targets),
+            output=config.output,
             model_uri=config.artefacts.model.uri,
             run=self.run,
             repair=repair,
@@ -386,7 +427,7 @@ class _Job:
                 self.records |= {record.name: record for record in records}
                 yield n, reasons_of(records)
             return
-        collector = ShardCollector(self.uri, self.plan, shards, settings.repair)
+        collector = ShardCollector(self.targets, shards, settings.repair)
         for table in pipeline.run_pictures(settings, iter(tasks)):
             self.workers.update(pc.unique(table["worker"]).to_pylist())
             yield self._collect(collector, table.drop_columns(["worker"])), pipeline.bad_reasons(table)

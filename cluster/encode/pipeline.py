@@ -22,10 +22,18 @@ import pyarrow as pa
 
 from cluster.runtime import capacity, ray_internals, telemetry
 from hashnet.data import Preprocess
-from hashnet.encoding import EncodeTask, RowReader, commit_table, encode_features, encode_rows, picture_rows
+from hashnet.encoding import (
+    EncodeTask,
+    RowReader,
+    Target,
+    commit_table,
+    encode_features,
+    encode_rows,
+    picture_rows,
+)
 from hashnet.errors import HashnetError, LineageMismatch
 from hashnet.io import events
-from hashnet.store import ShardRecord, StorePlan
+from hashnet.store import ShardRecord
 
 if TYPE_CHECKING:
     from hashnet.encoding import Encoder
@@ -43,8 +51,8 @@ class PipelineSettings:
     """What every worker of one run needs to know; small, and sent to all of them."""
 
     reader: RowReader
-    plan: StorePlan
-    uri: str
+    targets: tuple[Target, ...]
+    output: str  # codes, features or both
     model_uri: str
     run: str
     repair: bool
@@ -77,7 +85,7 @@ class EncoderActor:
     def _load(self) -> Encoder:
         from hashnet.encoding import Encoder
 
-        settings, lineage = self.settings, self.settings.plan.lineage
+        settings, lineage = self.settings, self.settings.targets[0].plan.lineage
         if lineage["engine"] != "cuda":  # one thread to compute and to compile: by default each starts a pool
             os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
             import torch
@@ -107,7 +115,7 @@ class PictureEncoder(EncoderActor):
     def __call__(self, table: pa.Table) -> pa.Table:
         self.check()
         with telemetry.timed("forward_seconds", run=self.settings.run, stage="encode"):
-            encoded = encode_rows(self.encoder, self.settings.plan.output, table)
+            encoded = encode_rows(self.encoder, self.settings.output, table)
         return encoded.append_column("worker", pa.array([self.name] * len(table), pa.string()))
 
 
@@ -120,9 +128,9 @@ class FeatureEncoder(EncoderActor):
         tasks = [EncodeTask.from_json(text) for text in table["task"].to_pylist()]
         records: list[ShardRecord] = []
         for task in tasks:
-            for shard, rows in encode_features(settings.reader, task, self.encoder, settings.plan.output):
+            for shard, rows in encode_features(settings.reader, task, self.encoder, settings.output):
                 with telemetry.timed("commit_seconds", run=settings.run, stage="encode"):
-                    record = commit_table(settings.uri, settings.plan, shard, rows, settings.repair)
+                    record = commit_table(settings.targets, shard, rows, settings.repair)
                 if record is not None:
                     records.append(record)
                     report_commit(settings.run, record)

@@ -10,9 +10,11 @@ if TYPE_CHECKING:
     from hashnet.encoding.feature_cache import BackboneFeatures
     from hashnet.encoding.local import LocalEncoder
     from hashnet.encoding.worker import (
+        BOTH,
         EncodeTask,
         RowReader,
         ShardCollector,
+        Target,
         commit_table,
         encode_features,
         encode_rows,

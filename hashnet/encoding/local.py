@@ -72,7 +72,9 @@ class LocalEncoder:
             "reason": pa.array(reasons, pa.string()),
         }
 
-        def outputs(good: np.ndarray) -> np.ndarray:
-            return self._features.logits(values[good]) if output == "codes" else values[good]
+        def outputs(good: np.ndarray) -> dict[str, np.ndarray]:
+            features = values[good]
+            found = {"features": features} if output != "codes" else {}
+            return found | ({"codes": self._features.logits(features)} if output != "features" else {})
 
-        return with_output(output, pa.table(columns), outputs)
+        return with_output(pa.table(columns), outputs)

@@ -5,14 +5,14 @@
     few rows   EncodeTask → LocalEncoder → ShardCollector, in one process (``encoding.local``)
 
 A table on its way has the columns shard, row_id, uri, labels, reason (null for a good row), the manifest's
-further columns, and one of ``pixels`` (uint8, fixed size), ``code`` or ``feature``.
+further columns, and ``pixels`` (uint8, fixed size) or then ``code``, ``feature`` or both.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,8 +27,10 @@ from hashnet.store import PlannedPart, ShardRange, ShardRecord, StorePlan, Store
 if TYPE_CHECKING:
     from hashnet.encoding.encoder import Encoder  # imports torch, which workers that decode do without
 
+BOTH = "codes,features"  # an output of codes and of features, from one pass of the model
 TASK_ROWS = 2048  # pictures of a decode task: seconds of decoding, a small loss when a node dies
-Outputs = Callable[[np.ndarray], np.ndarray]  # bool (n,) good rows → their logits or features
+# bool (n,) good rows → their logits, features, or both: {"codes": …, "features": …}
+Outputs = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -143,11 +145,11 @@ def picture_rows(
 
 
 def encode_rows(encoder: Encoder, output: str, table: pa.Table) -> pa.Table:
-    """The table with ``code`` or ``feature`` in place of ``pixels``; bad rows get zeros."""
+    """The table with ``code``, ``feature`` or both in place of ``pixels``; bad rows get zeros."""
     assert encoder.preprocess is not None
     crop = encoder.preprocess.crop
     pixels = binary_matrix(table["pixels"], 3 * crop * crop).reshape(-1, 3, crop, crop)
-    return with_output(output, table.drop_columns(["pixels"]), outputs_of(encoder, output, pixels))
+    return with_output(table.drop_columns(["pixels"]), outputs_of(encoder, output, pixels))
 
 
 def encode_features(
@@ -158,52 +160,76 @@ def encode_features(
     for shard, table in zip(task.shards, rechunk(reader.rows(task), lengths), strict=True):
         features, reasons = feature_rows(table)
         whole = table.drop_columns(["feature"]).append_column("reason", reasons)
-        yield shard, with_output(output, whole, outputs_of(encoder, output, features))
+        yield shard, with_output(whole, outputs_of(encoder, output, features))
 
 
 def outputs_of(encoder: Encoder, output: str, rows: np.ndarray) -> Outputs:
-    """Logits or features of the good ones among prepared rows."""
+    """Logits, features or both of the good ones among prepared rows."""
 
-    def outputs(good: np.ndarray) -> np.ndarray:
+    def outputs(good: np.ndarray) -> dict[str, np.ndarray]:
         some = rows if good.all() else rows[good]
-        return encoder.logits(some) if output == "codes" else encoder.features(some)
+        if output == "codes":
+            return {"codes": encoder.logits(some)}
+        features = encoder.features(some)
+        return {"features": features} | ({"codes": encoder.head(features)} if output == BOTH else {})
 
     return outputs
 
 
-def with_output(output: str, table: pa.Table, outputs: Outputs) -> pa.Table:
-    """The table with a column of codes or features; a row whose output is not finite is bad."""
+def with_output(table: pa.Table, outputs: Outputs) -> pa.Table:
+    """The table with columns of codes or features or both; a row whose output is not finite is bad."""
     good = table["reason"].is_null().to_numpy()
     values = outputs(good)
-    finite = np.isfinite(values).all(axis=1)
+    finite = np.logical_and.reduce([np.isfinite(of_rows).all(axis=1) for of_rows in values.values()])
     if not finite.all():
         lost = good.copy()
         lost[good] = ~finite
         reasons = pc.if_else(pa.array(lost), pa.scalar("not_finite"), table["reason"])
         table = table.set_column(table.column_names.index("reason"), "reason", reasons)
-        good, values = good & ~lost, values[finite]
-    if output == "codes":
-        values = pack_signs(values)
-    if not good.all():
-        whole = np.zeros((len(table), values.shape[1]), dtype=values.dtype)
-        whole[good] = values
-        values = whole
-    if output == "codes":
-        return table.append_column("code", binary_column(values))
-    column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
-    return table.append_column("feature", column)
+        good, values = good & ~lost, {name: of_rows[finite] for name, of_rows in values.items()}
+    for name, of_rows in values.items():
+        stored = pack_signs(of_rows) if name == "codes" else of_rows
+        whole = stored
+        if not good.all():
+            whole = np.zeros((len(table), stored.shape[1]), dtype=stored.dtype)
+            whole[good] = stored
+        if name == "codes":
+            table = table.append_column("code", binary_column(whole))
+        else:
+            column = pa.FixedSizeListArray.from_arrays(pa.array(whole.ravel()), whole.shape[1])
+            table = table.append_column("feature", column)
+    return table
+
+
+@dataclass(frozen=True)
+class Target:
+    """A store that shards are committed to."""
+
+    uri: str
+    plan: StorePlan
+
+    def own(self, shard: ShardRange) -> ShardRange:
+        """The range of rows by the name it has here: codes-00017 and features-00017 hold the same rows."""
+        return replace(shard, name=f"{self.plan.output}-{shard.name.partition('-')[2]}")
+
+    def commit(self, shard: ShardRange, rows: pa.Table, bad: pa.Table | None, repair: bool) -> ShardRecord:
+        return StoreWriter(self.uri, self.plan).commit(self.own(shard), rows, bad, repair)
 
 
 def commit_table(
-    uri: str, plan: StorePlan, shard: ShardRange, table: pa.Table, repair: bool = False
+    targets: Sequence[Target], shard: ShardRange, table: pa.Table, repair: bool = False
 ) -> ShardRecord | None:
-    """Commits the rows of one shard, good and bad; a repair shard without a good row is not written."""
+    """Commits the rows of one shard, good and bad, to each store; returns the record of the first.
+
+    A repair shard without a good row is not written. The first store's record comes last: what it counts,
+    the others have.
+    """
     good = table["reason"].is_null()
     rows, bad = table.filter(good), table.filter(pc.invert(good))
-    writer = StoreWriter(uri, plan)
-    if repair:
-        return writer.commit(shard, rows, repair=True) if len(rows) else None
-    return writer.commit(shard, rows, bad)
+    if repair and not len(rows):
+        return None
+    records = [target.commit(shard, rows, None if repair else bad, repair) for target in reversed(targets)]
+    return records[-1]
 
 
 class ShardCollector:
@@ -213,8 +239,8 @@ class ShardCollector:
     counts once.
     """
 
-    def __init__(self, uri: str, plan: StorePlan, shards: list[ShardRange], repair: bool = False) -> None:
-        self.uri, self.plan, self.repair = uri, plan, repair
+    def __init__(self, targets: Sequence[Target], shards: Sequence[ShardRange], repair: bool = False) -> None:
+        self.targets, self.repair = targets, repair
         self.records: list[ShardRecord] = []
         self._shards = {shard.name: shard for shard in shards}
         self._waiting: dict[str, list[pa.Table]] = {}
@@ -247,7 +273,7 @@ class ShardCollector:
         shard = self._shards.pop(name)
         del self._seen[name]
         table = pa.concat_tables(self._waiting.pop(name))
-        record = commit_table(self.uri, self.plan, shard, table.drop_columns(["shard"]), self.repair)
+        record = commit_table(self.targets, shard, table.drop_columns(["shard"]), self.repair)
         if record is not None:
             self.records.append(record)
 

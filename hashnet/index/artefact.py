@@ -109,13 +109,17 @@ class IndexArtefact(Artefact):
 
     def facts(self, values: Mapping[str, Any]) -> dict[str, Any]:
         names = ("index_kind", "n_bits", "n_classes", "rows", "version", "options", "tuned")
-        return {name: values.get(name) for name in names}
+        facts = {name: values.get(name) for name in names}
+        if features := values.get("features"):
+            facts["features"] = {name: features[name] for name in ("width", "dtype", "store")}
+        return facts
 
 
 def file_entries(header: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every {file, sha256, …} that a header names: rows, labels, columns, removed rows; removed ids."""
+    """Every {file, sha256, …} that a header names: rows, labels, columns, removed rows and ids, vectors."""
     if header.get("removed_ids"):
         yield header["removed_ids"]
+    yield from (header.get("features") or {}).get("layers", ())
     for segment in header.get("segments", []):
         yield segment
         yield from (entry for name in ("labels", "columns", "removed") if (entry := segment.get(name)))

@@ -17,6 +17,7 @@ folder: ``add``, ``remove``, ``compact`` and ``tune`` are on disk when they retu
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from hashnet.codes import check_codes, pack_signs
+from hashnet.codes import check_codes
 from hashnet.errors import IndexMismatch, StaleIndex, UnknownId, Unsupported
 from hashnet.index import files, tuning
 from hashnet.index.artefact import IndexArtefact
@@ -43,30 +44,33 @@ from hashnet.index.columns import (
     schema_of,
 )
 from hashnet.index.faiss_search import GpuFlat, why_no_gpu
+from hashnet.index.features import IndexFeatures
 from hashnet.index.filters import Where, parse_where
 from hashnet.index.kinds import KINDS
+from hashnet.index.search import Request, search
 from hashnet.index.snapshot import Snapshot
 from hashnet.index.validation import (
+    check_dtype,
     check_excluded,
+    check_has_features,
     check_ids,
     check_labels,
-    check_logits,
-    check_oversample,
+    check_new_features,
     check_queries,
+    check_rescoring,
     check_search_size,
     check_width,
     refuse_empty,
 )
 from hashnet.io import as_array, check_whole, storage
-from hashnet.kernels import default_threads, merge_hits, merge_scores, merge_top_k, top_scores, warm_up
+from hashnet.kernels import default_threads, merge_hits, merge_top_k, top_scores, warm_up
 from hashnet.results import SearchResult
+from hashnet.store import check_vectors
 
 if TYPE_CHECKING:
-    from hashnet.store import CodeStore
+    from hashnet.store import CodeStore, FeatureStore
 
 ENGINES = ("auto", "faiss", "kernel")
-SCANNED_ROWS = 1 << 17  # of an approximate kind: scoring all of them takes about as long as a search
-OVERSAMPLE = 10  # candidates per result, where an approximate kind is searched with logits
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +136,8 @@ class BinaryIndex:
         labels: Any = None,
         columns: Any = None,
         keys: Any = None,
+        features: Any = None,
+        features_dtype: str = "float16",
         engine: str = "auto",
         device: str = "cpu",
         n_classes: int | None = None,
@@ -141,7 +147,8 @@ class BinaryIndex:
         """An index of ``codes`` uint8 (n, n_bits // 8); ids default to 0..n-1, the rest is optional.
 
         ``columns`` is an Arrow table or name → values, for filters and hits; ``keys`` are the items' names, a
-        different text for each.
+        different text for each. ``features`` (n, width) are vectors for rescoring, kept as ``features_dtype``
+        float16, int8 or float32.
         """
         codes = check_codes(as_array(codes, "codes"))
         given = np.arange(len(codes), dtype=np.int64) if ids is None else check_ids(ids, len(codes))
@@ -152,6 +159,10 @@ class BinaryIndex:
         schema = None if table is None else table.schema
         spec = IndexSpec(codes.shape[1] * 8, kind, options, n_classes, dict(lineage or {}), schema)
         state = Snapshot.build([CodeBlock(given, codes, classes, rows, table)], len(codes), spec)
+        if features is not None:
+            vectors = check_vectors(features, None, "features", len(codes))
+            of_items = IndexFeatures.of_arrays(given, vectors, check_dtype(features_dtype))
+            state = dataclasses.replace(state, features=of_items)
         return cls(state, engine=engine, device=device)
 
     @classmethod
@@ -209,6 +220,9 @@ class BinaryIndex:
         where: Any = None,
         exclude_self: Any = None,
         oversample: float | None = None,
+        rescore: str | None = None,
+        features: np.ndarray | None = None,
+        metric: str = "cosine",
         columns: Sequence[str] | None = None,
     ) -> SearchResult:
         """The k nearest of each query: ids int64 and distances int32, (q, k); -1 in unused slots.
@@ -222,39 +236,15 @@ class BinaryIndex:
         (q, k), <logits, signs of the item>, and is ordered by (score descending, id). Every item is scored
         in an exact kind and in a small index. Else, or with ``oversample``, the k x ``oversample`` nearest
         by Hamming distance are, and the k best of them returned.
+
+        ``rescore="features"`` orders the first k x ``oversample`` items (none: 4, or what ``tune`` found) by
+        the ``metric``, cosine or inner_product, of their stored vectors and the queries' own, ``features``
+        (q, width): ``scores`` hold it then.
         """
-        state = self._state
-        if (codes is None) == (logits is None):
-            raise IndexMismatch("search needs codes or logits, one of them")
-        if logits is not None:
-            values = check_logits(logits, state)
-            queries = pack_signs(values)
-        elif oversample is not None:
-            raise IndexMismatch("oversample= is for search(logits=…); codes are ranked by distance alone")
-        else:
-            queries = check_queries(codes, state)
-        k = check_search_size(k, len(queries))
-        checked = parse_where(where, state.n_classes, state.schema)
-        exclude = check_excluded(exclude_self, queries, state)
-        names = check_names(columns or (), state.schema)
-        fetch = k if exclude is None else k + 1  # one of them may be the query itself
-        scores = None
-        if logits is None:
-            ids, distances = self._nearest(state, queries, fetch, checked)
-        elif oversample is None and (KINDS[state.kind].exact or state.n_live <= SCANNED_ROWS):
-            parts = [segment.exact_scores(values, fetch, checked) for segment in state.segments]
-            ids, scores = merge_scores([i for i, _ in parts], [s for _, s in parts], fetch)
-            distances = state.distances(queries, ids)
-        else:
-            n_candidates = check_oversample(oversample or OVERSAMPLE, fetch, len(queries))
-            near, far = self._nearest(state, queries, n_candidates, checked)
-            ids, distances, scores = state.ranked_by_score(values, near, far, fetch)
-        if exclude is not None:
-            kept = _others(exclude, ids)
-            ids, distances = ids[kept].reshape(-1, k), distances[kept].reshape(-1, k)
-            scores = None if scores is None else scores[kept].reshape(-1, k)
-        table = None if columns is None else state.columns_of(ids.reshape(-1), names)
-        return SearchResult(ids, distances, state.version, scores, table)
+        request = Request(
+            codes, k, logits, where, exclude_self, oversample, rescore, features, metric, columns
+        )
+        return search(self._state, request, self._nearest)
 
     def _nearest(
         self, state: Snapshot, queries: np.ndarray, k: int, where: Where | None
@@ -288,25 +278,42 @@ class BinaryIndex:
     # -- updating
 
     def add(
-        self, codes: np.ndarray, ids: Any = None, labels: Any = None, *, columns: Any = None, keys: Any = None
+        self,
+        codes: np.ndarray,
+        ids: Any = None,
+        labels: Any = None,
+        *,
+        columns: Any = None,
+        keys: Any = None,
+        features: Any = None,
     ) -> np.ndarray:
         """Adds codes under new ids (by default those after the largest); returns their ids, int64.
 
-        ``columns`` and ``keys`` as in ``from_arrays``; a column left out holds nulls. An id or key that the
-        index holds is refused with IdTaken. Nothing is rebuilt: the rows become a segment of their own.
+        ``columns`` and ``keys`` as in ``from_arrays``; a column left out holds nulls. An index with vectors
+        needs ``features``, too. An id or key that the index holds is refused with IdTaken. Nothing is
+        rebuilt: the rows become a segment of their own.
         """
         with self._writing:
             state = self._state
             codes = check_width(codes, state.n_bits, "the new codes have")
             if ids is None:
                 ids = state.new_ids(len(codes))
-            block = self._block(state, codes, ids, labels, as_table(columns, keys, len(codes)))
+            vectors = check_new_features(features, len(codes), state)
+            table = as_table(columns, keys, len(codes))
+            block = self._block(state, codes, ids, labels, table, vectors)
             if len(block.ids):
                 self._commit(state.added(block))
             return block.ids
 
     def upsert(
-        self, codes: np.ndarray, ids: Any = None, labels: Any = None, *, columns: Any = None, keys: Any = None
+        self,
+        codes: np.ndarray,
+        ids: Any = None,
+        labels: Any = None,
+        *,
+        columns: Any = None,
+        keys: Any = None,
+        features: Any = None,
     ) -> np.ndarray:
         """Adds codes in place of the items with the same ids or, without ids, keys; returns their ids.
 
@@ -323,7 +330,8 @@ class BinaryIndex:
                 check_keyed(state.schema)
                 ids = state.ids_of_keys(table[KEY].combine_chunks())
                 ids[ids < 0] = state.new_ids(int((ids < 0).sum()))
-            block = self._block(state, codes, ids, labels, table)
+            vectors = check_new_features(features, len(codes), state)
+            block = self._block(state, codes, ids, labels, table, vectors)
             if len(block.ids):
                 self._commit(state.upserted(block))
             return block.ids
@@ -343,7 +351,13 @@ class BinaryIndex:
             return True
 
     def _block(
-        self, state: Snapshot, codes: np.ndarray, ids: Any, labels: Any, table: pa.Table | None
+        self,
+        state: Snapshot,
+        codes: np.ndarray,
+        ids: Any,
+        labels: Any,
+        table: pa.Table | None,
+        vectors: np.ndarray | None,
     ) -> CodeBlock:
         """Rows to add, checked."""
         ids = check_ids(ids, len(codes), distinct=True)
@@ -352,7 +366,7 @@ class BinaryIndex:
             if state.n_classes is None:
                 raise Unsupported("this index was built without labels; add the codes without them")
             classes, rows, _ = check_labels(labels, len(codes), state.n_classes)
-        return CodeBlock(ids, codes, classes, rows, conform(table, state.schema, len(codes)))
+        return CodeBlock(ids, codes, classes, rows, conform(table, state.schema, len(codes)), vectors)
 
     def remove(self, ids: Any = None, *, keys: Any = None) -> None:
         """Removes items by ids or keys; UnknownId (and nothing is removed) where one is not in the index."""
@@ -413,6 +427,7 @@ class BinaryIndex:
                     changed,
                     None if self.n_classes is None else _multi_hot(updated.labels(changed), self.n_classes),
                     columns=None if schema is None else updated.columns(changed),
+                    features=None if self._state.features is None else updated.features(changed),
                 )
         return len(changed), len(gone)
 
@@ -432,18 +447,32 @@ class BinaryIndex:
             self._commit(state)
             return True
 
-    def tune(self, queries: np.ndarray | None = None, *, recall: float = 0.95, k: int = 10) -> dict[str, Any]:
-        """Sets and stores the smallest nprobe of an IVF that reaches ``recall`` on sample queries.
+    def tune(
+        self,
+        queries: np.ndarray | None = None,
+        *,
+        features: np.ndarray | None = None,
+        recall: float = 0.95,
+        k: int = 10,
+        metric: str = "cosine",
+    ) -> dict[str, Any]:
+        """Sets and stores what reaches ``recall`` on queries: nprobe of an IVF, oversample of rescoring.
 
-        Without queries, indexed codes with a few bits flipped stand in. See ``hashnet.index.tuning``.
+        ``features`` are the queries' own vectors. Without queries, indexed items stand in: codes with a few
+        bits flipped for nprobe, vectors that may not find themselves for oversample. See
+        ``hashnet.index.tuning``.
         """
         with self._writing:
             state = self._state
             if queries is not None:
                 queries = check_queries(queries, state)
             refuse_empty(state)
+            vectors = None
+            if features is not None:
+                n_queries = None if queries is None else len(queries)
+                vectors = check_rescoring("features", features, metric, n_queries, state)
             k = check_search_size(k, tuning.SAMPLE if queries is None else len(queries))
-            tuned = tuning.tuned_snapshot(state, queries, recall, k)
+            tuned = tuning.tuned_snapshot(state, queries, vectors, recall, k, metric, self._nearest)
             self._commit(tuned)
             return dict(tuned.tuned or {})
 
@@ -534,6 +563,29 @@ class BinaryIndex:
             raise Unsupported("this index was built without columns and keys")
         return state.columns_of(check_ids(ids), check_names(names or state.schema.names, state.schema))
 
+    def features(self, ids: Any) -> np.ndarray:
+        """The stored vectors of these ids, float32 (n, width); UnknownId as in ``codes``."""
+        state, ids = self._state, check_ids(ids)
+        check_has_features(state)
+        state.refuse_unknown(ids)
+        assert state.features is not None
+        return state.features.take(ids)
+
+    def attach_features(self, store: FeatureStore | str | Path) -> None:
+        """Gives the index the vectors of a feature store, which stays where it is, for rescoring.
+
+        LineageMismatch where it is of another model or other rows; IndexMismatch where an item has no vector.
+        """
+        from hashnet.store import FeatureStore
+
+        source = store if isinstance(store, FeatureStore) else FeatureStore.open(str(store))
+        with self._writing:
+            state = self._state
+            features = IndexFeatures.of_store(source, state.lineage)
+            features.check_ids(state.ids())
+            version = state.version + 1
+            self._commit(dataclasses.replace(state, features=features, version=version, changes=None))
+
     @property
     def schema(self) -> pa.Schema | None:
         """Names and types of the items' columns, keys as "key"; None for an index without."""
@@ -598,13 +650,6 @@ def _multi_hot(labels: list[list[int]] | None, n_classes: int) -> np.ndarray | N
     for row, of_row in enumerate(labels):
         multi_hot[row, of_row] = 1
     return multi_hot
-
-
-def _others(exclude: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """bool (q, k + 1), k per row: all but the id that a query excludes or, where there is none, the last."""
-    dropped = (ids == exclude[:, None]) & (exclude >= 0)[:, None]
-    dropped[:, -1] |= ~dropped.any(axis=1)
-    return ~dropped
 
 
 def _folder(path: str | Path) -> str:

@@ -23,13 +23,7 @@ from hashnet.kernels import default_threads
 if TYPE_CHECKING:
     from hashnet.store import CodeStore
 
-STORE_COLUMNS = (
-    "row_id",
-    "uri",
-    "labels",
-    "code",
-    "feature",
-)  # a store's own columns
+STORE_COLUMNS = ("row_id", "uri", "labels", "code", "feature")  # a store's own columns
 REMOTE_READERS = 16  # shards read at once from an object store
 
 
@@ -96,7 +90,8 @@ class IndexSpec:
     ) -> IndexSpec:
         """An index of a store's codes, with their labels or without."""
         n_classes = store.n_classes if labels else None
-        lineage = dict(store.lineage) | {"codes_sha256": store.sha256}
+        lineage = dict(store.lineage)
+        lineage |= {"codes_sha256": store.sha256, "rows_sha256": store.rows_sha256}
         return cls(store.n_bits, kind, options, n_classes, lineage, store_schema(store))
 
 

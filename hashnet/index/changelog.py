@@ -35,6 +35,7 @@ _HEADER = struct.Struct("<4sHIQQQ")  # magic, number of changes, payload bytes, 
 _RECORD = b"HNCH"
 _CRC = struct.Struct("<I")
 _CHANGE = struct.Struct("<cIIII")  # kind, rows, bytes per code, label pairs, bytes of columns
+_WIDTH = struct.Struct("<I")  # of vectors
 _PREFIX = _HEADER.size + _CRC.size + 32
 _FIRST = _MARK.size + _CRC.size  # where the first record begins
 _NO_LABELS = (1 << 32) - 1
@@ -42,13 +43,14 @@ _NO_LABELS = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class CodeBlock:
-    """Rows to add: ids int64 (n,), codes uint8 (n, n_bits // 8), (label, row) pairs, columns."""
+    """Rows to add: ids int64 (n,), codes uint8 (n, n_bits // 8), (label, row) pairs, columns, vectors."""
 
     ids: np.ndarray
     codes: np.ndarray
     labels: np.ndarray | None = None
     label_rows: np.ndarray | None = None
     columns: pa.Table | None = None
+    vectors: np.ndarray | None = None  # float32 (n, width), where the index has vectors for rescoring
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ def size_of(change: Change) -> int:
         return change.ids.nbytes
     labels = 0 if change.labels is None else 12 * len(change.labels)
     columns = 0 if change.columns is None else change.columns.nbytes
-    return change.ids.nbytes + change.codes.nbytes + labels + columns
+    vectors = 0 if change.vectors is None else change.vectors.nbytes
+    return change.ids.nbytes + change.codes.nbytes + labels + columns + vectors
 
 
 def create(uri: str, file: str) -> LogEnd:
@@ -201,7 +204,8 @@ def joined(changes: list[Change]) -> Iterator[Change]:
 
 
 def _fit(a: CodeBlock, b: CodeBlock) -> bool:
-    return (a.labels is None) == (b.labels is None) and (a.columns is None) == (b.columns is None)
+    further = ((a.labels, b.labels), (a.columns, b.columns), (a.vectors, b.vectors))
+    return all((one is None) == (other is None) for one, other in further)
 
 
 def _join(blocks: list[CodeBlock]) -> CodeBlock:
@@ -215,7 +219,8 @@ def _join(blocks: list[CodeBlock]) -> CodeBlock:
     if first.columns is not None:
         columns = pa.concat_tables([block.columns for block in blocks])
     ids, codes = (np.concatenate(parts) for parts in zip(*((b.ids, b.codes) for b in blocks), strict=True))
-    return CodeBlock(ids, codes, labels, label_rows, columns)
+    vectors = None if first.vectors is None else np.concatenate([b.vectors for b in blocks])  # type: ignore[misc]
+    return CodeBlock(ids, codes, labels, label_rows, columns, vectors)
 
 
 def _encode(change: Change) -> bytes:
@@ -226,8 +231,13 @@ def _encode(change: Change) -> bytes:
     if change.labels is not None and change.label_rows is not None:
         n_pairs = len(change.labels)
         pairs = _bytes(change.labels, np.int32) + _bytes(change.label_rows, np.int64)
-    head = _CHANGE.pack(b"A", len(change.ids), change.codes.shape[1], n_pairs, len(columns))
-    return b"".join([head, _bytes(change.ids, np.int64), _bytes(change.codes, np.uint8), pairs, columns])
+    kind, vectors = b"A", b""
+    if change.vectors is not None:  # their width comes first
+        kind = b"V"
+        vectors = _WIDTH.pack(change.vectors.shape[1]) + _bytes(change.vectors, np.float32)
+    head = _CHANGE.pack(kind, len(change.ids), change.codes.shape[1], n_pairs, len(columns))
+    rows = [_bytes(change.ids, np.int64), _bytes(change.codes, np.uint8)]
+    return b"".join([head, *rows, pairs, columns, vectors])
 
 
 def _decode(payload: memoryview, n: int, where: str) -> Iterator[Change]:
@@ -246,7 +256,7 @@ def _decode(payload: memoryview, n: int, where: str) -> Iterator[Change]:
         if kind == b"R":
             yield RemovedIds(ids)
             continue
-        if kind != b"A":
+        if kind not in (b"A", b"V"):
             raise FormatError(f"{where} holds a change of kind {kind!r}, which this version does not know")
         codes = take(np.uint8, rows * width).reshape(rows, width)
         labels = label_rows = columns = None
@@ -255,7 +265,12 @@ def _decode(payload: memoryview, n: int, where: str) -> Iterator[Change]:
         if n_columns:
             columns = pa.ipc.open_stream(payload[at : at + n_columns]).read_all()
             at += n_columns
-        yield CodeBlock(ids, codes, labels, label_rows, columns)
+        vectors = None
+        if kind == b"V":
+            (width,) = _WIDTH.unpack_from(payload, at)
+            at += _WIDTH.size
+            vectors = take(np.float32, rows * width).reshape(rows, width)
+        yield CodeBlock(ids, codes, labels, label_rows, columns, vectors)
 
 
 def _bytes(values: np.ndarray, dtype: type) -> bytes:

@@ -5,6 +5,7 @@
     index-000001.faiss       a plain FAISS file (``faiss.read_index_binary`` opens it, ids included)
     labels-000001.parquet    (label, row) pairs, where the codes have labels
     columns-000001.arrow     the items' columns in id order, where they have any: Arrow IPC, memory-mapped
+    features-000002.parquet  vectors of items added since it was built, where it has vectors for rescoring
     removed-000003-0.npy     positions of removed rows of segment 0 as of version 3
     changes-000004.log       what was added and removed since, on a local disk (``changelog``)
 
@@ -37,11 +38,21 @@ from hashnet.errors import FormatError, HashnetError, StaleIndex, StorageError
 from hashnet.index import changelog
 from hashnet.index.artefact import BUILD_AGAIN, IndexArtefact
 from hashnet.index.columns import conform, read_schema, read_table, schema_text, write_table
+from hashnet.index.features import IndexFeatures
 from hashnet.index.kinds import KINDS, KindOptions, parse_options
 from hashnet.index.rows import Postings, StoredRows
 from hashnet.index.segment import Segment
 from hashnet.index.snapshot import Snapshot
 from hashnet.io import storage
+
+FILE_NAMES = (
+    "index-",
+    "labels-",
+    "columns-",
+    "removed-",
+    "changes-",
+    "features-",
+)  # how a version's files begin
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +131,9 @@ def write_snapshot(uri: str, state: Snapshot) -> Snapshot:
     removed = state.removed_ids_file
     if removed is None and state.removed_ids is not None and len(state.removed_ids):
         removed = _write_array(uri, f"removed-ids-{state.version:06d}.npy", state.removed_ids)
+    features, features_entry = state.features, None
+    if features is not None:
+        features, features_entry = features.written(uri, state.version)
     about = {
         "index_kind": state.kind,
         "n_bits": state.n_bits,
@@ -132,6 +146,7 @@ def write_snapshot(uri: str, state: Snapshot) -> Snapshot:
         "options": dataclasses.asdict(state.options),
         "tuned": state.tuned,
         "schema": schema_text(state.schema),
+        "features": features_entry,
         "segments": [segment.record for segment in segments],
     }
     written = artefact.write_header(about, lineage=state.lineage)
@@ -139,6 +154,7 @@ def write_snapshot(uri: str, state: Snapshot) -> Snapshot:
     return dataclasses.replace(
         state,
         segments=tuple(segments),
+        features=features,
         seal=written["sha256"],
         removed_ids_file=removed,
         log=None,
@@ -227,11 +243,10 @@ def _write_array(uri: str, file: str, values: np.ndarray) -> dict[str, Any]:
 
 def _remove_old(uri: str, needed: set[str]) -> None:
     """Removes what neither this version nor the one before names, and leftovers of killed writers."""
-    kinds = ("index-", "labels-", "columns-", "removed-", "changes-")
     try:
         in_use = COMPACTED if storage.is_local(uri) and _is_compacting(uri) else None
         for name in storage.list_names(uri):
-            is_index_file = name.startswith(kinds) or storage.TMP_MARK in name
+            is_index_file = name.startswith(FILE_NAMES) or storage.TMP_MARK in name
             if is_index_file and name not in needed and not (in_use and in_use in name):
                 storage.delete(storage.join(uri, name))
     except StorageError as error:  # the version stands by now; the next commit removes the rest
@@ -244,15 +259,17 @@ ANY_SIZE = 1 << 62  # stored options are final, however few rows are left
 
 
 def read_snapshot(
-    uri: str, *, mmap: bool = True, verify: bool = True, known: tuple[Segment, ...] = ()
+    uri: str, *, mmap: bool = True, verify: bool = True, known: Snapshot | None = None
 ) -> Snapshot:
-    """The snapshot at ``uri``. ``known`` segments that it still has are taken over, not read again."""
-    by_content = {_content(segment.record): segment for segment in known if segment.record}
+    """The snapshot at ``uri``. What of ``known`` it still has is taken over, not read again."""
+    segments = () if known is None else known.segments
+    by_content = {_content(segment.record): segment for segment in segments if segment.record}
+    features = None if known is None else known.features
     artefact = IndexArtefact(uri)
     for attempt in range(ATTEMPTS):
         about = artefact.read_unchanged()
         try:
-            return _catch_up(uri, _open_snapshot(uri, about, mmap, verify, by_content))
+            return _catch_up(uri, _open_snapshot(uri, about, mmap, verify, by_content, features))
         except (StorageError, FormatError):
             # a writer may have moved on and removed files while we were opening them
             if attempt == ATTEMPTS - 1 or artefact.sha256() == about["sha256"]:
@@ -271,7 +288,7 @@ def newest_snapshot(uri: str, state: Snapshot) -> Snapshot:
             return _catch_up(uri, state)
         except FormatError:  # its log was cut and goes on differently: a version that did not become durable
             pass
-    return read_snapshot(uri, known=state.segments)
+    return read_snapshot(uri, known=state)
 
 
 def is_newest(uri: str, state: Snapshot) -> bool:
@@ -302,7 +319,12 @@ def _catch_up(uri: str, state: Snapshot) -> Snapshot:
 
 
 def _open_snapshot(
-    uri: str, about: dict[str, Any], mmap: bool, verify: bool, by_content: dict[Any, Segment]
+    uri: str,
+    about: dict[str, Any],
+    mmap: bool,
+    verify: bool,
+    by_content: dict[Any, Segment],
+    known_features: IndexFeatures | None,
 ) -> Snapshot:
     """The state that ``about`` names. Rows it opens join ``by_content``: another attempt has them."""
     n_bits = check_n_bits(IndexArtefact(uri).whole_number(about, "n_bits"))
@@ -343,6 +365,7 @@ def _open_snapshot(
         lineage=dict(about["lineage"]),
         segments=tuple(segments),
         schema=schema,
+        features=IndexFeatures.read(entry, uri, known_features) if (entry := about.get("features")) else None,
         version=IndexArtefact(uri).whole_number(about, "version"),
         seal=about["sha256"],
         updates=IndexArtefact(uri).whole_number(about, "updates"),

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hashnet.errors import DataError, IdTaken, UnknownId
+from hashnet.errors import DataError, IdTaken, IndexMismatch, UnknownId
 from hashnet.index.build import IndexSpec, build_segment, live_block
 from hashnet.index.changelog import Change, CodeBlock, LogEnd, RemovedIds
 from hashnet.index.columns import KEY, conform
+from hashnet.index.features import IndexFeatures
 from hashnet.index.kinds import KINDS, KindOptions, parse_options
 from hashnet.index.segment import Segment
 from hashnet.kernels import score_codes
@@ -48,6 +49,7 @@ class Snapshot:
     tuned: dict[str, Any] | None = None
     log: LogEnd | None = None  # of the changes on disk that its segments' files do not hold
     changes: tuple[Change, ...] | None = None  # that are not on disk; None: more than such changes
+    features: IndexFeatures | None = None  # vectors of all items, for rescoring; None: without
 
     @classmethod
     def build(cls, blocks: Iterable[CodeBlock], n: int, spec: IndexSpec) -> Snapshot:
@@ -110,19 +112,15 @@ class Snapshot:
         far = np.bitwise_count(codes ^ queries[:, None, :]).sum(axis=2, dtype=np.int32)
         return np.where(ids >= 0, far, -1)
 
-    def ranked_by_score(
-        self, logits: np.ndarray, ids: np.ndarray, distances: np.ndarray, k: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(ids, distances, scores) (q, k): the candidates (q, m) with the highest scores, by (score, id)."""
+    def scores(self, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """float32 (q, m): <logits (q, n_bits), signs> of the items with ids (q, m); -inf for id -1."""
         scores = np.full(ids.shape, -np.inf, dtype=np.float32)
         step = max(1, MAX_GATHERED // (ids.shape[1] * self.n_bits // 8))
         for start in range(0, len(ids), step):
             some = slice(start, start + step)
             scores[some] = score_codes(self._codes_at(ids[some]), logits[some])
         scores[ids < 0] = -np.inf
-        order = np.lexsort((ids, -scores), axis=1)[:, :k]
-        ids, distances, scores = (np.take_along_axis(a, order, axis=1) for a in (ids, distances, scores))
-        return ids, distances, scores
+        return scores
 
     def _codes_at(self, ids: np.ndarray) -> np.ndarray:
         """Codes uint8 (q, k, n_bits // 8) of ids (q, k); zeros for id -1."""
@@ -183,7 +181,7 @@ class Snapshot:
         return labels
 
     def added(self, block: CodeBlock) -> Snapshot:
-        """With these rows in a new segment.
+        """With these rows in a new segment, and their vectors where it has any.
 
         Segments before it that are no larger are merged into it: each merge at least doubles a
         segment, so there are never more than about log2(n) of them.
@@ -201,8 +199,12 @@ class Snapshot:
             size += kept[-1].n_live
             blocks.append(live_block(kept.pop()))
         new = self._merged(blocks, "flat", KINDS["flat"].options())
-        back = self._removed_ids(np.setdiff1d, block.ids)
-        return self._next(block, segments=(*kept, new), **back)
+        fields = self._removed_ids(np.setdiff1d, block.ids)
+        if self.features is not None:
+            if block.vectors is None:
+                raise IndexMismatch(f"id {block.ids[0]} comes without a vector; every item here has one")
+            fields["features"] = self.features.added(block.ids, block.vectors)
+        return self._next(block, segments=(*kept, new), **fields)
 
     def upserted(self, block: CodeBlock) -> Snapshot:
         """With these rows in place of those with the same ids: one new version."""
@@ -295,6 +297,7 @@ class Snapshot:
             "lineage": dict(self.lineage),
         }
         about |= KINDS[self.kind].describe(self.options)
+        about["features"] = None if self.features is None else self.features.describe()
         if self.tuned:
             about["tuned"] = dict(self.tuned)
         return about
@@ -302,8 +305,15 @@ class Snapshot:
     def unsaved(self) -> Snapshot:
         """The same, not written anywhere yet."""
         segments = tuple(dataclasses.replace(segment, record=None) for segment in self.segments)
+        features = None if self.features is None else self.features.unsaved()
         return dataclasses.replace(
-            self, segments=segments, seal=None, removed_ids_file=None, log=None, changes=None
+            self,
+            segments=segments,
+            features=features,
+            seal=None,
+            removed_ids_file=None,
+            log=None,
+            changes=None,
         )
 
     def at_version(self, version: int) -> Snapshot:

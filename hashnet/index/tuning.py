@@ -1,38 +1,67 @@
-"""tune: the smallest nprobe of an IVF index that reaches a requested recall.
+"""tune: the smallest nprobe of an IVF index and the smallest oversample of rescoring for a requested recall.
 
-Recall here is distance recall: the share of the k results of a query that lie no farther than its
-true k-th neighbour. Hamming ties make comparing ids meaningless; distances say what was missed.
+Recall of nprobe is distance recall: the share of the k results of a query that lie no farther than its
+true k-th neighbour. Hamming ties make comparing ids meaningless; distances say what was missed. Recall of
+rescoring is the share of the k nearest vectors, by exact search, among the k results.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from hashnet.errors import IndexMismatch, Unsupported
+from hashnet.index.features import IndexFeatures
 from hashnet.index.kinds.ivf import IvfOptions
 from hashnet.index.segment import Segment
 from hashnet.index.snapshot import Snapshot
+from hashnet.kernels import merge_scores
 
 SAMPLE = 256  # queries drawn where none are given: recall to within about 0.01
 FLIPPED = 0.05  # share of bits flipped in drawn codes, since an indexed code finds itself too easily
+FIRST_CANDIDATES = 8  # per result, looked at first; more where they do not reach the recall
+
+Nearest = Callable[[Snapshot, np.ndarray, int, None], tuple[np.ndarray, np.ndarray]]
 
 
-def tuned_snapshot(state: Snapshot, queries: np.ndarray | None, recall: float, k: int) -> Snapshot:
-    """The next state, with nprobe and how it was found in ``tuned``."""
+def tuned_snapshot(
+    state: Snapshot,
+    queries: np.ndarray | None,
+    vectors: np.ndarray | None,
+    recall: float,
+    k: int,
+    metric: str,
+    nearest: Nearest,
+) -> Snapshot:
+    """The next state, with nprobe, oversample and how they were found in ``tuned``."""
     if isinstance(recall, bool) or not isinstance(recall, (int, float, np.number)) or not 0 < recall <= 1:
         raise IndexMismatch(f"recall must lie above 0 and at most at 1, got {recall!r}")
-    if state.kind != "ivf":
-        raise Unsupported(f"only an ivf index has something to tune, this one is {state.kind}")
+    if state.kind != "ivf" and state.features is None:
+        raise Unsupported(
+            f"an ivf index, or one with features, has something to tune; this one is {state.kind}"
+        )
+    if queries is not None and not len(queries):
+        raise IndexMismatch("tune needs at least one query, got 0")
+    tuned: dict[str, Any] = {"wished": float(recall), "k": k}  # the key keeps its name in old files
+    if state.kind == "ivf":
+        state, found = _tuned_probes(state, queries, recall, k)
+        tuned |= found
+    if state.features is not None and (queries is None or vectors is not None):
+        tuned |= _tuned_oversample(state, queries, vectors, recall, k, metric, nearest)
+    return dataclasses.replace(state, version=state.version + 1, tuned=tuned, changes=None)
+
+
+def _tuned_probes(
+    state: Snapshot, queries: np.ndarray | None, recall: float, k: int
+) -> tuple[Snapshot, dict[str, Any]]:
     segment = state.segments[0]
     if not isinstance(segment.options, IvfOptions):
         raise Unsupported("every row of its lists was removed; compact() makes new lists, then tune")
     if queries is None:
         queries = sample_queries(segment, SAMPLE, seed=0)
-    if not len(queries):
-        raise IndexMismatch("tune needs at least one query, got 0")
     nlist = segment.options.nlist
     truth = _kth_distance(segment, queries, k, nlist)
     reached: dict[int, float] = {}
@@ -50,23 +79,81 @@ def tuned_snapshot(state: Snapshot, queries: np.ndarray | None, recall: float, k
         low, high = (low, middle) if good(middle) else (middle, high)
     if high not in reached:
         good(high)
-    tuned: dict[str, Any] = {
-        "nprobe": high,
-        "recall": round(reached[high], 6),
-        "wished": float(recall),  # a numpy number is not JSON; the key keeps its name in old files
-        "k": k,
-        "queries": len(queries),
-    }
     chosen = _with_nprobe(segment, high)
-    segments = (chosen, *state.segments[1:])
-    return dataclasses.replace(
-        state,
-        version=state.version + 1,
-        options=chosen.options,
-        segments=segments,
-        tuned=tuned,
-        changes=None,
-    )
+    changed = dataclasses.replace(state, options=chosen.options, segments=(chosen, *state.segments[1:]))
+    return changed, {"nprobe": high, "recall": round(reached[high], 6), "queries": len(queries)}
+
+
+def _tuned_oversample(
+    state: Snapshot,
+    queries: np.ndarray | None,
+    vectors: np.ndarray | None,
+    recall: float,
+    k: int,
+    metric: str,
+    nearest: Nearest,
+) -> dict[str, Any]:
+    """The smallest oversample with which the k nearest vectors are among the candidates often enough.
+
+    Candidates are then ordered by the vectors themselves, so a true neighbour among them is returned.
+    """
+    assert state.features is not None
+    ids, own = state.ids(), None
+    if queries is None or vectors is None:
+        own = np.sort(np.random.default_rng(0).choice(ids, min(SAMPLE, len(ids)), replace=False))
+        queries, vectors = state.codes_of(own), state.features.take(own)
+    wanted = min(k, len(ids) - (own is not None))
+    truth = exact_neighbours(state.features, ids, vectors, wanted + (own is not None), metric)
+    if own is not None:
+        truth = _without(truth, own)
+    n_candidates = min(len(ids), k * FIRST_CANDIDATES + 1)
+    while True:
+        near, _ = nearest(state, queries, n_candidates, None)
+        if own is not None:
+            near = np.where(near == own[:, None], -2, near)  # a query is no neighbour of itself
+        places = np.array(
+            [[_place(row, i) for i in of_query] for row, of_query in zip(near, truth, strict=True)]
+        )
+        at = np.sort(places, axis=None)
+        last = int(np.ceil(recall * at.size)) - 1  # so many must be among the candidates
+        if at[last] < n_candidates or n_candidates == len(ids):
+            break
+        n_candidates = min(len(ids), n_candidates * 4)
+    oversample = max(1, -(-(int(min(at[last], len(ids) - 1)) + 1) // k))
+    found = float((places < oversample * k).mean()) if places.size else 1.0
+    return {"oversample": oversample, "rescored_recall": round(found, 6), "queries": len(queries)}
+
+
+def _place(candidates: np.ndarray, wanted: int) -> int:
+    at = np.flatnonzero(candidates == wanted)
+    return int(at[0]) if len(at) else np.iinfo(np.int64).max
+
+
+def _without(neighbours: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """Each row without the query itself, or without its last."""
+    kept = neighbours != own[:, None]
+    kept[kept.all(axis=1), -1] = False
+    return neighbours[kept].reshape(len(neighbours), -1)
+
+
+def exact_neighbours(
+    features: IndexFeatures, ids: np.ndarray, queries: np.ndarray, k: int, metric: str
+) -> np.ndarray:
+    """int64 (q, k): the ids, among ``ids`` ascending, of the nearest vectors; all are read, in blocks."""
+    best_ids = np.full((len(queries), 0), -1, dtype=np.int64)
+    best_scores = np.full((len(queries), 0), -np.inf, dtype=np.float32)
+    for block_ids, block in features.blocks(ids):
+        if metric == "cosine":  # the queries' norms do not change their order
+            norms = np.linalg.norm(block, axis=1, keepdims=True)
+            block = block / np.where(norms > 0, norms, 1)
+        scores = queries @ block.T  # (q, block)
+        width = min(k, len(block))
+        near = np.argpartition(-scores, width - 1, axis=1)[:, :width]
+        found = np.take_along_axis(scores, near, axis=1)
+        order = np.lexsort((block_ids[near], -found), axis=1)
+        parts = [np.take_along_axis(a, order, axis=1) for a in (block_ids[near], found)]
+        best_ids, best_scores = merge_scores([best_ids, parts[0]], [best_scores, parts[1]], k)
+    return best_ids
 
 
 def sample_queries(segment: Segment, n: int, seed: int) -> np.ndarray:

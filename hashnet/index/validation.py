@@ -12,6 +12,8 @@ from hashnet.codes import check_codes
 from hashnet.errors import CodeError, IndexMismatch, Unsupported
 from hashnet.index.snapshot import Snapshot
 from hashnet.io import as_array, check_whole
+from hashnet.kernels import DTYPES
+from hashnet.store import METRICS, check_vectors
 
 MAX_SLOTS = 1 << 28  # of one answer, q x k: 3 GB
 
@@ -114,6 +116,57 @@ def check_oversample(oversample: Any, k: int, n_queries: int) -> int:
     if not is_number or not 1 <= oversample < np.inf:
         raise IndexMismatch(f"oversample must be a number >= 1, got {oversample!r}")
     return check_search_size(math.ceil(k * oversample), n_queries)
+
+
+def check_rescoring(
+    rescore: Any, features: Any, metric: str, n_queries: int | None, state: Snapshot
+) -> np.ndarray | None:
+    """The queries' vectors float32 (q, width) to rescore by; None where nothing is rescored."""
+    if rescore is None:
+        if features is not None:
+            raise IndexMismatch('features= are for rescore="features"; give both, or neither')
+        return None
+    if rescore != "features":
+        raise IndexMismatch(f'rescore must be "features" or None, got {rescore!r}')
+    if metric not in METRICS:
+        raise IndexMismatch(f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
+    check_has_features(state)
+    assert state.features is not None
+    if features is None:
+        raise IndexMismatch(
+            'rescore="features" needs the queries\' own vectors: give features= (Encoder.features)'
+        )
+    return check_vectors(features, state.features.width, "features", n_queries)
+
+
+def check_dtype(dtype: Any) -> str:
+    """How vectors are kept: float16, float32 or int8."""
+    if dtype not in DTYPES:
+        raise IndexMismatch(f"features_dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    return dtype
+
+
+def check_has_features(state: Snapshot) -> None:
+    """Unsupported unless the index has vectors."""
+    if state.features is None:
+        raise Unsupported(
+            "this index has no vectors to rescore by; encode with output=codes,features and build it again, "
+            "or give features= when it is made"
+        )
+
+
+def check_new_features(features: Any, n: int, state: Snapshot) -> np.ndarray | None:
+    """The vectors of ``n`` items to be added: of every item, where the index has vectors; else None."""
+    if state.features is None:
+        if features is not None:
+            raise Unsupported("this index was built without features; add the codes without them")
+        return None
+    if features is None:
+        raise IndexMismatch(
+            f"every item of this index has a vector of {state.features.width} values, for rescoring: "
+            "give features= with the new codes"
+        )
+    return check_vectors(features, state.features.width, "features", n)
 
 
 def refuse_empty(state: Snapshot) -> None:

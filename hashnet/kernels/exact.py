@@ -12,7 +12,6 @@ them in the order of the tie hash gets the order of MAP.
 
 from __future__ import annotations
 
-import ctypes
 from functools import partial
 from itertools import pairwise
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from hashnet.codes import as_words
 from hashnet.kernels.hamming import CodeRange, block_scratch, scan_radius, scan_top_k
-from hashnet.kernels.jit import compiled
+from hashnet.kernels.jit import compiled, memory_between
 from hashnet.kernels.threads import default_threads, run_all
 
 SMALL = 500_000  # comparisons below which waking another thread costs more than it saves
@@ -122,7 +121,7 @@ def writable_bytes(codes: np.ndarray) -> np.ndarray:
     flat = codes.reshape(-1)
     if flat.flags.writeable:
         return flat
-    return np.frombuffer(memoryview((ctypes.c_uint8 * flat.size).from_address(flat.ctypes.data)), np.uint8)
+    return memory_between(flat.ctypes.data, flat.ctypes.data + flat.size)
 
 
 def divide(n: int, n_queries: int, threads: int | None) -> tuple[bool, list[tuple[int, int, int, int]]]:

@@ -89,19 +89,40 @@ def scan_lists(lists, probes, queries, listed, allowed, out, ids, distances):  #
                             within = used
         used, last_id = _keep_best(found, far, used, counts, bound, within, k)
         hits[q] = used
-        # order the k that are left by (distance, id)
-        order = np.argsort(found[:used])
-        slots = np.zeros(n_bits + 2, np.int64)  # counting sort by distance, stable after that by id
-        for c in range(used):
-            slots[far[c] + 1] += 1
-        for d in range(n_bits + 1):
-            slots[d + 1] += slots[d]
-        for c in order:
-            slot = slots[far[c]]
-            slots[far[c]] += 1
-            ids[q, slot] = found[c]
-            distances[q, slot] = far[c]
+        order_hits(found, far, used)
+        ids[q, :used] = found[:used]
+        distances[q, :used] = far[:used]
     return hits
+
+
+@compiled
+def order_hits(found, far, used):  # type: ignore[no-untyped-def]
+    """Orders the first ``used`` candidates by (distance, id), in place: a heap sort.
+
+    numba's own argsort and sort may not both be in kernels that are kept on disk: what was compiled in one
+    process is linked by name with what another compiled, and their inner functions share names.
+    """
+    for root in range(used // 2 - 1, -1, -1):
+        _sink(found, far, root, used)
+    for last in range(used - 1, 0, -1):
+        found[0], found[last] = found[last], found[0]
+        far[0], far[last] = far[last], far[0]
+        _sink(found, far, 0, last)
+
+
+@compiled
+def _sink(found, far, root, size):  # type: ignore[no-untyped-def]
+    """Restores a heap whose root is the last by (distance, id)."""
+    while True:
+        last = root
+        for child in range(2 * root + 1, min(2 * root + 3, size)):
+            if far[child] > far[last] or (far[child] == far[last] and found[child] > found[last]):
+                last = child
+        if last == root:
+            return
+        found[root], found[last] = found[last], found[root]
+        far[root], far[last] = far[last], far[root]
+        root = last
 
 
 @compiled

@@ -7,6 +7,7 @@ at once, as a served index does, so ``omp`` (or ``tbb``, where installed) is ask
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 import llvmlite.binding
 import numba
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -61,20 +63,28 @@ class KernelCache(UserWideCacheLocator):
         return f"hashnet-{_sources(folder)}-{folder.name}"
 
 
-def compiled(function: Callable) -> Any:
+def compiled(function: Callable, **options: Any) -> Any:
     """``function`` compiled on first use, without the GIL, and kept on disk where a place is writable.
 
-    Threads share such kernels freely. NUMBA_CACHE_DIR chooses another place; with none that is writable
-    each process compiles anew.
+    ``options`` are numba's. Threads share such kernels freely. NUMBA_CACHE_DIR chooses another place; with
+    none that is writable each process compiles anew.
     """
     before = numba.config.CACHE_LOCATOR_CLASSES  # type: ignore[attr-defined]
     numba.config.CACHE_LOCATOR_CLASSES = f"UserProvidedCacheLocator,{__name__}.KernelCache"  # type: ignore[attr-defined]
     try:
-        return numba.njit(function, nogil=True, cache=True)
+        return numba.njit(function, nogil=True, cache=True, **options)
     except RuntimeError:  # numba found no folder it may write its cache to
-        return numba.njit(function, nogil=True)
+        return numba.njit(function, nogil=True, **options)
     finally:
         numba.config.CACHE_LOCATOR_CLASSES = before  # type: ignore[attr-defined]
+
+
+def memory_between(low: int, high: int) -> np.ndarray:
+    """uint8 (high - low,) of the bytes at these addresses, which the caller keeps alive.
+
+    It is writable whatever lies there: numba would compile anew for read-only arrays.
+    """
+    return np.frombuffer(memoryview((ctypes.c_uint8 * (high - low)).from_address(low)), np.uint8)
 
 
 LANES = 64  # distances compared at once: one 512-bit register of bytes, two of AVX2

@@ -43,6 +43,7 @@ from hashnet.store.plan import (
     read_records,
 )
 from hashnet.store.statistics import health_problems
+from hashnet.store.vectors import Vectors, decoded
 
 AHEAD_BYTES = 4 << 20  # of shards that are read and hashed at a time: handing over single ones costs more
 
@@ -116,6 +117,8 @@ class CodesArtefact(Artefact):
     def facts(self, values: Mapping[str, Any]) -> dict[str, Any]:
         facts = {name: values.get(name) for name in ("rows", "bad_rows", "n_classes", "sha256")}
         facts["n_bits" if values["kind"] == "codes" else "n_features"] = values["width"]
+        if values.get("dtype"):
+            facts["dtype"] = values["dtype"]
         facts["shards"] = len(values["shards"])
         statistics = values.get("statistics") or {}
         return facts | {name: value for name, value in statistics.items() if not isinstance(value, list)}
@@ -135,6 +138,7 @@ class ShardStore:
         self.n_classes = self.plan.n_classes
         self.lineage: dict[str, Any] = dict(self.plan.lineage)
         self.sha256: str = about["sha256"]
+        self.rows_sha256 = self.plan.rows_sha256
         self.statistics: dict[str, Any] = about["statistics"]
 
     @classmethod
@@ -260,13 +264,17 @@ class ShardStore:
     def _matrix(self, table: pa.Table) -> np.ndarray:
         raise NotImplementedError
 
+    def _block_columns(self) -> list[str]:
+        """The columns that ``_matrix`` reads."""
+        return [self.plan.column]
+
     def blocks(
         self, rows: int = 65_536, labels: bool = True
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
         """(ids, codes or features, multi-hot labels or None) of ``rows`` rows each, the last one shorter."""
         check_whole("rows", rows, low=1)
         with_labels = labels and self.n_classes is not None
-        columns = ["row_id", self.plan.column] + (["labels"] if with_labels else [])
+        columns = ["row_id", *self._block_columns()] + (["labels"] if with_labels else [])
         for table in rechunk(self.tables(columns), rows):
             yield self._block(table, with_labels)
 
@@ -298,7 +306,7 @@ class CodeStore(ShardStore):
 
 
 class FeatureStore(ShardStore):
-    """Backbone features of a database, by the same protocol (``output=features``)."""
+    """Vectors of a database, by the same protocol (``output=features``): for rescoring, or to look at."""
 
     output = "features"
 
@@ -306,15 +314,34 @@ class FeatureStore(ShardStore):
     def n_features(self) -> int:
         return self.plan.width
 
+    @property
+    def dtype(self) -> str:
+        """How they are stored: float16, int8 or float32."""
+        return self.plan.dtype or "float32"
+
+    def vectors(self) -> Vectors:
+        """The vectors by id, memory-mapped: only rows that are asked for are read."""
+        if self.plan.dtype is None:
+            raise FormatError(
+                f"{self.uri} was written by an older version, whose vectors can only be read all together; "
+                "delete the folder and run encode_db again with output=features"
+            )
+        return Vectors.open(self.paths(), self.n_features, self.dtype, self.verify_files)
+
     def _matrix(self, table: pa.Table) -> np.ndarray:
+        if self.plan.dtype is not None:
+            return decoded(table, self.n_features, self.dtype)
         column = table["feature"].combine_chunks()
         return column.flatten().to_numpy().reshape(len(table), self.n_features)
+
+    def _block_columns(self) -> list[str]:
+        return ["feature", "scale"] if self.plan.dtype == "int8" else ["feature"]
 
     def features(self) -> np.ndarray:
         """Features, float32 (n, n_features), in storage order."""
         features = np.zeros((len(self), self.n_features), dtype=np.float32)
         start = 0
-        for table in self.tables(["feature"]):
+        for table in self.tables(self._block_columns()):
             features[start : start + len(table)] = self._matrix(table)
             start += len(table)
         return features

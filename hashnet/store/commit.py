@@ -32,7 +32,7 @@ from hashnet.codes import check_codes
 from hashnet.data import further_columns, plain_column, refuse_duplicates, schema_type
 from hashnet.errors import CodeError, DataError, FormatError
 from hashnet.io import as_array, binary_column, binary_matrix, storage
-from hashnet.store.code_store import CodesArtefact, CodeStore
+from hashnet.store.code_store import CodesArtefact, CodeStore, FeatureStore
 from hashnet.store.plan import (
     BIT_ORDER,
     FORMAT_VERSION,
@@ -53,6 +53,7 @@ from hashnet.store.plan import (
     write_record,
 )
 from hashnet.store.statistics import code_statistics
+from hashnet.store.vectors import check_vectors, vector_columns, vector_file
 
 ROWS_PER_SHARD = 8192
 
@@ -80,6 +81,8 @@ class StoreWriter:
         ``rows`` has the columns of ``plan.schema``, ``bad`` has row_id, uri, reason; both in any order.
         """
         schema = self.plan.schema
+        if self.plan.dtype is not None:
+            rows = with_stored_vectors(rows, self.plan)
         rows = rows.select(schema.names).cast(schema).sort_by("row_id").combine_chunks()
         bad = QUARANTINE_SCHEMA.empty_table() if bad is None else bad.select(QUARANTINE_SCHEMA.names)
         bad = bad.cast(QUARANTINE_SCHEMA).sort_by("row_id").combine_chunks()
@@ -88,7 +91,8 @@ class StoreWriter:
                 f"{shard.name} must hold {len(shard)} rows, got {rows.num_rows} and {bad.num_rows} bad ones"
             )
         metadata = shard_metadata(self.plan, shard.part.sha256)
-        data = parquet_bytes(rows.replace_schema_metadata(metadata))
+        to_bytes = parquet_bytes if self.plan.dtype is None else vector_file
+        data = to_bytes(rows.replace_schema_metadata(metadata))
         storage.write_bytes(storage.join(self.uri, f"{shard.name}.parquet"), data)
         quarantine_sha256 = None
         if bad.num_rows:
@@ -212,6 +216,7 @@ def shard_metadata(plan: StorePlan, part_sha256: str) -> dict[str, str]:
         "manifest_part_sha256": part_sha256,
         "split": plan.split,
         "n_bits" if plan.output == "codes" else "n_features": plan.width,
+        "vectors_dtype": plan.dtype,
     }
     if plan.output == "codes":
         facts["bit_order"] = BIT_ORDER
@@ -220,6 +225,14 @@ def shard_metadata(plan: StorePlan, part_sha256: str) -> dict[str, str]:
         for name, value in sorted(facts.items())
         if value is not None
     }
+
+
+def with_stored_vectors(rows: pa.Table, plan: StorePlan) -> pa.Table:
+    """``rows`` with the columns that store ``feature``, a list of float32, in the plan's dtype."""
+    vectors = rows["feature"].combine_chunks().flatten().to_numpy().reshape(len(rows), plan.width)
+    columns = vector_columns(rows["row_id"].to_numpy(), vectors, str(plan.dtype))
+    kept = {name: rows[name] for name in rows.column_names if name != "feature"}
+    return pa.table(kept | columns)
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
@@ -313,6 +326,49 @@ def write_store(
         writer.commit(shard, table)
     writer.finish()
     return CodeStore.open(uri)
+
+
+def write_features(
+    uri: str,
+    vectors: np.ndarray,
+    codes: CodeStore,
+    dtype: str = "float16",
+    lineage: dict[str, Any] | None = None,
+    overwrite: bool = False,
+) -> FeatureStore:
+    """A complete store of vectors float (n, width), one per row of a code store and in its order.
+
+    Vectors of your own, to rescore hits by: they need not come from the model that made the codes.
+    """
+    vectors = check_vectors(vectors, None, "features", len(codes))
+    if storage.exists(storage.join(uri, PLAN)):
+        if not overwrite:
+            raise DataError(f"{uri} holds a store already; give another folder or overwrite=True")
+        storage.delete(uri)
+    plan = StorePlan(
+        output="features",
+        width=vectors.shape[1],
+        rows_per_shard=codes.plan.rows_per_shard,
+        parts=codes.plan.parts,
+        split=codes.plan.split,
+        lineage=lineage or {},
+        dtype=dtype,
+    )
+    writer, start = StoreWriter(uri, plan).begin(), 0
+    for shard, table in zip(codes.shards, codes.tables(["row_id", "uri"]), strict=True):
+        rows = vectors[start : start + len(table)]
+        start += len(table)
+        feature = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), plan.width)
+        table = table.append_column("labels", pa.nulls(len(table), pa.list_(pa.int32())))
+        part = next((part for part in plan.parts if part.name == shard.part), plan.parts[-1])
+        name = f"features-{shard.name.partition('-')[2]}"
+        where = ShardRange(name, part, shard.start, shard.stop)
+        bad = None
+        if shard.bad_rows:
+            bad = shard.table(codes.uri, QUARANTINE_SCHEMA.names, quarantined=True)
+        writer.commit(where, table.append_column("feature", feature), bad, shard.repair)
+    writer.finish()
+    return FeatureStore.open(uri)
 
 
 def _label_lists(labels: Any, n_classes: int | None) -> tuple[pa.Array | None, int | None]:

@@ -15,6 +15,7 @@ codes-00002 part-00001 0 3
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -26,6 +27,7 @@ import pyarrow.parquet as pq
 
 from hashnet.errors import FormatError, LineageMismatch
 from hashnet.io import read_checked, read_sealed, storage, type_from_text, write_sealed
+from hashnet.store.vectors import vector_schema
 
 FORMAT_VERSION = 1
 PLAN, RECORDS, QUARANTINE, SUCCESS = "_plan.json", "_records", "_quarantine", "_SUCCESS"
@@ -73,6 +75,7 @@ class StorePlan:
     n_classes: int | None = None
     lineage: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)  # the manifest's further ones: Arrow types
+    dtype: str | None = None  # of features, as they are stored; None: float32 lists of older versions
 
     def ranges(self) -> Iterator[ShardRange]:
         """Every shard in order. Ranges never cross a part, so an appended part adds shards only."""
@@ -98,16 +101,28 @@ class StorePlan:
     @property
     def schema(self) -> pa.Schema:
         """Columns of a shard, without metadata."""
-        value = pa.binary(self.width // 8) if self.output == "codes" else pa.list_(pa.float32(), self.width)
+        if self.output == "codes":
+            values = [pa.field("code", pa.binary(self.width // 8), nullable=False)]
+        elif self.dtype is None:
+            values = [pa.field("feature", pa.list_(pa.float32(), self.width), nullable=False)]
+        else:
+            values = vector_schema(self.width, self.dtype)
         return pa.schema(
             [
                 pa.field("row_id", pa.int64(), nullable=False),
                 pa.field("uri", pa.string()),
                 pa.field("labels", pa.list_(pa.int32())),
-                pa.field(self.column, value, nullable=False),
+                *values,
                 *(pa.field(name, type_from_text(kind)) for name, kind in self.columns.items()),
             ]
         )
+
+    @property
+    def rows_sha256(self) -> str:
+        """Which rows these are and in what order, whatever is stored of them."""
+        return hashlib.sha256(
+            "".join(f"{part.sha256} {part.rows}\n" for part in self.parts).encode()
+        ).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"columns": [list(pair) for pair in self.columns.items()]}
@@ -121,7 +136,7 @@ class StorePlan:
 
     def difference(self, requested: StorePlan) -> str | None:
         """What keeps a store of this plan from being one of ``requested``, or from growing into it."""
-        for name in ("output", "width", "split", "rows_per_shard", "n_classes", "columns"):
+        for name in ("output", "width", "split", "rows_per_shard", "n_classes", "columns", "dtype"):
             before, now = getattr(self, name), getattr(requested, name)
             if now != before:
                 name = {"width": "n_bits" if self.output == "codes" else "feature length"}.get(name, name)

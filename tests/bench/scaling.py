@@ -122,7 +122,7 @@ def stage_rates(folder: Path) -> dict[str, float]:
     import torch
 
     from hashnet.encoding.encoder import Encoder
-    from hashnet.encoding.worker import ShardCollector
+    from hashnet.encoding.worker import ShardCollector, Target
     from hashnet.io.arrow import binary_column
     from hashnet.store import PlannedPart, StorePlan
 
@@ -146,7 +146,7 @@ def stage_rates(folder: Path) -> dict[str, float]:
     plan = StorePlan("codes", 64, 8192, (PlannedPart("part-00000", "ab", rows),), lineage={"engine": ENGINE})
     shards = list(plan.ranges())
     codes = binary_column(np.random.default_rng(0).integers(0, 256, (8192, 8), dtype=np.uint8))
-    collector = ShardCollector(tempfile.mkdtemp(dir=folder), plan, shards)
+    collector = ShardCollector([Target(tempfile.mkdtemp(dir=folder), plan)], shards)
     waiting = iter(shards)
 
     def commit() -> int:

@@ -6,7 +6,6 @@ search: a query gets fewer than k only if the index holds fewer.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import math
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from hashnet.kernels import (
     InvertedLists,
     block_scratch,
     default_threads,
+    memory_between,
     pad_columns,
     run_all,
     scan_lists,
@@ -91,8 +91,7 @@ class ListRows(StoredRows):
         starts = np.concatenate([code_at[used], id_at[used]])
         ends = np.concatenate([(code_at + sizes * n_bytes)[used], (id_at + sizes * 8)[used]])
         low, high = (int(starts.min()), int(ends.max())) if used.any() else (0, 0)
-        memory = np.frombuffer(memoryview((ctypes.c_uint8 * (high - low)).from_address(low)), np.uint8)
-        return InvertedLists(memory, code_at - low, id_at - low, sizes, n_bytes)
+        return InvertedLists(memory_between(low, high), code_at - low, id_at - low, sizes, n_bytes)
 
     @cached_property
     def centroids(self) -> np.ndarray:

@@ -11,7 +11,7 @@ import pytest
 
 from hashnet import CodeStore, Manifest
 from hashnet.data import append_source, copy_without, make_manifest
-from hashnet.encoding.worker import EncodeTask, RowReader, commit_table, encode_features
+from hashnet.encoding.worker import EncodeTask, RowReader, Target, commit_table, encode_features
 from hashnet.errors import DataError
 from hashnet.store import PlannedPart, StorePlan, StoreWriter, write_store
 
@@ -86,7 +86,7 @@ def test_encoding_carries_them_into_the_store(file, tmp_path):
     for shard in plan.ranges():
         task = EncodeTask((shard,), shard.start, shard.stop)
         for one, encoded in encode_features(RowReader(manifest, "database"), task, Signs(), "codes"):
-            commit_table(writer.uri, plan, one, encoded)
+            commit_table([Target(writer.uri, plan)], one, encoded)
     writer.finish()
     store = CodeStore.open(writer.uri)
     assert store.columns == ("key", "year")

@@ -20,6 +20,7 @@ from hashnet.encoding.worker import (
     EncodeTask,
     RowReader,
     ShardCollector,
+    Target,
     commit_table,
     encode_features,
     encode_rows,
@@ -110,7 +111,7 @@ def run_pictures(
         )
     ]
     order = np.random.default_rng(seed).permutation(len(tables))
-    collector = ShardCollector(folder, plan, list(plan.ranges()))
+    collector = ShardCollector([Target(folder, plan)], list(plan.ranges()))
     new = 0
     for i in order:
         new += collector.add(tables[i])
@@ -152,7 +153,7 @@ def test_features_are_the_loop_and_bad_rows_are_named(features, tmp_path):
     plan = StoreWriter(str(tmp_path), plan_of(manifest, encoder, 16)).begin().plan
     for task in feature_tasks(list(plan.ranges()), manifest):
         for shard, table in encode_features(RowReader(manifest, "database"), task, encoder, plan.output):
-            commit_table(str(tmp_path), plan, shard, table)
+            commit_table([Target(str(tmp_path), plan)], shard, table)
     StoreWriter(str(tmp_path), plan).finish()
     store = CodeStore.open(str(tmp_path))
     good = [i for i in range(100) if i not in (3, 50, 60)]
@@ -176,7 +177,7 @@ def test_a_row_that_overflows_inside_the_model_is_bad_alone(features, tmp_path, 
     rows = values[4:14].copy()
     rows[3] = 3e38
     table = pa.table({"reason": pa.array([None] * 7 + ["missing"] + [None] * 2, pa.string())})
-    encoded = with_output(output, table, outputs_of(encoder, output, rows))
+    encoded = with_output(table, outputs_of(encoder, output, rows))
     assert (
         encoded["reason"].to_pylist() == [None] * 3 + ["not_finite"] + [None] * 3 + ["missing"] + [None] * 2
     )

@@ -5,7 +5,7 @@ import pytest
 
 from hashnet import BinaryIndex, errors
 from hashnet.codes import pack_signs, unpack_codes
-from hashnet.index import binary
+from hashnet.index import search
 
 KINDS = {"flat": {}, "ivf": {"nlist": 7, "nprobe": 7}, "multihash": {}, "hnsw": {}}
 N_BITS = 48
@@ -96,7 +96,7 @@ def test_re_ranking_takes_the_best_of_the_nearest(grown, slow):
 def test_large_approximate_indexes_are_re_ranked(grown, monkeypatch):
     index, *_ = grown
     whole = index.search(logits=whole_logits(3), k=5)
-    monkeypatch.setattr(binary, "SCANNED_ROWS", 10)
+    monkeypatch.setattr(search, "SCANNED_ROWS", 10)
     by_size = index.search(logits=whole_logits(3), k=5)
     assert by_size == (
         whole if index.describe()["exact"] else index.search(logits=whole_logits(3), k=5, oversample=10)

@@ -76,5 +76,8 @@ def test_mistakes(index, codes_of):
         index.tune(codes_of("random", 1, 64)[:0])
     with pytest.raises(errors.IndexMismatch, match="has 64 bits, the query has 32"):
         index.tune(codes_of("random", 1, 32))
-    with pytest.raises(errors.Unsupported, match="only an ivf index has something to tune, this one is flat"):
+    with pytest.raises(
+        errors.Unsupported,
+        match="an ivf index, or one with features, has something to tune; this one is flat",
+    ):
         BinaryIndex.from_arrays(codes_of("random", 9, 64)).tune()
