@@ -131,7 +131,7 @@ def test_what_is_saved_is_what_is_rescored(tmp_path, dtype):
     for start in range(50, 80, 6):  # layers are merged on the way
         index.add(codes[start : start + 6], features=vectors[start : start + 6])
     again = BinaryIndex.load(tmp_path)
-    assert again.describe()["features"] == {"width": 10, "dtype": dtype, "store": None, "layers": 3}
+    assert again.describe()["features"] == {"width": 10, "dtype": dtype, "store": None, "layers": 2}
     hits = again.search(codes[:4], k=5, rescore="features", features=queries, oversample=80)
     assert hits == index.search(codes[:4], k=5, rescore="features", features=queries, oversample=80)
     error = {"float16": 5e-3, "int8": 2e-2, "float32": 1e-6}[dtype]
