@@ -182,7 +182,7 @@ class Vectors:
 
     def scores(self, queries: np.ndarray, ids: np.ndarray, metric: str) -> np.ndarray:
         """float32 (q, m) of queries float32 (q, width) and ids (q, m); -inf for an id without a vector."""
-        from hashnet.kernels import DTYPES, default_threads, run_all, score_rows  # writers do without
+        from hashnet.kernels import DTYPES, default_threads, run_all, score_rows  # numba: writers do without
 
         scores = np.full(ids.shape, -np.inf, dtype=np.float32)
         rows = self.find(ids)
