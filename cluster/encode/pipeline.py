@@ -228,6 +228,7 @@ def _dataset(tasks: list[EncodeTask]) -> Any:
     import ray.data
 
     ray_internals.quiet_data_on_the_terminal()
+    ray_internals.send_arguments_with_actors()
     items = [{"task": task.to_json()} for task in tasks]
     return ray.data.from_items(items, override_num_blocks=len(items))
 

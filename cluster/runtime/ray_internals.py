@@ -78,6 +78,18 @@ def quiet_data_on_the_terminal() -> None:
             handler.setLevel(logging.ERROR)
 
 
+def send_arguments_with_actors() -> None:
+    """Ray Data sends what an actor is made from with the request for it, not through the object store.
+
+    There it could be lost with a node, and the actor could then not be restarted: Ray warns about it for
+    every actor.
+    """
+    from ray.data._internal.execution.operators.actor_pool_map_operator import ActorPoolMapOperator
+
+    ActorPoolMapOperator._map_transformer_ref = property(lambda self: self._map_transformer)
+    ActorPoolMapOperator._data_context_ref = property(lambda self: self.data_context)
+
+
 def refuse_silent_address(address: str, timeout_s: float) -> None:
     """ConnectionError where nothing at the address speaks gRPC: ray.init would wait for it without end."""
     import grpc

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -18,7 +19,7 @@ import torch
 from PIL import Image
 
 from cluster.encode.job import EncodeConfig, encode_database
-from cluster.runtime import reraise_hashnet_error
+from cluster.runtime import ray_internals, reraise_hashnet_error
 from hashnet import CodeStore, Encoder, Manifest
 from hashnet.data import Preprocess
 from hashnet.data.writer import SourceRows, append_rows, write_manifest
@@ -224,6 +225,15 @@ def test_a_killed_encoder_actor_loses_nothing(ray_local, run, tmp_path):
     wanted = encoder.features([row["uri"] for row in good])
     assert np.array_equal(store.features(), wanted.astype(np.float16))
     store.verify()
+    assert core_lines("has constructor arguments in the object store") == []
+
+
+def core_lines(words: str) -> list[str]:
+    """Lines with these words in what Ray's core has logged in this process."""
+    folder = Path(ray_internals.log_folder() or "")
+    logs = [path.read_text() for path in folder.glob(f"python-core-driver-*_{os.getpid()}.log")]
+    assert logs
+    return [line for text in logs for line in text.splitlines() if words in line]
 
 
 def is_ours(process: psutil.Process) -> bool:
