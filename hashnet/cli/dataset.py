@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import logging
 import sys
 import typing
 from typing import Any
@@ -123,6 +124,8 @@ def _add_output(parser: argparse.ArgumentParser, what: str) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Makes or extends the manifest and prints what is in it."""
     given = vars(arguments)
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("hashnet.data").setLevel(logging.INFO)  # rows that were skipped
     if given["source"] == "drop-duplicates":
         manifest = drop_duplicates(given["manifest"], given["duplicates"], given["out"], given["overwrite"])
         return _print_summary(manifest, given["json"])

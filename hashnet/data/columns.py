@@ -79,7 +79,11 @@ def renumber(labels: pa.Array, old: Sequence[str], new: Sequence[str]) -> pa.Arr
     if list(old) == list(new):
         return labels
     used = np.unique(labels.flatten().to_numpy())
-    choose_classes([old[i] for i in used], new, "the manifest")
+    try:
+        choose_classes([old[i] for i in used], new, "the manifest")
+    except DataError as error:
+        fixed = "the classes of a manifest are fixed when it is made: make a new one of all rows"
+        raise DataError(f"{error}; {fixed}") from error
     where = {name: i for i, name in enumerate(new)}
     table = np.array([where.get(name, -1) for name in old], dtype=np.int32)
     lengths = labels.value_lengths().fill_null(0).to_numpy()

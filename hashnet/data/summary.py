@@ -14,6 +14,7 @@ from hashnet import labels as label_sets
 from hashnet.data.fetch import describe_bad, fetch_images
 from hashnet.data.images import decode
 from hashnet.errors import BadImage
+from hashnet.io import counted
 
 if TYPE_CHECKING:
     from hashnet.data.manifest import Manifest
@@ -74,7 +75,7 @@ class ManifestSummary:
             "pictures" if manifest.modality == "image" else f"feature vectors of {manifest.n_features} values"
         )
         classes = "no labels" if manifest.n_classes is None else f"{manifest.n_classes:,} classes"
-        lines = [f"{manifest.uri}: {self.rows:,} {what}, {classes}, {len(manifest.parts)} part(s)"]
+        lines = [f"{manifest.uri}: {self.rows:,} {what}, {classes}, {counted(len(manifest.parts), 'part')}"]
         lines += [_split_line(name, split) for name, split in self.splits.items()]
         if self.in_no_split:
             lines.append(f"  {self.in_no_split:,} rows are in no split")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ from hashnet.errors import DataError, StorageError
 from hashnet.io import Progress, as_array, storage
 from hashnet.labels import as_multi_hot
 from hashnet.labels import to_lists as label_lists
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,8 @@ def append_rows(
                 f"{held.n_found:,} of {rows.n:,} rows are in {manifest.uri} already, the first is "
                 f"{held.first!r}; skip them with existing=skip (--existing skip)"
             )
+        if held.n_found:
+            log.info("%s of %s rows were skipped: they are there already", f"{held.n_found:,}", f"{rows.n:,}")
         parts = (*manifest.parts, *writer.finish())
         if Manifest.open(manifest.uri).parts != manifest.parts:
             raise DataError(f"{manifest.uri} was changed by another process meanwhile; append again")

@@ -73,18 +73,20 @@ def write_lists(folder, n: int = 40) -> str:
     return str(folder / "all.txt")
 
 
-def test_append_and_lists_on_the_command_line(tmp_path, capsys):
+def test_append_and_lists_on_the_command_line(tmp_path, capsys, caplog):
     path, out = write_lists(tmp_path), tmp_path / "m"
     assert run(capsys, "dataset", "listfile", path, "--n-query", "5", "--n-train", "20", "--out", out)[0] == 0
     code, _, err = run(capsys, "dataset", "append", out, "listfile", path)
     assert code == 2
     assert "40 of 40 rows are in" in err
+    assert run(capsys, "dataset", "append", out, "listfile", path, "--existing", "skip")[0] == 0
+    assert "40 of 40 rows were skipped: they are there already" in caplog.text
     root = ("--root", tmp_path / "others")
     code, text, _ = run(
         capsys, "dataset", "append", out, "listfile", path, *root, "--all-in", "database,train"
     )
     assert code == 0
-    assert "80 pictures, 3 classes, 2 part(s)" in text
+    assert "80 pictures, 3 classes, 2 parts" in text
     assert Manifest.open(str(out)).splits == {"train": 60, "query": 5, "database": 75}
 
 

@@ -62,7 +62,8 @@ def test_append_a_source(tmp_path):
     queries = append_source(longer, "imagefolder", path=more, all_in=["query"])
     assert queries.splits["query"] == 4
     unknown = folders(tmp_path / "c", "fox/1.jpg")
-    with pytest.raises(DataError, match="classes are not in the manifest, the first is 'fox'"):
+    sentence = "not in the manifest, the first is 'fox'.*; the classes of a manifest are fixed .*: make a new"
+    with pytest.raises(DataError, match=sentence):
         append_source(queries, "imagefolder", path=unknown)
     with pytest.raises(DataError, match="holds image, the new rows are features"):
         append_source(queries, "digits", modality="features")
