@@ -205,7 +205,8 @@ class NodeMonitor(threading.Thread):
                 self._silent_since = now + SILENCE_S  # again later
                 logger.warning("the head of the cluster does not answer; Ray waits a minute for it to return")
             elif now - self._silent_since > SILENCE_S and self._is_job_of(self._head):
-                console.explain(f"error: Ray on this machine stopped (its head died); {console.AGAIN}")
+                sentence = f"Ray on this machine stopped (its head died); {console.AGAIN}"
+                console.explain(f"error: {sentence}\ndetails: {console.log_path()}")
                 os._exit(1)  # whatever waits for Ray would wait in vain
             return False
 

@@ -56,13 +56,15 @@ def record_output(log: IO[str]) -> None:
 
     def print_worker_logs(lines: dict[str, Any], print_file: Any, ignore_prefix: bool = False) -> None:
         who = lines.get("pid")
+        if not lines.get("lines"):
+            return  # without its head, Ray hands on nothing, again and again
         if who == "autoscaler":
             shown(lines, print_file, ignore_prefix)
         elif who == "raylet" or print_file is not sys.stdout:
             name = lines.get("actor_name") or lines.get("task_name") or ""
-            log.writelines(f"({name} pid={who}) {line}\n" for line in lines.get("lines", []))
+            log.writelines(f"({name} pid={who}) {line}\n" for line in lines["lines"])
         else:
-            print(*lines.get("lines", []), sep="\n", file=sys.stderr, flush=True)
+            print(*lines["lines"], sep="\n", file=sys.stderr, flush=True)
 
     worker.print_worker_logs = print_worker_logs
     for name in ("ray", "ray.data", "ray.train"):

@@ -101,7 +101,12 @@ def test_a_job_whose_own_ray_is_gone_ends_with_a_sentence(lost_head, monkeypatch
     assert not monitor._head_answers()
     assert not monitor._head_answers()  # not in a job: whoever uses the library decides
     monkeypatch.setattr(console, "log_stream", lambda: sys.stderr)
+    monkeypatch.setattr(console, "log_path", lambda: "/tmp/the.log")
     with pytest.raises(Exited, match="1"):
         monitor._head_answers()
-    said = "error: Ray on this machine stopped (its head died); run the same command again to continue\n"
-    assert capsys.readouterr().err == said
+    sentence, details = capsys.readouterr().err.splitlines()
+    assert (
+        sentence
+        == "error: Ray on this machine stopped (its head died); run the same command again to continue"
+    )
+    assert details == "details: /tmp/the.log"

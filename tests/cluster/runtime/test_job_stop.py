@@ -1,12 +1,15 @@
-"""`ray job stop` ends a job cleanly, and the same command goes on."""
+"""Jobs that are stopped, lose a part of Ray or fill the disk: a sentence, and the same command goes on."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -98,3 +101,71 @@ def test_ctrl_c_of_a_local_job(python, repo, tmp_path):
     assert job.wait(60) == 130
     assert "stopped; run the same command again to continue" in rest
     assert os.path.isdir(f"{tmp_path}/run/checkpoints")
+
+
+def start_training(python, repo, run, *words) -> subprocess.Popen:
+    """A job that starts Ray itself."""
+    command = [python, "jobs/train.py", f"run={run}", *TRAIN, *words]
+    env = os.environ | {"PYTHONPATH": str(repo)}
+    return subprocess.Popen(command, cwd=repo, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def part_of_ray(job: subprocess.Popen, name: str) -> psutil.Process:
+    family = psutil.Process(job.pid).children(recursive=True)
+    return next(process for process in family if process.name() == name)
+
+
+@pytest.mark.parametrize(
+    ("lost", "sentence"),
+    [
+        ("raylet", "error: Ray lost a part of the job and could not replace it|error: Ray on this machine"),
+        ("gcs_server", r"error: Ray on this machine stopped \(its head died\)"),
+    ],
+)
+def test_a_local_job_that_loses_a_part_of_ray_ends_in_a_sentence(python, repo, tmp_path, lost, sentence):
+    job = start_training(python, repo, f"{tmp_path}/run", "first_epochs=4000", "log_every=1")
+    for line in job.stderr:
+        if line.startswith("train: "):
+            break
+    part_of_ray(job, lost).kill()
+    lines = job.stderr.read().splitlines()
+    assert job.wait(60) == 1
+    said = [line for line in lines if not line.startswith(("train: ", "stage "))]
+    assert re.match(sentence, said[0])
+    assert "run the same command again to continue" in said[0]
+    assert len(said) == 2
+    log = Path(said[1].removeprefix("details: "))
+    assert log.stat().st_size > 0
+
+
+def test_sigterm_of_a_local_job(python, repo, tmp_path):
+    job = start_training(python, repo, f"{tmp_path}/run", "first_epochs=4000", "log_every=1")
+    for line in job.stderr:
+        if line.startswith("train: "):
+            break
+    job.terminate()
+    said = [line for line in job.stderr if not line.startswith(("train: ", "stage "))]
+    assert (job.wait(60), said) == (130, ["stopped; run the same command again to continue\n"])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_disk_that_fills_up_at_a_checkpoint(python, repo, tmp_path, workers):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", disk], capture_output=True
+    ).returncode:
+        pytest.skip("mounting a small file system takes root")
+    try:
+        words = ("backbone=small_cnn", f"num_workers={workers}")
+        job = start_training(python, repo, f"{disk}/run", *words)
+        _, err = job.communicate(timeout=400)
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    assert job.returncode == 1
+    last = [line for line in err.splitlines() if line.startswith(("error: ", "details: "))]
+    assert re.match(
+        r"error: cannot write .*/checkpoints/.* No space left on device; free some space", last[0]
+    )
+    assert len(last) == 2
+    assert "Traceback" not in err

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import sys
 from types import SimpleNamespace
 
 import ray
@@ -40,6 +41,8 @@ def test_what_workers_print_is_shown_and_what_ray_says_is_recorded(monkeypatch, 
         worker.print_to_stdstream({**about, "is_err": is_err, "lines": [line]}, ignore_prefix=False)
     died = {"pid": "raylet", "is_err": False, "lines": ["Raylet is terminated.\n - bytes in use: 2348"]}
     worker.print_to_stdstream(died, ignore_prefix=False)
+    worker.print_to_stdstream({"pid": None, "is_err": False, "lines": []}, ignore_prefix=False)
+    worker.print_worker_logs({}, sys.stdout)  # what Ray hands on, many times a second, when its head is gone
     assert tuple(capsys.readouterr()) == ("", "train: 20/100 steps\n")
     recorded = log.getvalue().splitlines()
     assert recorded[0] == "(RayTrainWorker pid=7) Traceback (most recent call last):"
