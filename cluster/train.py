@@ -11,9 +11,11 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from cluster.runtime import Need, capacity, connection, hashnet_error_in, ray_internals, telemetry
+from cluster.runtime import FULL_DISK, Need, capacity, connection, hashnet_error_in, ray_internals, telemetry
 from hashnet import errors
 from hashnet.errors import HashnetError, ModelError, StorageError
 from hashnet.io import Progress, counted, events, storage
@@ -154,13 +156,17 @@ def _reason(config: TrainConfig) -> HashnetError | None:
 
 def _work(settings: dict[str, Any]) -> TrainingSummary | None:
     """The summary, of one worker. An error that a retry would repeat is recorded: a restarted group finds
-    it and stops, instead of failing ``max_failures`` times. Storage errors are retried."""
+    it and stops, instead of failing ``max_failures`` times. Storage errors are retried, but for a full disk."""
+    with _shown_on_the_terminal():
+        return _train_in_group(settings)
+
+
+def _train_in_group(settings: dict[str, Any]) -> TrainingSummary | None:
     import ray.train
     import torch
 
     from hashnet.training import Callbacks, train_run
 
-    _log_to_terminal()
     config = configs.from_dict(TrainConfig, settings["config"])
     left = storage.join(Run(config.run).checkpoints, ERROR)
     if storage.exists(left):
@@ -171,11 +177,13 @@ def _work(settings: dict[str, Any]) -> TrainingSummary | None:
     try:
         callbacks = Callbacks(step=report.step, stage=report.stage)
         return train_run(config, device=_device(config, settings["gpus"]), callbacks=callbacks)
-    except StorageError as error:
-        logger.warning("a worker stopped: %s", error)
-        raise
     except HashnetError as error:
-        storage.write_json(left, {"kind": "error", "type": type(error).__name__, "message": str(error)})
+        if isinstance(error, StorageError) and FULL_DISK not in str(error):
+            logger.warning("a worker stopped: %s", error)
+            raise
+        about = {"kind": "error", "type": type(error).__name__, "message": str(error)}
+        with suppress(StorageError):  # a disk may be too full even for this
+            storage.write_json(left, about)
         raise
     finally:
         report.close()
@@ -193,12 +201,14 @@ def _device(config: TrainConfig, gpus: float) -> Any:
     return torch.device("cpu") if logical_only else get_device()
 
 
-def _log_to_terminal() -> None:
+@contextmanager
+def _shown_on_the_terminal() -> Iterator[None]:
     """Lets a worker print this project's log messages and progress, and no others.
 
-    What a worker prints is shown where the job runs; its standard error is only recorded there.
+    What a worker prints is shown where the job runs; its standard error is only recorded there. Ray Train
+    writes the stack trace of a worker that failed to ``sys.stderr``, when the block is over.
     """
-    sys.stderr = sys.stdout
+    before, sys.stderr = sys.stderr, sys.stdout
     logging.getLogger().setLevel(logging.WARNING)  # Ray Train logs every report at INFO
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
@@ -206,6 +216,10 @@ def _log_to_terminal() -> None:
         project_logger = logging.getLogger(name)
         project_logger.handlers, project_logger.propagate = [handler], False
         project_logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        sys.stderr = before
 
 
 class _Report:

@@ -8,7 +8,13 @@ from hashnet.io import events, lazy_names
 if TYPE_CHECKING:
     from cluster.runtime import capacity, connection, ray_internals, telemetry
     from cluster.runtime.capacity import Need
-    from cluster.runtime.job import OUT_OF_MEMORY_ADVICE, hashnet_error_in, reraise_hashnet_error, run_job
+    from cluster.runtime.job import (
+        FULL_DISK,
+        OUT_OF_MEMORY_ADVICE,
+        hashnet_error_in,
+        reraise_hashnet_error,
+        run_job,
+    )
     from cluster.runtime.telemetry import run_name
 
 events.log_folder = log_folder  # events of this process go beside Ray's own logs

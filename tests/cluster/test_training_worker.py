@@ -1,5 +1,7 @@
 """What a training worker tells, and what it leaves behind when it stops; no Ray is started."""
 
+import logging
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -53,19 +55,34 @@ def test_a_stage_is_an_event_of_the_first_worker(monkeypatch):
     assert told == [("stage done", fields)]
 
 
-@pytest.mark.parametrize(("error", "left"), [(Diverged("at step 3"), True), (StorageError("put"), False)])
+@pytest.mark.parametrize(
+    ("error", "left"),
+    [
+        (Diverged("at step 3"), True),
+        (StorageError("put"), False),
+        (StorageError("cannot write x: No space left on device"), True),
+    ],
+)
 def test_only_a_mistake_that_would_repeat_itself_is_final(tmp_path, monkeypatch, error, left):
+    shown = []
+
     def stop(*_, **__):
+        shown.append(sys.stderr is sys.stdout)
         raise error
 
     monkeypatch.setattr("hashnet.training.train_run", stop)
     monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 0))
-    monkeypatch.setattr(training, "_log_to_terminal", lambda: None)
-    monkeypatch.setattr(training, "_device", lambda _: "cpu")
-    config = TrainConfig(str(tmp_path))
+    for name in ("hashnet", "cluster"):  # put back at the end
+        project_logger = logging.getLogger(name)
+        monkeypatch.setattr(project_logger, "handlers", project_logger.handlers)
+        monkeypatch.setattr(project_logger, "propagate", True)
+    monkeypatch.setattr(training, "_device", lambda *_: "cpu")
+    config, before = TrainConfig(str(tmp_path)), sys.stderr
     with pytest.raises(type(error)):
-        training._work({"config": configs.to_dict(config), "cpus": torch.get_num_threads()})
+        training._work({"config": configs.to_dict(config), "cpus": torch.get_num_threads(), "gpus": 0})
     assert storage.exists(f"{tmp_path}/checkpoints/error.json") == left
+    assert shown == [True]
+    assert sys.stderr is before  # where Ray Train writes the stack trace: it is recorded, not shown
 
 
 def test_training_that_failed_is_explained_by_its_workers_or_raised_as_it_is(tmp_path, monkeypatch):
