@@ -155,8 +155,9 @@ def _reason(config: TrainConfig) -> HashnetError | None:
 
 
 def _work(settings: dict[str, Any]) -> TrainingSummary | None:
-    """The summary, of one worker. An error that a retry would repeat is recorded: a restarted group finds
-    it and stops, instead of failing ``max_failures`` times. Storage errors are retried, but for a full disk."""
+    """The summary, of one worker. An error that a retry would repeat, a full disk too, is recorded: a
+    restarted group finds it and stops, instead of failing ``max_failures`` times. Other storage errors are
+    retried."""
     with _shown_on_the_terminal():
         return _train_in_group(settings)
 

@@ -205,10 +205,8 @@ class NodeMonitor(threading.Thread):
                 self._silent_since = now + SILENCE_S  # again later
                 logger.warning("the head of the cluster does not answer; Ray waits a minute for it to return")
             elif now - self._silent_since > SILENCE_S and self._is_job_of(self._head):
-                address = ":".join(map(str, self._head or ()))
-                console.record(
-                    f"{address} takes no connections; Ray's own logs: {ray_internals.log_folder()}"
-                )
+                logs = f"Ray's own logs: {ray_internals.log_folder()}"
+                console.record(f"the head takes no connections at {self._head}; {logs}")
                 sentence = f"Ray on this machine stopped (its head died); {console.AGAIN}"
                 console.explain(f"error: {sentence}\ndetails: {console.log_path()}")
                 os._exit(1)  # whatever waits for Ray would wait in vain
