@@ -46,7 +46,7 @@ TABLE_METHODS = {  # table → its methods, in order
     1: ("hashnet", "dhn", "dnnh", "cnnh", "sdh", "ksh", "itq-cca", "itq", "bre", "sh", "lsh"),
     2: ("hashnet", "dhn"),
     3: HASHNETS,
-    4: ("hashnet+c", "hashnet", "dhn", "hashnet+c+l", "hashnet+l", "dhn+a"),
+    4: ("hashnet+c", "hashnet", "dhn", *OWN),
 }
 
 
