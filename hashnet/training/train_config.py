@@ -167,7 +167,7 @@ class TrainConfig:
         low=1,
     )
     views: int = key(
-        8, "train_last: augmented views of each picture that are kept, one of which an epoch sees", low=1
+        4, "train_last: augmented views of each picture that are kept, one of which an epoch sees", low=1
     )
     batchnorm: str | None = key(
         None, "running statistics; none: frozen unless weights=random", choices=("frozen", "train")

@@ -146,7 +146,8 @@ class Study:
             views = np.stack([self.activations("train", view)[0][chosen] for view in range(config.views)])
             source = ViewSource(views, parts.shape, np.ones(n, dtype=bool))
             learner = last_blocks(model, parts)
-        settings = dataclasses.replace(config.fit_settings(), checkpoint_every=8, log_every=4)
+        every = 0 if frozen else 8  # the hash layer alone takes seconds
+        settings = dataclasses.replace(config.fit_settings(), checkpoint_every=every, log_every=4)
         history = fit(
             learner,
             source,
