@@ -13,19 +13,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from cluster.runtime import Need, capacity, connection, telemetry
 from hashnet.dedup import (
+    SCORES,
+    VECTORS,
     BlockRecord,
     BlockTask,
     Duplicates,
     DuplicatesArtefact,
     DuplicatesInfo,
+    confirmation,
     finish,
+    paired_ids,
     plan_tasks,
     refuse_too_many,
     scores,
 )
-from hashnet.errors import FormatError, LineageMismatch
+from hashnet.errors import ConfigError, FormatError, LineageMismatch
 from hashnet.io import REQUIRED, Progress, events, key
 from hashnet.run import Run
 from hashnet.store import CodeStore
@@ -52,11 +58,26 @@ class DedupConfig:
         "keep at most this many of the nearest pairs in the files; clusters stay whole (0: only they)",
         low=0,
     )
+    confirm: str | None = key(
+        None,
+        "keep only pairs whose vectors agree (vectors: cosine), or whose float outputs agree with each "
+        "other's bits (scores); none: all pairs within the radius",
+        choices=(VECTORS, SCORES),
+    )
+    min_similarity: float | None = key(
+        None, "what confirm asks for, at most 1; none: 0.9 for vectors, 0.95 for scores", low=-1, high=1
+    )
     codes: str | None = key(None, "code store (none: RUN/codes)", path=True)
     out: str | None = key(None, "output folder (none: RUN/duplicates, with against RUN/leakage)", path=True)
     rows_per_block: int = key(1_000_000, "rows per block; a task joins two of them", low=1)
     base_uri: str | None = key(None, "folder that relative picture paths start from", path=True)
     figures: bool = key(True, "write the report, with the largest clusters as pictures")
+
+    def __post_init__(self) -> None:
+        if self.confirm is not None and self.max_pairs is not None:
+            raise ConfigError(["confirm looks at every pair; leave max_pairs out, or use a smaller radius"])
+        if self.confirm is not None and self.against not in (None, "query"):
+            raise ConfigError(["confirm needs the vectors of both sides; with against only query has them"])
 
     @property
     def artefacts(self) -> Run:
@@ -81,6 +102,8 @@ def find_duplicates(config: DedupConfig) -> dict[str, Any]:
         "max_pairs": config.max_pairs,
         "rows_per_block": config.rows_per_block,
     }
+    if config.confirm is not None:
+        made_from |= {"confirm": config.confirm, "min_similarity": config.min_similarity}
     found = _finished(config.output, made_from)
     if found is None:
         found = _find(config, store, other, made_from)
@@ -95,6 +118,7 @@ def find_duplicates(config: DedupConfig) -> dict[str, Any]:
         "radius": info.radius,
         "complete_radius": info.complete_radius,
         "n_pairs": info.n_pairs,
+        **({} if info.n_candidates is None else {"n_candidates": info.n_candidates}),
         "n_clusters": info.n_clusters,
         "n_near": info.n_near,
         "n_removed": info.n_removed,
@@ -165,16 +189,24 @@ def _find(
         n_near=0,
         n_removed=0,
         keep=config.keep,
+        confirm=config.confirm,
     )
     manifest = config.artefacts.manifest
     opened = manifest.open(verify=False) if manifest.exists() else None
+    done = [records[task.name] for task in tasks]
+    confirm = None
+    if config.confirm is not None:
+        left, right = paired_ids(config.output.uri, done)
+        ids = (left, right) if other is not None else (np.union1d(left, right), None)
+        confirm = confirmation(config.artefacts, config.confirm, *ids, config.min_similarity)
     return finish(
         config.output,
         info,
-        [records[task.name] for task in tasks],
+        done,
         config.max_pairs,
         made_from,
         lambda ids: scores(config.keep, opened, ids, config.base_uri),
+        confirm,
     )
 
 

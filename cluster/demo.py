@@ -1,8 +1,10 @@
 """The whole system in one go: train → encode → index → evaluate → compare → query, on one run folder.
 
 Without ``images`` it runs on scikit-learn's digits; with a folder of pictures (folder names are the labels) a
-hash layer is trained on a pretrained backbone that was installed by pip. Every stage is the function that
-the job of that name calls, so the run can be inspected, resumed and served like any other.
+hash layer is trained on a pretrained backbone that was installed by pip. Pictures without class folders have
+no labels: the hash layer learns from neighbours, and recall of neighbours is measured in place of MAP. Every
+stage is the function that the job of that name calls, so the run can be inspected, resumed and served like
+any other.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from cluster.runtime import connection
 from cluster.train import train
 from hashnet.codes import check_n_bits
 from hashnet.comparison import TITLES
-from hashnet.data import ManifestArtefact, fetch_images
+from hashnet.data import Manifest, ManifestArtefact, fetch_images
 from hashnet.errors import BadImage, ConfigError
 from hashnet.io import REQUIRED, duration, key, storage
 from hashnet.io import config as configs
@@ -37,6 +39,7 @@ from hashnet.training import TrainConfig
 
 MIN_PICTURES = 20  # a tenth of them become queries
 METHODS = ["lsh", "itq", "dhn"]
+UNLABELLED_METHODS = ["hashnet", "itq", "lsh", "sign"]
 DIGITS = str(Path(connection.CHECKOUT) / "jobs" / "configs" / "digits.yaml")
 C = TypeVar("C")
 
@@ -45,7 +48,7 @@ C = TypeVar("C")
 class DemoConfig:
     run: str = key(REQUIRED, "run folder; created if missing, resumed if it exists", path=True)
     images: str | None = key(
-        None, "a folder of your own pictures with one folder per class; none: digits", path=True
+        None, "a folder of your own pictures, with one folder per class or without; none: digits", path=True
     )
     n_bits: int = key(48, "code length", check=check_n_bits)
     num_workers: int = key(1, "training workers; with one, this process trains without Ray", low=1)
@@ -60,11 +63,16 @@ class DemoConfig:
 
 @dataclass(frozen=True)
 class TableLine:
-    """MAP of one method; ``n_bits`` is None for chance."""
+    """MAP of one method, without labels its neighbour recall; ``n_bits`` is None for chance."""
 
     method: str
     n_bits: int | None
-    map: float
+    map: float | None = None
+    recall: float | None = None
+
+    @property
+    def value(self) -> float:
+        return float(self.recall if self.map is None else self.map)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,9 @@ def demo(config: DemoConfig) -> dict[str, Any]:
     _stage("encode", encode_database, EncodeConfig(run=config.run, device=config.device))
     _stage("index", build_index, IndexConfig(run=config.run, kind="flat"))
     measured = _stage("evaluate", evaluate_run, EvaluateConfig(run=config.run, k=config.k))
-    compared = _stage("compare with LSH, ITQ and DHN", compare, _compare_config(config))
+    beside = _compare_config(config)
+    names = ", ".join(TITLES[name] for name in beside.methods if name != "hashnet")
+    compared = _stage(f"compare with {names}", compare, beside)
     found = _query(Run(config.run))
     table = _table(config, measured, compared)
     seconds = time.monotonic() - started
@@ -96,7 +106,7 @@ def demo(config: DemoConfig) -> dict[str, Any]:
         _show(config.run, measured["page"])
     return {
         "run": config.run,
-        "table": [asdict(line) for line in table],
+        "table": [{k: v for k, v in asdict(line).items() if v is not None} for line in table],
         "report": measured["page"],
         "model_sha256": trained["sha256"],
         "query": asdict(found),
@@ -116,12 +126,14 @@ def _train_config(config: DemoConfig) -> TrainConfig:
     words = [f"{name}={getattr(config, name)}" for name in ("run", "n_bits", "num_workers", "device")]
     if config.images is None:
         return configs.load(TrainConfig, DIGITS, words)
-    words += [f"manifest={_picture_manifest(config)}", "backbone=lite0", "weights=pretrained"]
-    words += ["freeze_backbone=true"]  # without a GPU: minutes instead of hours
+    words += [f"manifest={(manifest := _picture_manifest(config)).uri}", "backbone=lite0"]
+    words += ["weights=pretrained", "freeze_backbone=true"]  # without a GPU: minutes instead of hours
+    if manifest.n_classes is None:
+        words.append("variant=auto")  # learns from neighbours
     return configs.load(TrainConfig, None, words)
 
 
-def _picture_manifest(config: DemoConfig) -> str:
+def _picture_manifest(config: DemoConfig) -> Manifest:
     """RUN/pictures.parquet, made from the folder of pictures on the first call."""
     from hashnet.data import load_source, make_manifest
 
@@ -130,19 +142,20 @@ def _picture_manifest(config: DemoConfig) -> str:
     folder = storage.absolute(config.images)
     if not own.exists():
         rows = load_source("imagefolder", path=folder).rows
-        if rows.labels is None or (rows.n_classes or 0) < 2 or rows.n < MIN_PICTURES:
+        if rows.n_classes == 1 or rows.n < MIN_PICTURES:
             raise ConfigError(
-                f"{folder} has {rows.n} pictures in {rows.n_classes or 'no'} class folders; the demo learns "
-                f"to tell classes apart and measures how well: give at least {MIN_PICTURES} pictures in at "
-                "least two folders, one folder per class"
+                f"{folder} has {rows.n} pictures in {rows.n_classes or 'no'} class folders; give at least "
+                f"{MIN_PICTURES} pictures, in at least two folders, one folder per class, or in none"
             )
-        make_manifest("imagefolder", own.uri, path=folder)
-    made_from = own.open().source["options"]["path"]
+        split = {"n_query": rows.n // 10, "n_train": rows.n - rows.n // 10} if rows.labels is None else {}
+        make_manifest("imagefolder", own.uri, path=folder, **split)
+    manifest = own.open()
+    made_from = manifest.source["options"]["path"]
     if made_from != folder:
         raise ConfigError(
             f"{config.run} was made from the pictures in {made_from}; give {folder} another run="
         )
-    return own.uri
+    return manifest
 
 
 def _compare_config(config: DemoConfig) -> CompareConfig:
@@ -150,7 +163,10 @@ def _compare_config(config: DemoConfig) -> CompareConfig:
     values = {field.name: getattr(base, field.name) for field in fields(base)}
     values |= {"run": storage.join(config.run, "compare"), "num_workers": 1}
     values |= {"manifest": Run(config.run).manifest.uri, "dataset": None, "cache": Run(config.run).cache}
-    return CompareConfig(**values, methods=METHODS, bits=[config.n_bits], zero_shot=0.0, k=config.k)
+    about = {"bits": [config.n_bits], "zero_shot": 0.0}
+    if Run(config.run).manifest.exists() and Run(config.run).manifest.open().n_classes is None:
+        return CompareConfig(**values | {"variant": "hashnet"}, methods=UNLABELLED_METHODS, **about)
+    return CompareConfig(**values, methods=METHODS, k=config.k, **about)
 
 
 def _query(run: Run) -> QueryHits:
@@ -172,7 +188,7 @@ def _query(run: Run) -> QueryHits:
     return QueryHits(
         row_id=row_id,
         uri=row["uri"][0].as_py(),
-        labels=[names[c] for c in row["labels"][0].as_py()],
+        labels=[names[c] for c in row["labels"][0].as_py() or ()],
         ids=hits.ids[0].tolist(),
         distances=hits.distances[0].tolist(),
         hit_labels=[
@@ -183,6 +199,13 @@ def _query(run: Run) -> QueryHits:
 
 
 def _table(config: DemoConfig, measured: dict[str, Any], compared: dict[str, Any]) -> list[TableLine]:
+    if "recall" in measured:
+        found = [
+            TableLine(TITLES[name], config.n_bits, recall=by_bits[str(config.n_bits)])
+            for name, by_bits in compared["recall"].items()
+        ]
+        chance = min(1.0, measured["within"] / measured["n_database"])
+        return [*found, TableLine("chance", None, recall=chance)]
     lines = [TableLine("HashNet", config.n_bits, measured["map"])]
     for method, by_bits in compared["map"]["Table 1"].items():
         lines.append(TableLine(TITLES[method], config.n_bits, by_bits[str(config.n_bits)]))
@@ -190,10 +213,17 @@ def _table(config: DemoConfig, measured: dict[str, Any], compared: dict[str, Any
 
 
 def _table_text(table: list[TableLine], measured: dict[str, Any]) -> list[str]:
-    head = f"{'method':<10}{'bits':>6}{'MAP@' + str(measured['k']):>12}"
-    rows = [f"{line.method:<10}{line.n_bits or '':>6}{line.map:>12.4f}" for line in table]
+    rows = [f"{line.method:<10}{line.n_bits or '':>6}{line.value:>12.4f}" for line in table]
     counts = f"{measured['n_queries']:,} queries against a database of {measured['n_database']:,} items"
-    return ["", counts, "(MAP: 1 is perfect; chance: what a random order scores)", "", head, *rows]
+    name, meaning = f"MAP@{measured['k']}", "MAP: 1 is perfect; chance: what a random order scores"
+    if "recall" in measured:
+        name = f"recall@{measured['k']}"
+        meaning = (
+            f"no labels: recall of the {measured['k']} nearest pictures of the backbone among the first "
+            f"{measured['within']} by code; chance: what a random order scores"
+        )
+    head = f"{'method':<10}{'bits':>6}{name:>12}"
+    return ["", counts, f"({meaning})", "", head, *rows]
 
 
 def _summary_text(
@@ -204,12 +234,21 @@ def _summary_text(
     seconds: float,
 ) -> list[str]:
     hits = ", ".join("/".join(labels) or "-" for labels in found.hit_labels)
+    example = [
+        f"example query: row {found.row_id}, class {'/'.join(found.labels)}",
+        f"classes of its ten nearest items: {hits}",
+    ]
+    if "recall" in measured:
+        near = ", ".join(f"{i} ({d})" for i, d in zip(found.ids, found.distances, strict=True))
+        example = [
+            f"example query: row {found.row_id}, {found.uri}",
+            f"its ten nearest items, with their Hamming distance: {near}",
+        ]
     query = shlex.quote(found.uri) if os.path.isfile(found.uri) else f"--id {found.ids[0]}"
     run = shlex.quote(config.run)
     return [
         "",
-        f"example query: row {found.row_id}, class {'/'.join(found.labels)}",
-        f"classes of its ten nearest items: {hits}",
+        *example,
         "",
         f"report of this run:  {measured['page']}",
         f"comparison:          {compared['report']}",

@@ -15,8 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cluster.runtime import FULL_DISK, Need, capacity, connection, hashnet_error_in, ray_internals, telemetry
 from hashnet import errors
+from hashnet.data import nearest_rows
 from hashnet.errors import HashnetError, ModelError, StorageError
 from hashnet.io import Progress, counted, events, storage
 from hashnet.io import config as configs
@@ -29,12 +32,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 REPORT_EVERY_S = 30.0
 MAX_CPUS = 8  # a worker gains little from more threads
+NEIGHBOUR_ROWS = 20_000  # whose neighbours one task finds; fewer rows are searched here
 ERROR = "error.json"  # why a worker stopped, where a retry would fail in the same way
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
     """Trains the run and returns what the job prints; a finished run is left as it is."""
-    prepared = prepare(config)
+    prepared = prepare(config, find_nearest)
     if prepared.finished is not None:
         return {**prepared.finished, "already_finished": True}
     if config.num_workers == 1 and not os.environ.get("RAY_ADDRESS") and not ray_internals.connected():
@@ -52,6 +56,27 @@ def train(config: TrainConfig) -> dict[str, Any]:
     summary = _fit(prepared.config, resources)
     storage.delete(storage.join(Run(config.run).checkpoints, "ray"))
     return _result(config, summary)
+
+
+def find_nearest(vectors: np.ndarray) -> np.ndarray:
+    """``hashnet.data.nearest_rows`` of all vectors; of many, in Ray tasks of NEIGHBOUR_ROWS rows each."""
+    n = len(vectors)
+    if n <= NEIGHBOUR_ROWS:
+        return nearest_rows(vectors, 0, n)
+    import ray
+
+    connection.connect()
+    capacity.require("neighbours", [Need("search", -(-n // NEIGHBOUR_ROWS), {"CPU": 1.0}, at_least=1)])
+    shared = ray.put(vectors)
+    search = ray.remote(nearest_rows).options(num_cpus=1, max_retries=3)
+    starts = range(0, n, NEIGHBOUR_ROWS)
+    waiting = [search.remote(shared, start, min(start + NEIGHBOUR_ROWS, n)) for start in starts]
+    found = []
+    with Progress(n, "rows", "neighbours") as progress:
+        for one in waiting:
+            found.append(ray.get(one))
+            progress.update(len(found[-1]))
+    return np.concatenate(found)
 
 
 def _result(config: TrainConfig, summary: TrainingSummary) -> dict[str, Any]:

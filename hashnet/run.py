@@ -20,6 +20,10 @@ from typing import TYPE_CHECKING
 from hashnet.io import Artefact, storage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+
     from hashnet.data import ManifestArtefact
     from hashnet.dedup import DuplicatesArtefact
     from hashnet.index import IndexArtefact
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from hashnet.store import CodesArtefact
 
 
+VECTOR_BLOCK = 8192  # vectors read at once
 KNOWN = {"manifest", "model", "codes", "query_codes", "index", "report", "duplicates", "leakage"}
 
 
@@ -124,6 +129,32 @@ class Run:
     def cache(self) -> str:
         """The URI of the folder of kept backbone features, which may be deleted at any time."""
         return storage.join(self.uri, "cache")
+
+    def vectors(self, split: str, ids: np.ndarray) -> Iterator[np.ndarray]:
+        """Blocks float32 (n, d) of the vectors of row ids int64 ascending: what the codes were made from.
+
+        Those of a manifest of vectors, or the features that encode_db wrote for pictures.
+        """
+        import numpy as np
+
+        from hashnet.data import feature_matrix
+        from hashnet.errors import DataError
+        from hashnet.store import FeatureStore
+
+        manifest = self.manifest.open(verify=False)
+        if manifest.modality == "features":
+            for first in range(0, len(ids), VECTOR_BLOCK):
+                for table in manifest.rows_by_id(ids[first : first + VECTOR_BLOCK], ["feature"]):
+                    yield feature_matrix(table)
+            return
+        artefact = self.store("features", split)
+        if not artefact.exists():
+            raise DataError(
+                f"{self.uri} has no vectors of its {split} pictures to compare the codes with; run "
+                f"jobs/encode_db.py run={self.uri} output=features split={split}"
+            )
+        for found, features, _ in FeatureStore.open(artefact.uri).blocks(VECTOR_BLOCK, labels=False):
+            yield features[np.isin(found, ids)]
 
     def artefacts(self) -> list[Artefact]:
         """The five artefacts in the order they are made, whether they exist or not."""

@@ -3,6 +3,7 @@
     make demo
     python jobs/demo.py run=$PWD/runs/demo
     python jobs/demo.py run=$PWD/runs/mine images=/data/pets       # your own pictures, one folder per class
+    python jobs/demo.py run=$PWD/runs/mine images=/data/photos     # or all in one folder, without labels
 
 The result is an ordinary run: every stage can be repeated alone, and `hashnet serve` serves it.
 """

@@ -15,6 +15,7 @@ import numpy as np
 from cluster.compare.compare_config import MAY_CHANGE, CompareConfig
 from cluster.compare.data import comparison_manifest, shallow_features, zero_shot_manifest
 from cluster.compare.runner import CellResources, CellRunner
+from cluster.train import find_nearest
 from hashnet.comparison import (
     DEEP,
     PAPER_K,
@@ -150,7 +151,7 @@ def _compare_neighbours(config: CompareConfig, manifest: Manifest, saved_at: str
         config = frozen_pretrained(config)
     pairs = Run(config.run).pairs
     if not storage.exists(pairs) and set(DEEP) & set(methods):
-        write_neighbours(pairs, config.train_config(), manifest)
+        write_neighbours(pairs, config.train_config(), manifest, find_nearest)
     config = dataclasses.replace(config, pairs=pairs)
     part = PartOfComparison(config, "neighbours", manifest, config.k or WITHIN)
     results = part.runner.run(part.tasks(methods, NOTHING_TUNED))

@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING
 from hashnet.io import lazy_names
 
 if TYPE_CHECKING:
-    from hashnet.dedup.artefact import Duplicates, DuplicatesArtefact, DuplicatesInfo, finish, scores
+    from hashnet.dedup.artefact import (
+        Duplicates,
+        DuplicatesArtefact,
+        DuplicatesInfo,
+        finish,
+        paired_ids,
+        scores,
+    )
     from hashnet.dedup.blocks import BlockRecord, BlockTask, plan_tasks, refuse_too_many
+    from hashnet.dedup.confirm import SCORES, VECTORS, confirmation
     from hashnet.dedup.pairs import NearPairs, cross_duplicates, near_duplicates
 
 __all__, __getattr__ = lazy_names(__name__)

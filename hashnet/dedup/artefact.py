@@ -2,6 +2,7 @@
 
     OUT/duplicates.json      settings, counts, lineage; written last
     OUT/pairs/*.parquet      a, b, distance
+    OUT/confirmed/*.parquet  instead, where pairs were confirmed: those that were
     OUT/clusters.parquet     row_id, cluster, size, representative: one row per item that has a duplicate
     OUT/matches.parquet      instead, where a store was compared with another: row_id, nearest, distance
 
@@ -27,7 +28,7 @@ from hashnet.dedup.clusters import connected_components
 from hashnet.errors import BadImage, DataError, FormatError
 from hashnet.io import Artefact, storage
 
-CLUSTERS, MATCHES = "clusters.parquet", "matches.parquet"
+CLUSTERS, MATCHES, CONFIRMED = "clusters.parquet", "matches.parquet", "confirmed"
 FIRST, LARGEST = "first", "largest"  # ways to choose a representative, beside a column's name
 
 
@@ -50,6 +51,8 @@ class DuplicatesInfo:
     n_near: int  # items of the store that have a near-duplicate
     n_removed: int
     keep: str
+    confirm: str | None = None  # by what pairs were confirmed
+    n_candidates: int | None = None  # pairs within the radius before that
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,8 @@ class DuplicatesArtefact(Artefact):
             about = {name: value for name, value in values["info"].items() if name in known}
             info = DuplicatesInfo(**{**about, "n_at": tuple(about["n_at"])})
             for name in values["files"]:
-                storage.check_plain_name(name.removeprefix(f"{PAIRS}/"), self.header_uri)
+                plain = name.removeprefix(f"{PAIRS}/").removeprefix(f"{CONFIRMED}/")
+                storage.check_plain_name(plain, self.header_uri)
         except (KeyError, TypeError, AttributeError) as error:
             raise FormatError(f"{self.header_uri} is damaged: {error!r} is missing or wrong") from error
         return Duplicates(self.uri, info, dict(values["files"]), dict(values["lineage"]))
@@ -118,9 +122,39 @@ class DuplicatesArtefact(Artefact):
 
 def find_clusters(folder: str, records: Sequence[BlockRecord]) -> tuple[np.ndarray, np.ndarray]:
     """(row ids, clusters) of everything that the records' links connect."""
-    links = [read_table(folder, record.links_file, record.files[record.links_file]) for record in records]
+    links = [
+        read_table(folder, name, record.files[name]).select(["a", "b"])
+        for record in records
+        for name in record.files
+        if record.links_file not in record.files or name == record.links_file
+    ]
     table = pa.concat_tables(links) if links else pa.table({"a": pa.array([], pa.int64()), "b": []})
     return connected_components(table["a"].to_numpy(), table["b"].to_numpy())
+
+
+def confirm_pairs(
+    folder: str, records: Sequence[BlockRecord], confirm: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> list[BlockRecord]:
+    """Records of the pairs that are confirmed, in files of their own; each is linked to itself alone."""
+    found = []
+    for record in records:
+        table = read_table(folder, record.pairs_file, record.files[record.pairs_file])
+        table = table.filter(pa.array(confirm(table["a"].to_numpy(), table["b"].to_numpy())))
+        name = f"{CONFIRMED}/{record.name}.parquet"
+        n_at = np.bincount(table["distance"].to_numpy(), minlength=len(record.n_at))
+        files = {name: write_table(folder, name, table)}
+        found.append(dataclasses.replace(record, n_at=tuple(n_at.tolist()), n_kept=len(table), files=files))
+    return found
+
+
+def paired_ids(folder: str, records: Sequence[BlockRecord]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids int64, ascending, that are on the left and on the right of any pair."""
+    left, right = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for record in records:
+        table = read_table(folder, record.pairs_file, record.files[record.pairs_file])
+        left.append(pc.unique(table["a"]).to_numpy())
+        right.append(pc.unique(table["b"]).to_numpy())
+    return np.unique(np.concatenate(left)), np.unique(np.concatenate(right))
 
 
 def representatives(ids: np.ndarray, clusters: np.ndarray, score: np.ndarray | None) -> np.ndarray:
@@ -172,7 +206,8 @@ def write_matches(folder: str, records: Sequence[BlockRecord]) -> tuple[int, str
         {"a": pa.array([], pa.int64()), "b": pa.array([], pa.int64()), "distance": pa.array([], pa.int32())}
     )
     for record in records:
-        found = read_table(folder, record.pairs_file, record.files[record.pairs_file])
+        name = record.pairs_file if record.pairs_file in record.files else next(iter(record.files))
+        found = read_table(folder, name, record.files[name])
         both = pa.concat_tables([best, found])
         order = np.lexsort((both["b"].to_numpy(), both["distance"].to_numpy(), both["a"].to_numpy()))
         a = both["a"].to_numpy()[order]
@@ -238,18 +273,29 @@ def finish(
     max_pairs: int | None,
     lineage: Mapping[str, Any],
     score: Callable[[np.ndarray], np.ndarray | None],
+    confirm: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
 ) -> Duplicates:
     """Writes clusters or matches and the header, from the records of all tasks.
 
-    ``info`` holds the settings; its counts are filled in. ``score`` gives the scores of row ids.
+    ``info`` holds the settings; its counts are filled in. ``score`` gives the scores of row ids, ``confirm``
+    decides which pairs (a, b) count.
     """
     folder = artefact.uri
+    if confirm is not None:
+        candidates = sum(record.n_kept for record in records)
+        info = dataclasses.replace(info, n_candidates=candidates)
+        records = confirm_pairs(folder, records, confirm)
     n_at = np.array([record.n_at for record in records]).sum(axis=0)
     complete = len(n_at) - 1
     if max_pairs is not None:
         complete = int((np.cumsum(n_at) <= max_pairs).sum()) - 1
         records = cut_pairs(folder, records, complete)
-    files = {record.pairs_file: record.files[record.pairs_file] for record in records}
+    files = {
+        name: sha256
+        for record in records
+        for name, sha256 in record.files.items()
+        if name != record.links_file
+    }
     if info.n_against is None:
         ids, clusters = find_clusters(folder, records)
         kept = representatives(ids, clusters, score(ids))

@@ -82,9 +82,10 @@ def _cards(found: Duplicates) -> list[Card]:
     info = found.info
     total = f"of {info.n_rows:,} items"
     share = f"{info.n_removed / max(info.n_rows, 1):.2%} {total}"
-    cards = [
-        Card("pairs", f"{sum(info.n_at):,}", f"within {info.radius} bits, {info.n_at[0]:,} of them equal")
-    ]
+    note = f"within {info.radius} bits, {info.n_at[0]:,} of them equal"
+    if info.n_candidates is not None:
+        note = f"of {info.n_candidates:,} within {info.radius} bits, confirmed by {info.confirm}"
+    cards = [Card("pairs", f"{sum(info.n_at):,}", note)]
     if info.n_against is not None:
         return [*cards, Card("items with a match", f"{info.n_near:,}", share)]
     return [

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from hashnet import __version__
-from hashnet.data import feature_matrix
-from hashnet.errors import DataError
 from hashnet.io import storage
 from hashnet.metrics import (
     NeighbourArtefact,
@@ -21,12 +19,10 @@ from hashnet.metrics import (
 from hashnet.reports.run_report import Card, MetricRow, Plot, write_figure
 from hashnet.reports.style import legend, line_style, new_axes, render
 from hashnet.run import Run
-from hashnet.store import FeatureStore
 
 K, WITHIN = 10, 100
 MAX_QUERIES = 1000  # drawn where there are more: the interval says what the draw is worth
 SAMPLE = 1000  # rows whose distances are correlated
-BLOCK = 8192  # vectors read at once
 
 DEFINITIONS = {
     "recall": (
@@ -87,10 +83,10 @@ def measure_neighbours(run: Run, seed: int = 0) -> NeighbourReport:
     rng = np.random.default_rng(seed)
     some = np.sort(rng.choice(len(queries), min(len(queries), MAX_QUERIES), replace=False))
     rows = np.sort(rng.choice(len(store), min(len(store), SAMPLE), replace=False))
-    query_vectors = np.concatenate(list(_vectors(run, "query", queries.ids()[some])))
+    query_vectors = np.concatenate(list(run.vectors("query", queries.ids()[some])))
     ids = store.ids()
-    truth = exact_neighbours(query_vectors, _vectors(run, "database", ids), min(K, len(store)))
-    sample = VectorSample(query_vectors, rows, np.concatenate(list(_vectors(run, "database", ids[rows]))))
+    truth = exact_neighbours(query_vectors, run.vectors("database", ids), min(K, len(store)))
+    sample = VectorSample(query_vectors, rows, np.concatenate(list(run.vectors("database", ids[rows]))))
     return neighbour_report(
         queries.codes()[some],
         store.codes(),
@@ -111,27 +107,6 @@ def _logits(run: Run, vectors: np.ndarray) -> np.ndarray | None:
     encoder = Encoder.load(run.model.uri)
     vectors_come_in = run.manifest.open(verify=False).modality == "features"
     return encoder.logits(vectors) if vectors_come_in else encoder.head(vectors)
-
-
-def _vectors(run: Run, split: str, ids: np.ndarray) -> Iterator[np.ndarray]:
-    """Blocks of the vectors float32 (n, d) that belong to row ids int64 ascending.
-
-    Of a manifest of vectors, or of the features that encode_db wrote for pictures.
-    """
-    manifest = run.manifest.open(verify=False)
-    if manifest.modality == "features":
-        for first in range(0, len(ids), BLOCK):
-            for table in manifest.rows_by_id(ids[first : first + BLOCK], ["feature"]):
-                yield feature_matrix(table)
-        return
-    artefact = run.store("features", split)
-    if not artefact.exists():
-        raise DataError(
-            f"{run.uri} has no labels, and no vectors of its {split} pictures to compare the codes with; run "
-            f"jobs/encode_db.py run={run.uri} output=features split={split}, or add labels to the manifest"
-        )
-    for found, features, _ in FeatureStore.open(artefact.uri).blocks(BLOCK, labels=False):
-        yield features[np.isin(found, ids)]
 
 
 def _recall_figure(report: NeighbourReport) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
+import time
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from cluster import dedup
@@ -13,19 +16,19 @@ from cluster.dedup import DedupConfig, find_duplicates
 from hashnet.cli.entry import main
 from hashnet.data import Manifest
 from hashnet.dedup import BlockTask, DuplicatesArtefact
-from hashnet.errors import DataError, FormatError, LineageMismatch
+from hashnet.errors import ConfigError, DataError, FormatError, LineageMismatch
 from hashnet.store import write_store
 from tests.support.picture_run import make_picture_run
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with 3,000 codes in shards of 250."""
+    """A run with 900 codes in shards of 100."""
     folder = tmp_path_factory.mktemp("dedup") / "run"
     rng = np.random.default_rng(0)
-    codes = rng.integers(0, 256, (400, 8), dtype=np.uint8)[rng.integers(0, 400, 3000)]
-    codes[:, 0] ^= (1 << rng.integers(0, 8, 3000)).astype(np.uint8)
-    write_store(str(folder / "codes"), codes, rows_per_shard=250)
+    codes = rng.integers(0, 256, (200, 8), dtype=np.uint8)[rng.integers(0, 200, 900)]
+    codes[:, 0] ^= (1 << rng.integers(0, 8, 900)).astype(np.uint8)
+    write_store(str(folder / "codes"), codes, rows_per_shard=100)
     return folder
 
 
@@ -34,20 +37,23 @@ def files_of(folder) -> dict[str, bytes]:
 
 
 def test_tasks_on_ray_write_the_files_of_one_process(run, ray_local, tmp_path, monkeypatch):
-    config = DedupConfig(run=str(run), out=str(tmp_path / "ray"), rows_per_block=1000, figures=False)
+    config = DedupConfig(run=str(run), out=str(tmp_path / "ray"), rows_per_block=300, figures=False)
     told = find_duplicates(config)
     assert len(list((tmp_path / "ray" / "pairs").iterdir())) == 6
     monkeypatch.setattr(dedup, "_run_tasks", lambda tasks: (task.run() for task in tasks))
     here = find_duplicates(
-        DedupConfig(run=str(run), out=str(tmp_path / "here"), rows_per_block=1000, figures=False)
+        DedupConfig(run=str(run), out=str(tmp_path / "here"), rows_per_block=300, figures=False)
     )
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "here")
     assert {**told, "duplicates": 0, "seconds": 0} == {**here, "duplicates": 0, "seconds": 0}
 
 
-def test_it_goes_on_where_it_was(run, ray_local, tmp_path, monkeypatch):
-    config = DedupConfig(run=str(run), out=str(tmp_path / "out"), rows_per_block=1000, figures=False)
-    whole, done = dedup._run_tasks, []
+def test_it_goes_on_where_it_was(run, tmp_path, monkeypatch):
+    config = DedupConfig(run=str(run), out=str(tmp_path / "out"), rows_per_block=300, figures=False)
+    done = []
+
+    def whole(tasks):
+        return (task.run() for task in tasks)
 
     def watched(tasks):
         for record in whole(tasks):
@@ -66,10 +72,11 @@ def test_it_goes_on_where_it_was(run, ray_local, tmp_path, monkeypatch):
     assert not set(done[2:]) & (kept & set(done[:2]))  # what was finished is not joined again
     reference = tmp_path / "reference"
     monkeypatch.setattr(dedup, "_run_tasks", whole)
-    find_duplicates(DedupConfig(run=str(run), out=str(reference), rows_per_block=1000, figures=False))
+    find_duplicates(DedupConfig(run=str(run), out=str(reference), rows_per_block=300, figures=False))
     assert files_of(tmp_path / "out") == files_of(reference)
 
 
+@pytest.mark.slow
 def test_the_job_prints_one_json_line(run, python, repo, tmp_path):
     words = [f"run={run}", "radius=1", f"out={tmp_path / 'out'}"]
     done = subprocess.run(
@@ -77,9 +84,38 @@ def test_the_job_prints_one_json_line(run, python, repo, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told["n_rows"] == 3000
+    assert told["n_rows"] == 900
     assert told["n_removed"] > 100
     assert (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_the_files_are_the_same_with_one_to_four_nodes_and_after_a_kill(run, python, repo, tmp_path):
+    from tests.support.local_cluster import LocalCluster
+
+    def words(out):
+        return [python, "jobs/dedup.py", f"run={run}", f"out={out}", "rows_per_block=100", "figures=false"]
+
+    find_duplicates(DedupConfig(run=str(run), out=str(tmp_path / "here"), rows_per_block=100, figures=False))
+    wanted = files_of(tmp_path / "here")
+    with LocalCluster() as cluster:
+        cluster.add_node("head", cpus=1)
+        for n in range(1, 5):
+            if n > 1:
+                cluster.add_node(f"node-{n}", cpus=1)
+            env = {**cluster.env, "RAY_ADDRESS": cluster.address, "PYTHONPATH": str(repo)}
+            out = tmp_path / f"nodes-{n}"
+            if n == 2:  # killed as soon as the first files are there, and started again
+                begun = subprocess.Popen(
+                    words(out), cwd=repo, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
+                while begun.poll() is None and not list((out / "_records").glob("*.json")):
+                    time.sleep(0.05)
+                begun.kill()
+                begun.wait()
+            done = subprocess.run(words(out), cwd=repo, env=env, capture_output=True, text=True, timeout=300)
+            assert done.returncode == 0, done.stderr
+            assert files_of(out) == wanted
 
 
 def test_one_task_starts_no_ray(run, tmp_path, monkeypatch):
@@ -108,7 +144,7 @@ def test_the_summary_the_clusters_and_the_page(pictures, tmp_path):
     assert told["page"] == str(out / "report.html")
     assert "3 items, cluster 0" in text
     assert text.count("data:image/") == 7
-    assert text.count('<li class="item kept">') == 3
+    assert text.count('<li class="item hit">') == 3
     assert "<script" not in text
     again = find_duplicates(DedupConfig(run=pictures.uri, radius=2, out=str(out), keep="largest"))
     assert {**told, "seconds": 0} == {**again, "seconds": 0}
@@ -154,6 +190,62 @@ def test_another_manifest_is_refused(pictures, tmp_path, capsys):
     again = str(tmp_path / "again.parquet")
     assert main(["dataset", "drop-duplicates", clean, str(tmp_path / "found"), "--out", again]) == 2
     assert "names row 23, but" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory):
+    """A run on vectors: 40 rows, 10 copies with little noise, and 10 others that share a code."""
+    from hashnet.data import make_manifest
+    from hashnet.models import build_model, save_bundle
+
+    folder = tmp_path_factory.mktemp("vectors")
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(60, 16)).astype(np.float32)
+    rows[40:50] = rows[:10] + 0.01 * rng.normal(size=(10, 16))
+    np.save(folder / "x.npy", rows)
+    uri = str(folder / "run")
+    made = make_manifest("npy", f"{uri}/manifest.parquet", path=str(folder / "x.npy"))
+    assert len(made) == 60
+    model = build_model("features", 16, n_features=16).eval()
+    save_bundle(f"{uri}/model", model)
+    from hashnet import Encoder
+
+    codes = Encoder.load(f"{uri}/model").encode(rows)
+    codes[40:50] = codes[:10]
+    codes[50:] = codes[10:20]  # of other vectors
+    write_store(f"{uri}/codes", codes)
+    return uri
+
+
+def test_pairs_are_confirmed_by_vectors(vectors, tmp_path):
+    out = tmp_path / "out"
+    config = DedupConfig(run=vectors, radius=0, out=str(out), figures=False)
+    found = find_duplicates(config)["n_pairs"]
+    told = find_duplicates(dataclasses.replace(config, confirm="vectors", min_similarity=0.99))
+    assert (told["n_candidates"], told["n_pairs"]) == (found, 10)
+    opened = DuplicatesArtefact(str(out)).open()
+    pairs = pa.concat_tables(list(opened.pairs()))
+    assert pairs["a"].to_pylist() == list(range(10))
+    assert pairs["b"].to_pylist() == list(range(40, 50))
+    assert (told["n_clusters"], told["n_removed"]) == (10, 10)
+    assert opened.removed().tolist() == list(range(40, 50))
+
+
+def test_pairs_are_confirmed_by_scores(vectors, tmp_path):
+    config = DedupConfig(run=vectors, radius=0, out=str(tmp_path / "out"), figures=False, confirm="scores")
+    told = find_duplicates(config)
+    ids = pa.concat_tables(list(DuplicatesArtefact(told["duplicates"]).open().pairs()))["b"].to_pylist()
+    assert set(range(40, 50)) <= set(ids)
+    assert told["n_pairs"] < told["n_candidates"]
+
+
+def test_what_cannot_be_confirmed_is_told(vectors, pictures, tmp_path):
+    with pytest.raises(ConfigError, match="leave max_pairs out"):
+        DedupConfig(run=vectors, confirm="vectors", max_pairs=10)
+    with pytest.raises(ConfigError, match="only query has them"):
+        DedupConfig(run=vectors, confirm="vectors", against="/elsewhere")
+    with pytest.raises(DataError, match="no vectors of its database pictures"):
+        find_duplicates(DedupConfig(run=pictures.uri, out=str(tmp_path / "out"), confirm="vectors"))
 
 
 def test_leakage(pictures, tmp_path):

@@ -14,6 +14,7 @@ import pytest
 import cluster.serve
 import hashnet
 from cluster import demo
+from hashnet.data import Manifest
 from hashnet.data.sources import digits
 from hashnet.errors import ConfigError
 from hashnet.store import CodeStore, write_store
@@ -31,12 +32,19 @@ def pictures(folder, n, classes=True):
     return str(folder)
 
 
-def test_pictures_without_class_folders_are_refused_each_time(tmp_path):
+def test_too_few_pictures_without_class_folders_are_refused_each_time(tmp_path):
     flat = pictures(tmp_path / "flat", 3, classes=False)
     settings = demo.DemoConfig(run=str(tmp_path / "run"), images=flat)
     for _ in range(2):  # nothing half-made is found the second time
         with pytest.raises(ConfigError, match="has 3 pictures in no class folders"):
             demo._train_config(settings)
+
+
+def test_pictures_without_class_folders_are_learnt_from_neighbours(tmp_path):
+    flat = pictures(tmp_path / "flat", 30, classes=False)
+    settings = demo._train_config(demo.DemoConfig(run=str(tmp_path / "run"), images=flat))
+    assert (settings.variant, settings.freeze_backbone) == ("auto", True)
+    assert Manifest.open(settings.manifest).n_classes is None
 
 
 def test_too_few_pictures_are_refused_before_anything_is_trained(tmp_path):

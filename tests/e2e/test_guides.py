@@ -33,7 +33,7 @@ def test_from_vectors_to_duplicates_without_labels(repo, python, tmp_path):
     for line in lines:
         line = line.replace("--n-query 500 --n-train 5000", "--n-query 100 --n-train 500")
         if "jobs/train.py" in line:
-            line += " epochs=2"
+            line += " first_epochs=2"
         words = [str(Path(python).parent / "hashnet") if w == "hashnet" else w for w in line.split()]
         words = [python if word == "python" else word for word in words]
         words = [word.replace("$PWD", str(tmp_path)).replace("jobs/", f"{repo}/jobs/") for word in words]
