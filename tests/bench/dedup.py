@@ -1,10 +1,12 @@
 """All pairs of near-duplicate codes: hashnet.near_duplicates against FAISS's range_search.
 
-    python tests/bench/dedup.py [--rows N] [--only join,large]
+    python tests/bench/dedup.py [--rows N] [--only join,lance,large]
 
 `join`: 64-bit codes in clusters, radius 0, 2 and 4. FAISS's flat index and its multihash index search a
 few thousand of the same codes, and their time is extrapolated to all of them; the pairs of those rows are
-compared. `large`: ten million codes, time and peak memory, in a process of its own.
+compared. `lance`: the clusters of 100,000 codes beside Lance's clustering by Hamming distance, which compares
+every pair, where pylance is installed. `large`: ten million codes, time and peak memory, in a process of its
+own.
 """
 
 from __future__ import annotations
@@ -14,18 +16,21 @@ import json
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
+import pyarrow as pa
 
 import hashnet
+from hashnet.dedup.clusters import connected_components
 
 ROWS, CLUSTERS, NOISE = 1_281_167, 1_000, 0.1
 LARGE, LARGE_CLUSTERS = 10_000_000, 100_000
-QUERIES, ROUNDS = 1_000, 3
+QUERIES, ROUNDS, LANCE_ROWS = 1_000, 3, 100_000
 
 clock = time.perf_counter
 
@@ -36,7 +41,7 @@ def main() -> None:
     )
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--large", type=int, default=LARGE)
-    parser.add_argument("--only", default="join,large")
+    parser.add_argument("--only", default="join,lance,large")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.inside:
@@ -44,6 +49,8 @@ def main() -> None:
         return
     if "join" in given.only:
         compare(given.rows)
+    if "lance" in given.only:
+        beside_lance(min(given.rows, LANCE_ROWS))
     if "large" in given.only:  # a process of its own, whose peak memory is the case's
         command = [sys.executable, __file__, "--inside", "--large", str(given.large)]
         subprocess.run(command, check=True)
@@ -101,6 +108,41 @@ def compare(n: int) -> None:
             ),
             flush=True,
         )
+
+
+def beside_lance(n: int) -> None:
+    """Clusters of n codes: the same ones as Lance's, and processor time of both."""
+    try:
+        import lance
+        from lance.vector import hamming_clustering_for_sample
+    except ImportError:
+        print(
+            json.dumps({"case": "clusters beside Lance", "skipped": "pylance is not installed"}), flush=True
+        )
+        return
+    codes = clustered(n, CLUSTERS)
+    hashnet.near_duplicates(codes[:1000], 2)
+    with tempfile.TemporaryDirectory() as folder:
+        column = pa.FixedSizeListArray.from_arrays(pa.array(codes.ravel()), 8)
+        dataset = lance.write_dataset(pa.table({"hash": column}), f"{folder}/codes.lance")
+        for radius in (0, 2, 4):
+            started = time.process_time()
+            pairs = hashnet.near_duplicates(codes, radius)
+            ids, clusters = connected_components(pairs.a, pairs.b)
+            ours = time.process_time() - started
+            started = time.process_time()
+            found = hamming_clustering_for_sample(dataset, "hash", None, radius).read_all()
+            theirs = time.process_time() - started
+            sizes = np.sort(np.unique(clusters, return_counts=True)[1])
+            others = np.sort(np.array([len(d) + 1 for d in found["duplicates"].to_pylist()], dtype=np.int64))
+            row = {"case": f"clusters beside Lance, radius {radius}", "rows": n, "clusters": len(sizes)}
+            row |= {
+                "cpu_s": round(ours, 3),
+                "lance_cpu_s": round(theirs, 3),
+                "ratio": round(theirs / ours, 1),
+            }
+            print(json.dumps(row | {"same_clusters": np.array_equal(sizes, others)}), flush=True)
+            assert len(ids) == sizes.sum()
 
 
 def large(n: int) -> None:

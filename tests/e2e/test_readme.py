@@ -347,7 +347,7 @@ def test_the_jobs_of_the_guide_run_as_printed(own_data):
     lines = [
         line for line in your_data_commands(own_data) if re.search("vectors|unlabelled|runs/sweep", line)
     ]
-    assert sum(line.startswith("python jobs/") for line in lines) == 5
+    assert sum(line.startswith("python jobs/") for line in lines) == 6
     for line in lines:
         if "pairs=" in line:
             write_clicks()
