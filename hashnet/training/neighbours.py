@@ -1,14 +1,14 @@
 """Learning from neighbours in an embedding: its vectors, a start from ITQ, and recall on held-out rows.
 
 The hash layer starts as ITQ's hyperplanes, whose codes already keep many neighbours, and learns from there.
-Recall of neighbours on held-out rows decides which weights are kept, those of the start included: learned
-codes are not behind ITQ on those rows.
+Recall of neighbours on held-out rows decides which weights are kept, those of the start included. They are
+given up only for weights whose recall is higher by more than its standard error, so that few rows, on which
+anything looks better by chance, keep ITQ.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -69,22 +69,44 @@ def start_from_itq(model: HashModel, source: ArraySource, seed: int = 0) -> None
         layer.bias.copy_(torch.from_numpy(-itq.mean_ @ directions))
 
 
-def held_out_recall(
-    learner: HashModel, kept: ArraySource, held: ArraySource, device: str | torch.device
-) -> Callable[[], float]:
-    """A function that measures the learner as it is: recall of the nearest kept rows of held-out rows."""
-    from hashnet.metrics import exact_neighbours, neighbour_report
+class HeldOutRecall:
+    """Measures a learner as it is: recall of the nearest ``kept`` rows of ``held`` out ones.
 
-    some = np.flatnonzero(held.usable)[:MAX_QUERIES]
-    rows = np.flatnonzero(kept.usable)
-    if len(some) < 2 or len(rows) < K:
-        raise DataError(f"{len(some)} held-out rows and {len(rows)} others are too few to measure recall on")
-    queries = ArraySource(held.array.numpy()[some])
-    truth = exact_neighbours(queries.array.numpy(), [kept.array.numpy()[rows]], K)
-    within = max(K, min(WITHIN, round(SHARE * len(rows))))
+    Made before training; ``start`` is the recall of each held-out row, float (q,), by then.
+    """
 
-    def measure() -> float:
-        codes = [pack_signs(logits_of(learner, source, device)[0]) for source in (queries, kept)]
-        return neighbour_report(codes[0], codes[1][rows], truth, within).recall
+    def __init__(
+        self, learner: HashModel, kept: ArraySource, held: ArraySource, device: str | torch.device
+    ) -> None:
+        from hashnet.metrics import exact_neighbours
 
-    return measure
+        self.learner, self.device, self.kept = learner, device, kept
+        some = np.flatnonzero(held.usable)[:MAX_QUERIES]
+        self.rows = np.flatnonzero(kept.usable)
+        if len(some) < 2 or len(self.rows) < K:
+            raise DataError(
+                f"{len(some)} held-out rows and {len(self.rows)} others are too few to measure recall on"
+            )
+        self.queries = ArraySource(held.array.numpy()[some])
+        self.truth = exact_neighbours(self.queries.array.numpy(), [kept.array.numpy()[self.rows]], K)
+        self.within = max(K, min(WITHIN, round(SHARE * len(self.rows))))
+        self.weights = {name: value.clone() for name, value in learner.state_dict().items()}
+        self.start = self.recalls()
+
+    def recalls(self) -> np.ndarray:
+        """float (q,): the recall of each held-out row."""
+        from hashnet.metrics import neighbour_report
+
+        sources = (self.queries, self.kept)
+        codes = [pack_signs(logits_of(self.learner, source, self.device)[0]) for source in sources]
+        return np.array(neighbour_report(codes[0], codes[1][self.rows], self.truth, self.within).recalls)
+
+    def __call__(self) -> float:
+        return float(self.recalls().mean())
+
+    def settle(self) -> float:
+        """The recall after training; puts the learner back to its start unless it is clearly better."""
+        gain = self.recalls() - self.start
+        if gain.mean() <= gain.std(ddof=1) / len(gain) ** 0.5:
+            self.learner.load_state_dict(self.weights)
+        return self()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -54,7 +55,7 @@ from hashnet.training.frozen_backbone import (
 )
 from hashnet.training.inputs import ArraySource, LabelledRows, held_out, open_rows
 from hashnet.training.loop import Callbacks, fit
-from hashnet.training.neighbours import held_out_recall, start_from_itq
+from hashnet.training.neighbours import HeldOutRecall, start_from_itq
 from hashnet.training.rate_search import find_lr
 from hashnet.training.train_config import TrainConfig
 
@@ -124,19 +125,20 @@ def train_run(
     checkpoints = Checkpoints(run.checkpoints)
     rank, n_workers = world()
     begun = from_first(float(rank == 0 and checkpoints.newest() is not None)) > 0.5
+    itq = config.start == "itq"
     if config.head_epochs and model.modality == "image" and not head_only and not begun:
         centres = open_rows(manifest, "train", model, config, positions=_kept(config, kept))
         frozen = backbone_features(features, centres.source, device)
         first = train_head_first(model, frozen, loss, config, sampler, device)
         if first.J is not None:
             logger.info("hash layer alone: J %.4f, L %.4f", first.J, first.L)
-    elif config.standardise and rank == 0 and not begun:  # the other workers get worker 0's weights
+    elif config.standardise and rank == 0 and (not begun or itq):  # the other workers get worker 0's weights
         standardise(learner, source, seed=config.seed, device=device)
     if parts is not None:
         kept_views = activations(config, model, parts, manifest, rows.source, device)
         if kept_views is not None:
             learner, source = last_blocks(model.to(device), parts), kept_views
-    if config.start == "itq" and rank == 0 and not begun:
+    if itq and rank == 0:  # a run that goes on is measured against its start, too
         assert isinstance(source, ArraySource)
         start_from_itq(learner, source, config.seed)
     if config.lr is None and isinstance(source, ArraySource):
@@ -145,15 +147,15 @@ def train_run(
     monitor = _Monitor(
         config, model, learner, manifest, loss.guessing, device, callbacks or Callbacks(), features, head_only
     )
-    score, recall, start_recall = None, None, None
+    score: Callable[[], float] | None = None
+    recall: HeldOutRecall | None = None
     if config.validation and (config.patience or config.pairs):
         waiting = open_rows(manifest, "train", model, config, positions=held, lenient=True)
         inputs = backbone_features(features, waiting.source, device) if head_only else waiting.source
         if config.pairs is not None:
             assert isinstance(source, ArraySource)
             assert isinstance(inputs, ArraySource)
-            score = recall = held_out_recall(learner.to(device), source, inputs, device)
-            start_recall = recall()
+            score = recall = HeldOutRecall(learner.to(device), source, inputs, device)
         else:
             assert waiting.labels is not None
             score = partial(held_out_score, learner if head_only else model, inputs, waiting.labels, device)
@@ -171,6 +173,7 @@ def train_run(
     )
     if rank != 0:
         return None
+    recalled = recall.settle() if recall else None
     if head_only:
         adopt_head(model, learner)
     model.eval()
@@ -194,8 +197,8 @@ def train_run(
         validation_map=held_out_map(config, model, manifest, held, device, features)
         if config.validation and not recall
         else None,
-        validation_recall=recall() if recall else None,
-        start_recall=start_recall,
+        validation_recall=recalled,
+        start_recall=float(recall.start.mean()) if recall else None,
         seconds=round(time.monotonic() - started, 3),
     )
     return _save(config, manifest, model, history, summary)

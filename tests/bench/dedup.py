@@ -141,7 +141,7 @@ def beside_lance(n: int) -> None:
                 "lance_cpu_s": round(theirs, 3),
                 "ratio": round(theirs / ours, 1),
             }
-            print(json.dumps(row | {"same_clusters": np.array_equal(sizes, others)}), flush=True)
+            print(json.dumps(row | {"same_sizes": np.array_equal(sizes, others)}), flush=True)
             assert len(ids) == sizes.sum()
 
 

@@ -224,11 +224,8 @@ def _figures(rows: list[NeighbourRow]) -> list[ComparisonFigure]:
     depth.set_xscale("log")
     depth.set(xlabel="N, items retrieved", ylabel=f"recall of the {report.k} nearest", ylim=(0, 1.02))
     legend(depth)
-    return [
-        drawn(
-            "recall_bits",
-            f"Recall of the {report.k} nearest within {report.within} over code lengths",
-            lengths,
-        ),
-        drawn("recall_depth", f"Recall over the number of items retrieved at {bits[-1]} bits", depth),
-    ]
+    shown = [drawn("recall_depth", f"Recall over the number of items retrieved at {bits[-1]} bits", depth)]
+    if len(bits) > 1:
+        caption = f"Recall of the {report.k} nearest within {report.within} over code lengths"
+        shown.insert(0, drawn("recall_bits", caption, lengths))
+    return shown
