@@ -118,10 +118,9 @@ def test_rows_of_another_manifest_are_not_taken_and_those_of_an_extended_one_are
     assert features(grown, tmp_path / "cache").missing(np.arange(N + 10)) == 11  # the new ones, and 7
 
 
-def test_large_manifests_are_not_kept(manifest, tmp_path, monkeypatch):
-    monkeypatch.setattr(feature_cache, "MAX_BYTES", 100)
+def test_large_manifests_are_not_kept(manifest, tmp_path):
     ids = np.arange(3)
-    features(manifest, tmp_path / "cache")(ids, Reader(ids))
+    features(manifest, tmp_path / "cache", max_bytes=100)(ids, Reader(ids))
     assert not (tmp_path / "cache").exists()
 
 

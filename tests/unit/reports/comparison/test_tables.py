@@ -207,7 +207,7 @@ def test_tables_measured_otherwise_say_so(records):
 def test_rows_that_all_have_several_labels_leave_the_embedding_empty(records, tmp_path):
     """-1 says that a row does not have exactly one label."""
     codes = np.zeros((40, 2), dtype=np.uint8)
-    np.savez(tmp_path / figures.CODES, query=codes, database=codes, classes=np.full(40, -1))
+    np.savez(tmp_path / "codes.npz", query=codes, database=codes, classes=np.full(40, -1))
     hashnet = next(r for r in records if r.made_from.method == "hashnet")
     hashnet = dataclasses.replace(hashnet, folder=str(tmp_path))
     ax = new_axes()
