@@ -18,7 +18,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from cluster.encode import EncodeConfig, encode_database
 from cluster.runtime import Need, capacity, connection, telemetry
+from hashnet.encoding import BOTH
 from hashnet.errors import DataError, LineageMismatch
 from hashnet.io import REQUIRED, Progress, binary_matrix, events, key, storage
 from hashnet.labels import LabelSets
@@ -36,6 +37,7 @@ from hashnet.metrics import (
     QueryCounts,
     QueryMeasures,
     ReportArtefact,
+    ScoreShard,
     build_report,
     build_shard,
     query_block_size,
@@ -103,10 +105,12 @@ def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
     labels = _query_labels(queries)
     k = rank_limit(config.k, len(store))
     made_from = {"database": store.sha256, "queries": queries.sha256, "k": k, "seed": config.seed}
+    made_from["rankings"] = "hamming,asymmetric"
     artefact = config.artefacts.report
     report = _finished(artefact, made_from)
     if report is None:
-        evaluation = Evaluation(store, queries.codes(), labels, k, config.seed, config.device)
+        logits = _query_logits(config, queries)
+        evaluation = Evaluation(store, queries.codes(), labels, k, config.seed, config.device, logits)
         measures = _measure_all(config, evaluation, made_from)
         # The model may have been trained on another list of classes than this run's.
         names = info.class_names if len(info.class_names or ()) == labels.n_classes else None
@@ -119,8 +123,8 @@ def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
         _write_trec(config, store, queries)
     page = _draw(config, report) if config.figures else None
     told = (
-        "n_queries", "n_database", "n_bits", "k", "map", "map_interval", "map_relevant", "map_tie_aware",
-        "queries_without_hit", "chance",
+        "n_queries", "n_database", "n_bits", "k", "map", "map_interval", "map_asymmetric",
+        "map_asymmetric_interval", "map_relevant", "map_tie_aware", "queries_without_hit", "chance",
     )  # fmt: skip
     return {
         "run": config.run,
@@ -151,6 +155,8 @@ def _queries(config: EvaluateConfig, store: CodeStore, info: BundleInfo) -> Code
             run=config.run,
             model=config.artefacts.model.uri,
             out=config.artefacts.query_codes.uri,
+            output=BOTH,
+            features_dtype="float32",
             split="query",
             device=device,
             compile=compile,
@@ -172,6 +178,19 @@ def _queries(config: EvaluateConfig, store: CodeStore, info: BundleInfo) -> Code
             f"{queries.uri} holds no queries; put some rows of the manifest into the split `query`"
         )
     return queries
+
+
+def _query_logits(config: EvaluateConfig, queries: CodeStore) -> np.ndarray | None:
+    """The queries' logits, float32 (q, n_bits), from the features that were stored with their codes."""
+    from hashnet.encoding import Encoder  # imports torch
+
+    features = Run(config.run).store("features", "query").open()
+    if features.ids().tolist() != queries.ids().tolist():
+        raise LineageMismatch(
+            f"{features.uri} and {queries.uri} are of other rows; delete both and run again"
+        )
+    encoder = Encoder.load(config.artefacts.model.uri, engine=features.lineage["engine"])
+    return encoder.head(features.features())
 
 
 def _evaluate_neighbours(config: EvaluateConfig, store: CodeStore, queries: CodeStore) -> dict[str, Any]:
@@ -302,6 +321,13 @@ class Evaluation:
     k: int
     seed: int
     device: str
+    logits: np.ndarray | None = None  # float32 (q, n_bits), of the queries, for the asymmetric ranking
+
+    def queries(self, span: Span) -> tuple[np.ndarray, LabelSets, np.ndarray | None]:
+        """Codes, labels and logits of a range of queries."""
+        some = slice(*span)
+        logits = None if self.logits is None else self.logits[some]
+        return self.codes[some], self.labels.rows(*span), logits
 
 
 def query_ranges(n_queries: int, k: int) -> list[Span]:
@@ -331,7 +357,7 @@ def count_here(
     """What ``run_ranges`` yields, computed by this process: for so few that starting tasks takes longer."""
     store, k, seed = evaluation.store, evaluation.k, evaluation.seed
     for span in ranges:
-        queries = (evaluation.codes[span[0] : span[1]], evaluation.labels.rows(*span))
+        queries = evaluation.queries(span)
         parts = [_count(store.uri, store.sha256, group, seed, "cpu", queries, k) for group in groups]
         yield span, _finish(k, *parts)
 
@@ -353,7 +379,7 @@ def run_ranges(
     finish = ray.remote(_finish).options(num_cpus=1, max_retries=3)
 
     def start(span: Span) -> Any:
-        queries = ray.put((evaluation.codes[span[0] : span[1]], evaluation.labels.rows(*span)))
+        queries = ray.put(evaluation.queries(span))
         parts = [count.remote(store.uri, store.sha256, group, seed, device, queries, k) for group in groups]
         while len(parts) > FAN_IN:
             parts = [merge_some.remote(k, *parts[i : i + FAN_IN]) for i in range(0, len(parts), FAN_IN)]
@@ -374,8 +400,12 @@ def _count(
     uri: str, sha256: str, group: tuple[int, ...], seed: int, device: str, queries: Any, k: int
 ) -> QueryCounts:
     """Task: counts and candidate keys of a range of queries against a group of shards."""
-    codes, labels = queries
-    return _load_group(uri, sha256, group, seed, device).count(codes, labels, k, threads=1)
+    codes, labels, logits = queries
+    shard, scored = _load_group(uri, sha256, group, seed, device)
+    counts: QueryCounts = shard.count(codes, labels, k, threads=1)
+    if logits is None:
+        return counts
+    return replace(counts, ranking=scored.rank(logits, labels, k, threads=1))
 
 
 @lru_cache(maxsize=2)  # tasks of successive ranges on one worker share what was read
@@ -386,7 +416,8 @@ def _load_group(uri: str, sha256: str, group: tuple[int, ...], seed: int, device
     table = pa.concat_tables(store.tables(["row_id", "code", "labels"], group))
     labels = LabelSets.from_arrow(table["labels"], store.n_classes or 0)
     codes = binary_matrix(table["code"], store.n_bits // 8)
-    return build_shard(codes, labels, table["row_id"].to_numpy(), seed, device)
+    ids = table["row_id"].to_numpy()
+    return build_shard(codes, labels, ids, seed, device), ScoreShard.build(codes, labels, ids, seed)
 
 
 def _merge(k: int, *parts: QueryCounts) -> QueryCounts:
@@ -398,9 +429,5 @@ def _finish(k: int, *parts: QueryCounts) -> list[QueryMeasures]:
     """Task: the measures of a range of queries, in blocks of fixed size."""
     found = QueryCounts.merge(parts, k)
     step = query_block_size(k)
-    return [
-        QueryMeasures.from_counts(
-            QueryCounts(found.counts[:, first : first + step], found.keys[first : first + step]), k
-        )
-        for first in range(0, len(found.keys), step)
-    ]
+    starts = range(0, len(found.keys), step)
+    return [QueryMeasures.from_counts(found.rows(first, first + step), k) for first in starts]

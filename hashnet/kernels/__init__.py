@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         PlaneItems,
         Queries,
         count_and_rank,
+        hash_bits,
         new_scratch,
     )
     from hashnet.kernels.resampling import resample

@@ -36,13 +36,11 @@ import numpy as np
 from numba import njit
 
 from hashnet.codes import as_words
-from hashnet.errors import Unsupported
 from hashnet.kernels.jit import compiled, popcount
 
 WORDS = 128  # words of a plane in one block: 8,192 items; the planes of a 64-bit block are 72 KiB
 ITEMS = WORDS * 64
 GROUP = 8  # planes added together
-MAX_BITS = 2040  # a candidate key of ``hashnet.kernels.ranking`` has 11 bits for the distance
 GROUPS, FLIPPED, ONES, PLANES = 0, 1, 2, 3  # columns of a query plan, see plan_queries
 
 u64 = np.uint64  # indices are unsigned, too: numba wraps negative ones around, at the cost of a comparison
@@ -219,8 +217,6 @@ def bit_planes(codes: np.ndarray, order: np.ndarray) -> np.ndarray:
     ``order`` fills whole blocks, with -1 where there is no item.
     """
     n_bits = codes.shape[1] * 8
-    if n_bits > MAX_BITS:
-        raise Unsupported(f"codes of up to {MAX_BITS} bits can be evaluated, these have {n_bits}")
     planes = aligned(len(order) // ITEMS * block_planes(n_bits) * WORDS)
     _fill_planes(as_words(codes), order, n_bits, sum_planes(n_bits), planes)
     return planes

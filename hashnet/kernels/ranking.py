@@ -19,7 +19,14 @@ from hashnet.kernels.jit import compiled, popcount
 
 FEW = 32  # relevant items are counted one by one where fewer than one item in FEW is relevant
 HASH_BITS = 52  # a candidate key: distance (11 bits) | tie hash (52 bits) | relevant (1 bit)
-_HASH_AT, _DISTANCE_AT = np.uint64(1), np.uint64(HASH_BITS + 1)
+LONG_HASH_BITS = 50  # of codes whose distances need more than 11 bits: the two lowest bits are left out
+_HASH_AT = np.uint64(1)
+_DISTANCE_AT = np.uint64(LONG_HASH_BITS + 1)  # in an entry, see ``_keep``: a place needs fewer bits
+
+
+def hash_bits(n_bits: int) -> int:
+    """How many bits of the tie hash a candidate key has, for codes of this length."""
+    return HASH_BITS if n_bits < 1 << (63 - HASH_BITS) else LONG_HASH_BITS
 
 
 class PlaneItems(NamedTuple):
@@ -87,6 +94,7 @@ def count_and_rank(queries, first, last, items, classes, scratch, counts, keys):
     k <= n: the candidate keys of the k best, ascending.
     """
     k, n, n_bits, n_sum = keys.shape[1], items.n, counts.shape[2] - 16, len(scratch.distances) // WORDS
+    distance_at_bit = u64(1 + (HASH_BITS if n_bits < 1 << (63 - HASH_BITS) else LONG_HASH_BITS))
     zeros, stride = n_bits * WORDS, (n_bits + 1 + n_sum) * WORDS  # the plane of zeros; words of a block
     distances, group = scratch.distances, last - first
     n_kept = np.zeros(group, dtype=np.int64)
@@ -140,7 +148,7 @@ def count_and_rank(queries, first, last, items, classes, scratch, counts, keys):
         reach = min(_reach(counts[0, i], k, n_bits), n_bits)
         if guess[j] < reach:  # some of the k best were passed over
             n_kept[j] = _scan_again(queries, i, items, scratch, j, reach, counts[0, i], k)
-        _sort_keys(scratch.kept[j], n_kept[j], counts[0, i], items.hashes, keys[i])
+        _sort_keys(scratch.kept[j], n_kept[j], counts[0, i], items.hashes, distance_at_bit, keys[i])
 
 
 @compiled
@@ -269,7 +277,7 @@ def _drop_beyond(kept, length, radius):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _sort_keys(kept, length, all_items, hashes, keys):  # type: ignore[no-untyped-def]
+def _sort_keys(kept, length, all_items, hashes, distance_at_bit, keys):  # type: ignore[no-untyped-def]
     """Counting sort of the entries, which come in the order of their hash, into the ascending keys (k,)."""
     slot = np.zeros(len(all_items) + 1, dtype=np.int64)  # where the next key of each distance goes
     for d in range(len(all_items)):
@@ -279,5 +287,5 @@ def _sort_keys(kept, length, all_items, hashes, keys):  # type: ignore[no-untype
         at = slot[distance]
         if at < len(keys):
             place = (kept[e] ^ (distance << _DISTANCE_AT)) >> _HASH_AT
-            keys[at] = (distance << _DISTANCE_AT) | (hashes[place] << _HASH_AT) | (kept[e] & ONE)
+            keys[at] = (distance << distance_at_bit) | (hashes[place] << _HASH_AT) | (kept[e] & ONE)
             slot[distance] = at + 1

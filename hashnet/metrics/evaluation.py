@@ -22,6 +22,7 @@ from hashnet.labels import LabelSets
 from hashnet.metrics.bootstrap import interval
 from hashnet.metrics.measures import QueryMeasures, curve_ranks, mean_by_class, query_block_size
 from hashnet.metrics.report import ClassScore, EvalReport, RadiusCurve, RankCurve
+from hashnet.metrics.scores import ScoreShard, check_query_logits
 from hashnet.metrics.shard import Shard
 
 
@@ -32,6 +33,7 @@ def evaluate(
     database_labels: Any,
     k: int | None = 5000,
     *,
+    query_logits: Any = None,
     database_ids: Any = None,
     class_names: Sequence[str] | None = None,
     seed: int = 0,
@@ -45,6 +47,8 @@ def evaluate(
     curves by rank stop (None: the whole database). ``database_ids`` int64 (n,), the row ids whose
     hash with ``seed`` breaks ties, default to 0 … n - 1. ``device`` "cuda" counts on the GPU with
     torch, "cpu" and "auto" with the kernel on ``threads`` cores: a GPU has to sort what the kernel counts.
+
+    ``query_logits`` float (q, n_bits) add MAP of the asymmetric ranking.
 
     Memory: the database as bits, its labels, and a block of queries; never queries x database.
     """
@@ -62,9 +66,16 @@ def evaluate(
     shard = build_shard(database_codes, database, ids, seed, device)
     blocks = []
     step = query_block_size(k)
+    scored = None
+    if query_logits is not None:
+        query_logits = check_query_logits(query_logits, len(query_codes), query_codes.shape[1] * 8)
+        scored = ScoreShard.build(database_codes, database, ids, seed)
     for first in range(0, len(query_codes), step):
         last = min(first + step, len(query_codes))
-        counts = shard.count(query_codes[first:last], queries.rows(first, last), k, threads)
+        labels = queries.rows(first, last)
+        counts = shard.count(query_codes[first:last], labels, k, threads)
+        if scored is not None:
+            counts = replace(counts, ranking=scored.rank(query_logits[first:last], labels, k, threads))
         blocks.append(QueryMeasures.from_counts(counts, k))
     return build_report(QueryMeasures.concatenate(blocks), queries, len(database_codes), k, seed, class_names)
 
@@ -96,6 +107,8 @@ def build_report(
     ranks = curve_ranks(k)
     class_map, class_queries = mean_by_class(measures.ap, queries)
     dissimilar = measures.all_items - measures.relevant_items
+    by_score = measures.ap_asymmetric
+    has_scores = bool(q) and not np.isnan(by_score).any()
     return EvalReport(
         n_queries=q,
         n_database=n_database,
@@ -138,6 +151,9 @@ def build_report(
         ap_relevant=_floats(measures.ap_relevant),
         ap_tie_aware=_floats(measures.ap_tie_aware),
         ndcg=_mean(measures.ndcg),
+        map_asymmetric=_mean(by_score) if has_scores else None,
+        map_asymmetric_interval=interval(by_score, seed) if has_scores else None,
+        ap_asymmetric=_floats(by_score) if has_scores else (),
     )
 
 

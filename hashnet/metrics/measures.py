@@ -27,7 +27,7 @@ from hashnet.metrics.shard import QueryCounts
 
 ALL_RANKS = 10_000  # beyond this many ranks a curve keeps every rank to 1,000 and then about 4,600 per decade
 _KEYS_AT_ONCE = 1 << 24  # candidate keys of a block: 128 MiB
-_PER_QUERY = 8  # the first fields of QueryMeasures have one value per query
+_PER_QUERY = 9  # the first fields of QueryMeasures have one value per query
 
 
 def average_precision(
@@ -188,7 +188,7 @@ def query_block_size(k: int) -> int:
 
 @dataclass(frozen=True)
 class QueryMeasures:
-    """One value per query (the first eight fields, (q,) each), and sums over the queries."""
+    """One value per query (the first nine fields, (q,) each), and sums over the queries."""
 
     ap: np.ndarray
     ap_relevant: np.ndarray
@@ -198,6 +198,7 @@ class QueryMeasures:
     ndcg: np.ndarray
     n_hits: np.ndarray
     n_relevant: np.ndarray
+    ap_asymmetric: np.ndarray  # NaN where the queries' logits were not given
     rank_hits: np.ndarray  # (ranks kept,)
     rank_recall: np.ndarray
     radius_precision: np.ndarray  # (n_bits + 1,)
@@ -217,6 +218,9 @@ class QueryMeasures:
         hits, recall = rank_sums(relevance, n_relevant)
         ranks = curve_ranks(relevance.shape[1]) - 1
         ball_precision, ball_recall, empty = within_radius(all_items, relevant)
+        by_score = np.full(len(ap), np.nan)
+        if found.ranking is not None:
+            by_score, _, _ = average_precision(found.ranking.relevance(), n_relevant, k)
         return cls(
             ap=ap,
             ap_relevant=ap_relevant,
@@ -226,6 +230,7 @@ class QueryMeasures:
             ndcg=discounted_gain(relevance, n_relevant, k),
             n_hits=n_hits,
             n_relevant=n_relevant,
+            ap_asymmetric=by_score,
             rank_hits=hits[ranks],
             rank_recall=recall[ranks],
             radius_precision=ball_precision.sum(axis=0),

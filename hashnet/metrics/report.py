@@ -58,6 +58,9 @@ DEFINITIONS = {
         "mean over queries."
     ),
     "empty_within": "Fraction of queries with no item at all at distance <= r.",
+    "map_asymmetric": (
+        "MAP@k as `map`, of items ordered by the query's logits against their signs, ties by the same hash."
+    ),
     "per_class": "MAP over the queries that carry the class; a query with several labels counts for each.",
     "interval": (
         "95 % percentile bootstrap of the mean over queries (1,000 resamples, seeded): how much the choice "
@@ -130,6 +133,9 @@ class EvalReport:
     ap_relevant: tuple[float, ...] = dataclasses.field(default=(), repr=False)
     ap_tie_aware: tuple[float, ...] = dataclasses.field(default=(), repr=False)
     ndcg: float | None = None  # None in a report of an older version
+    map_asymmetric: float | None = None  # None where the queries' logits were not given
+    map_asymmetric_interval: tuple[float, float] | None = None
+    ap_asymmetric: tuple[float, ...] = dataclasses.field(default=(), repr=False)
 
     def precision_at(self, n: int) -> float:
         """Precision of the N nearest; N one of ``by_rank.ranks``."""

@@ -5,7 +5,8 @@
 
 A candidate is one uint64, and ascending keys are the ranking:
 
-    distance (11 bits) | hash of the row id (52 bits) | relevant (1 bit)
+    distance (11 bits) | hash of the row id (52 bits) | relevant (1 bit)       up to 2,040 bits
+    distance (13 bits) | hash of the row id (50 bits) | relevant (1 bit)       longer codes
 
 Items at equal distance are ordered by a seeded hash of their row id, which depends neither on shards nor
 on storage order: a database stored sorted by class is not ranked better than a shuffled one, and the
@@ -31,6 +32,7 @@ from hashnet.kernels import (
     compiled,
     count_and_rank,
     default_threads,
+    hash_bits,
     new_scratch,
     plan_queries,
 )
@@ -60,27 +62,63 @@ def tie_hash(row_ids: np.ndarray, seed: int = 0) -> np.ndarray:
     return x
 
 
+NOTHING = np.uint64(2**64 - 1)  # the key of an unused place: after every other
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The m <= k best of q queries: ``scores`` float32 (q, m), descending, and ``keys`` uint64 (q, m).
+
+    A key is the tie hash of the item and, in its lowest bit, whether it is relevant.
+    """
+
+    scores: np.ndarray
+    keys: np.ndarray
+
+    @classmethod
+    def merge(cls, pieces: Sequence[Ranking], k: int) -> Ranking:
+        """The k best of all pieces, by (score descending, tie hash)."""
+        scores = np.concatenate([piece.scores for piece in pieces], axis=1)
+        keys = np.concatenate([piece.keys for piece in pieces], axis=1)
+        order = np.lexsort((keys, -scores), axis=1)[:, :k]
+        return cls(np.take_along_axis(scores, order, axis=1), np.take_along_axis(keys, order, axis=1))
+
+    def relevance(self) -> np.ndarray:
+        """uint8 (q, m): 1 where the item at a rank is relevant."""
+        return ((self.keys & np.uint64(1) == 1) & (self.keys != NOTHING)).astype(np.uint8)
+
+    def rows(self, first: int, last: int) -> Ranking:
+        return Ranking(self.scores[first:last], self.keys[first:last])
+
+
 @dataclass(frozen=True)
 class QueryCounts:
     """What one piece of the database says about q queries.
 
     ``counts`` int64 (2, q, n_bits + 1): all and relevant items at each distance. ``keys`` uint64
-    (q, m): the m <= k best candidates, ascending.
+    (q, m): the m <= k best candidates, ascending. ``ranking`` is the asymmetric one, where logits were given.
     """
 
     counts: np.ndarray
     keys: np.ndarray
+    ranking: Ranking | None = None
 
     @classmethod
     def merge(cls, pieces: Sequence[QueryCounts], k: int) -> QueryCounts:
         """The counts of several pieces together, with the k best of all their candidates."""
         counts = sum((piece.counts for piece in pieces[1:]), start=pieces[0].counts)
         if len(pieces) == 1:
-            return cls(counts, pieces[0].keys[:, :k])
+            return cls(counts, pieces[0].keys[:, :k], pieces[0].ranking)
         keys = np.concatenate([piece.keys for piece in pieces], axis=1)
         if keys.shape[1] > k:
             keys = np.partition(keys, k - 1, axis=1)[:, :k]
-        return cls(counts, np.sort(keys, axis=1))
+        rankings = [piece.ranking for piece in pieces if piece.ranking is not None]
+        return cls(counts, np.sort(keys, axis=1), Ranking.merge(rankings, k) if rankings else None)
+
+    def rows(self, first: int, last: int) -> QueryCounts:
+        """Those of queries ``first`` to ``last - 1``."""
+        ranking = None if self.ranking is None else self.ranking.rows(first, last)
+        return QueryCounts(self.counts[:, first:last], self.keys[first:last], ranking)
 
 
 @dataclass(frozen=True)
@@ -110,7 +148,7 @@ class Shard:
         row_at = np.full(n_places, -1)
         row_at[at] = order
         hash_at = np.zeros(n_places, dtype=np.uint64)
-        hash_at[places] = hashes
+        hash_at[places] = hashes >> np.uint64(HASH_BITS - hash_bits(codes.shape[1] * 8))
         items = PlaneItems(bit_planes(codes, row_at), hash_at, len(codes), n_even)
         return cls(codes.shape[1] * 8, items, class_items(labels, places, n_places // 64))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hashnet.codes import check_codes, unpack_codes
-from hashnet.kernels import HASH_BITS
+from hashnet.kernels import HASH_BITS, hash_bits
 from hashnet.labels import LabelSets
 from hashnet.metrics.shard import QueryCounts, tie_hash
 
@@ -71,6 +71,7 @@ class TorchShard:
 
         queries = self._signs(check_codes(query_codes, self.n_bits))
         query_sets = _multi_hot(query_labels, 0, len(query_labels), self.device)
+        n_hash = hash_bits(self.n_bits)
         q, k, bins = len(queries), min(k, self.n), self.n_bits + 1
         counts = torch.zeros(2 * q * bins, dtype=torch.int64, device=self.device)
         best = torch.empty((q, 0), dtype=torch.int64, device=self.device)
@@ -84,8 +85,9 @@ class TorchShard:
             place = (row + distance).flatten()
             counts[: q * bins] += torch.bincount(place, minlength=q * bins)
             counts[q * bins :] += torch.bincount(place[relevant.flatten()], minlength=q * bins)
-            # uint64 order in int64: the top bit, set only at distance 1,024, is turned round
-            keys = ((distance - 1024) << (HASH_BITS + 1)) | (self.hashes[first:last] << 1) | relevant.long()
+            # uint64 order in int64: the top bit, set from half of the distances on, is turned round
+            keys = (distance - (1 << (62 - n_hash))) << (n_hash + 1)
+            keys = keys | (self.hashes[first:last] >> (HASH_BITS - n_hash) << 1) | relevant.long()
             best = torch.cat([best, keys], dim=1)
             best = best.topk(min(k, best.shape[1]), dim=1, largest=False, sorted=True).values
         keys_out = best.cpu().numpy().view(np.uint64) ^ np.uint64(1 << 63)

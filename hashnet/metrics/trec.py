@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hashnet.io import storage
-from hashnet.kernels import HASH_BITS
+from hashnet.kernels import HASH_BITS, hash_bits
 from hashnet.labels import LabelSets
 from hashnet.metrics.evaluation import check_ids, check_inputs, check_labels
 from hashnet.metrics.measures import query_block_size
@@ -46,7 +46,8 @@ def write_trec(
     names = check_ids(query_ids, len(query_codes), "query ids")
     ids = check_ids(database_ids, len(database_codes), "database ids")
     shard = Shard.build(database_codes, database, ids, seed)
-    hashes = tie_hash(ids, seed)
+    n_hash = hash_bits(database_codes.shape[1] * 8)
+    hashes = tie_hash(ids, seed) >> np.uint64(HASH_BITS - n_hash)
     by_hash = np.argsort(hashes)
     members = _members(database)
     step = query_block_size(k)
@@ -59,7 +60,7 @@ def write_trec(
             labels = queries.rows(first, last)
             keys = shard.count(query_codes[first:last], labels, k).keys
             # A key is distance | hash of the row id | relevant: the hash leads back to the row.
-            found = (keys >> np.uint64(1)) & np.uint64(2**HASH_BITS - 1)
+            found = (keys >> np.uint64(1)) & np.uint64(2**n_hash - 1)
             ranked = ids[by_hash[np.searchsorted(hashes, found, sorter=by_hash)]]  # (last - first, k)
             for place, name in enumerate(names[first:last].tolist()):
                 items = enumerate(ranked[place].tolist(), start=1)

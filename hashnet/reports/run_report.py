@@ -122,8 +122,15 @@ def cards(report: EvalReport) -> list[Card]:
     low, high = report.map_interval
     times = f"MAP is {report.map / report.chance:.1f} times that" if report.chance else "nothing is relevant"
     empty = f"{report.empty_within(2):.1%} of balls are empty"
+    asymmetric = []
+    if report.map_asymmetric is not None and report.map_asymmetric_interval is not None:
+        gained = (
+            f"95 % interval {report.map_asymmetric_interval[0]:.4f} – {report.map_asymmetric_interval[1]:.4f}"
+        )
+        asymmetric = [Card(f"asymmetric MAP@{report.k:,}", f"{report.map_asymmetric:.4f}", gained)]
     return [
         Card(f"MAP@{report.k:,}", f"{report.map:.4f}", f"95 % interval {low:.4f} – {high:.4f}"),
+        *asymmetric,
         Card("tie-aware MAP", f"{report.map_tie_aware:.4f}", "relevant denominator, all tie orders"),
         Card("P@H≤2", f"{report.precision_within(2):.4f}", empty),
         Card("chance", f"{report.chance:.4f}", times),
@@ -146,6 +153,8 @@ def metric_rows(report: EvalReport) -> list[MetricRow]:
         ("chance level", "chance"),
     )
     rows = [_metric_row(name, getattr(report, field), field, report) for name, field in named]
+    if report.map_asymmetric is not None:
+        rows.insert(1, _metric_row(f"{k}, asymmetric", report.map_asymmetric, "map_asymmetric", report))
     for n in (10, 100, 1000):
         if n in report.by_rank.ranks:
             rows.append(_metric_row(f"precision@{n:,}", report.precision_at(n), "precision_at"))
