@@ -39,16 +39,17 @@ class Outcomes:
         )
 
 
-def try_damage(run: Path, consumers: list[Consumer], n: int, seed: int = 0) -> Outcomes:
+def try_damage(run: Path, consumers: list[Consumer], n: int, part: int = 0, parts: int = 1) -> Outcomes:
     """The outcomes of ``n`` flips and truncations of each file, swaps with ``n`` / 3 others (at most with
     all of them), and the deletion of each file.
 
     An outcome is wrong where a result differs from the undamaged run's, or where an exception is not one
-    of hashnet's; every consumer that reads the damaged file is tried.
+    of hashnet's; every consumer that reads the damaged file is tried. Of every ``parts`` files one is
+    damaged, from the file ``part`` on.
     """
     expected = {consumer.name: consumer.result(run) for consumer in consumers}
-    rng, found = np.random.default_rng(seed), Outcomes()
-    for kind, names, damage in _damages(run, n, rng):
+    rng, found = np.random.default_rng(part), Outcomes()
+    for kind, names, damage in _damages(run, n, rng, slice(part, None, parts)):
         with damage as what:
             for consumer in consumers:
                 if not any(name.startswith(consumer.reads) for name in names):
@@ -71,12 +72,14 @@ def _outcome(consumer: Consumer, run: Path, expected: Any) -> str:
         return f"raw {type(error).__name__}: {error}"
 
 
-def _damages(run: Path, n: int, rng: np.random.Generator) -> Iterator[tuple[str, list[str], Any]]:
+def _damages(
+    run: Path, n: int, rng: np.random.Generator, chosen: slice
+) -> Iterator[tuple[str, list[str], Any]]:
     files = sorted(
         path for path in run.rglob("*") if path.is_file() and path.name not in (".lock", ".compacting")
     )
     names = [str(path.relative_to(run)) for path in files]
-    for path, name in zip(files, names, strict=True):
+    for path, name in zip(files[chosen], names[chosen], strict=True):
         yield "delete", [name], _changed({path: None}, name)
         whole = path.read_bytes()
         for _ in range(n if whole else 0):
@@ -85,7 +88,7 @@ def _damages(run: Path, n: int, rng: np.random.Generator) -> Iterator[tuple[str,
             yield "flip", [name], _changed({path: flipped}, f"{name} bit {bit} of byte {place}")
             length = int(rng.integers(len(whole)))
             yield "truncate", [name], _changed({path: whole[:length]}, f"{name} cut to {length} bytes")
-    for a, path in enumerate(files):
+    for a, path in list(enumerate(files))[chosen]:
         others = [b for b in range(len(files)) if b != a]
         for b in rng.choice(others, min(max(n // 3, 1), len(others)), replace=False).tolist():
             if b < a and n // 3 >= len(others):  # tried the other way round

@@ -198,9 +198,9 @@ CONSUMERS = [
 ]  # fmt: skip
 
 
-def _check(run: Path, copy: Path, n: int, capsys: pytest.CaptureFixture[str]) -> None:
+def _check(run: Path, copy: Path, n: int, capsys: pytest.CaptureFixture[str], **part: int) -> None:
     shutil.copytree(run, copy)
-    found = try_damage(copy, CONSUMERS, n)
+    found = try_damage(copy, CONSUMERS, n, **part)
     with capsys.disabled():
         print(f"\n{found}")
     assert found.wrong == []
@@ -212,5 +212,7 @@ def test_damaged_files_are_refused(whole_run, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_damaged_files_are_refused_many_times(whole_run, tmp_path, capsys):
-    _check(whole_run, tmp_path / "run", 300, capsys)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(6))
+def test_damaged_files_are_refused_many_times(whole_run, tmp_path, capsys, part):
+    _check(whole_run, tmp_path / "run", 300, capsys, part=part, parts=6)
