@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs
 
@@ -309,11 +310,13 @@ def explain(error: ValidationError) -> ApiError:
     kinds = {mistake["type"] for mistake in mistakes}
     if kinds & {"json_invalid"}:
         return ApiError("invalid_json", f"the body is not JSON: {mistakes[0]['ctx'].get('error', '')}", 400)
+    by_place: dict[str, list[str]] = {}
+    for mistake in mistakes:
+        by_place.setdefault(_place(mistake["loc"]), []).append(_sentence(mistake))
     listed = "; ".join(
-        f"{'.'.join(str(place) for place in mistake['loc']) or 'body'}: {mistake['msg']}"
-        for mistake in mistakes[:3]
+        f"{place}: {' or '.join(dict.fromkeys(said))}" for place, said in list(by_place.items())[:3]
     )
-    more = f" (and {len(mistakes) - 3} more)" if len(mistakes) > 3 else ""
+    more = f" (and {len(by_place) - 3} more)" if len(by_place) > 3 else ""
     places = {str(mistake["loc"][0]) for mistake in mistakes if mistake["loc"]}
     code = "invalid_request"
     if kinds == {"finite_number"}:
@@ -321,6 +324,26 @@ def explain(error: ValidationError) -> ApiError:
     elif places in ({"k"}, {"radius"}):
         code = f"{places.pop()}_out_of_range"
     return ApiError(code, f"{listed}{more}")
+
+
+# What pydantic adds to a place, or to a sentence, says how a field is checked, not what a client sent.
+_OF_PYDANTIC = re.compile(r"(constrained|function|nullable|list|int|str|float|bool)\b")
+_WORDS = {"Value error, ": "", "Input should be": "must be", "List should": "must", "String should": "must"}
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    """The field, and the positions in it."""
+    kept = [str(part) for part in loc if isinstance(part, int) or not _OF_PYDANTIC.match(part)]
+    return ".".join(kept) or "body"
+
+
+def _sentence(mistake: Any) -> str:
+    if mistake["type"] == "string_pattern_mismatch":
+        return "must be hexadecimal, two digits per byte"
+    text = mistake["msg"]
+    for old, new in _WORDS.items():
+        text = text.replace(old, new)
+    return text
 
 
 def queries_of(body: Any) -> Queries:
