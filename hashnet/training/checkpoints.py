@@ -128,12 +128,14 @@ def _short(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def write_history(uri: str, history: History) -> None:
-    """Writes ``history.json`` into the folder ``uri``."""
+def write_history(uri: str, history: History) -> str:
+    """Writes ``history.json`` into the folder ``uri``; returns its sha256."""
     stages = [stage.to_dict() for stage in history.stages]
     about = sealed("history", FORMAT_VERSION, {"steps": history.steps, "stages": stages})
-    text = json.dumps(about, separators=(",", ":"))  # compact: a file with one number per line would be long
-    storage.write_bytes(storage.join(uri, HISTORY), text.encode())
+    # compact: a file with one number per line would be long
+    data = json.dumps(about, separators=(",", ":")).encode()
+    storage.write_bytes(storage.join(uri, HISTORY), data)
+    return hashlib.sha256(data).hexdigest()
 
 
 def read_history(uri: str) -> History:
@@ -213,8 +215,8 @@ class Checkpoints:
         tensors |= {f"best.{k}": v.detach().cpu().contiguous() for k, v in (best or {}).items()}
         data = save_tensors({k: v.clone() for k, v in (tensors | optimiser_tensors).items()})
         storage.write_bytes(storage.join(folder, TENSORS), data)
-        write_history(folder, history)
         about = {
+            "history_sha256": write_history(folder, history),
             "tensors_sha256": hashlib.sha256(data).hexdigest(),
             "state": asdict(state),
             "optimiser": optimiser_numbers,
@@ -255,6 +257,8 @@ class Checkpoints:
         path = storage.join(folder, STATE)
         about = read_sealed(path, KIND, FORMAT_VERSION, "delete the folder")
         data = read_checked(storage.join(folder, TENSORS), about["tensors_sha256"], "delete the folder")
+        if "history_sha256" in about:  # that of another checkpoint would have a seal, too
+            read_checked(storage.join(folder, HISTORY), about["history_sha256"], "delete the folder")
         state = TrainState(**about["state"])
         return Checkpoint(state, load_tensors(data.to_pybytes()), about["optimiser"], read_history(folder))
 

@@ -91,14 +91,13 @@ def _write_codes(run: Run, encoder: Encoder) -> None:
 
 
 def _write_index(run: Run, store: CodeStore) -> None:
-    """Three versions: the store's codes, further ones with labels, and without some."""
+    """The store's codes and further ones, without some, and with a log of later changes."""
     index = BinaryIndex.build(store)
-    index.save(run.index.uri)
     more = np.arange(8, dtype=np.uint8).reshape(4, 2)
     index.add(more, ids=np.arange(1000, 1004), labels=np.array([0, 1, 2, 0]))
-    index.save(run.index.uri)
     index.remove([1001, int(store.ids()[0])])
     index.save(run.index.uri)
+    index.remove([1002])  # committed at once, to the log
 
 
 def _cell(folder: Path) -> CellTask:
@@ -200,6 +199,7 @@ CONSUMERS = [
 
 def _check(run: Path, copy: Path, n: int, capsys: pytest.CaptureFixture[str], **part: int) -> None:
     shutil.copytree(run, copy)
+    assert list(copy.glob("index/changes-*.log"))
     found = try_damage(copy, CONSUMERS, n, **part)
     with capsys.disabled():
         print(f"\n{found}")
