@@ -11,12 +11,11 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cluster.encode import pipeline, planner, summary
 from cluster.encode.pipeline import refuse_other_model
@@ -30,12 +29,11 @@ from hashnet.encoding import (
     Target,
     feature_tasks,
     picture_tasks,
-    reasons_of,
     repair_tasks,
     shard_tasks,
 )
 from hashnet.errors import ClusterError, ConfigError, LineageMismatch, ModelError
-from hashnet.io import REQUIRED, Progress, Renamed, key, storage
+from hashnet.io import REQUIRED, Progress, Renamed, counted, key, storage
 from hashnet.models import BundleInfo
 from hashnet.run import Run
 from hashnet.store import (
@@ -58,6 +56,7 @@ log = logging.getLogger(__name__)
 
 LOCAL_ROWS = 2048  # pictures that this process computes rather than start actors: half a minute on two cores
 LOCAL_FEATURE_ROWS = 100_000
+ATTEMPTS = 3  # at shards whose rows were lost with a committer's node
 FEATURE_SHARD_BYTES = 64 << 20  # a shard of 4096-d features would otherwise be 134 MB
 
 
@@ -220,6 +219,7 @@ class _Job:
         ]
         self.rows_now = 0
         self.workers: set[str] = set()
+        self.committed: set[str] = set()  # shards, by this run
 
     @property
     def targets(self) -> list[Target]:
@@ -285,11 +285,14 @@ class _Job:
         settings = self._start(sum(map(len, self.todo)), repair=False)
         planner.verify_parts(self.manifest, {shard.part.name for shard in self.todo})
         self._begin()
-        tasks = feature_tasks(self.todo, self.manifest)
-        if self.info.modality == "image":
-            n_cpus = int(connection.resources().get("CPU", 1))
-            tasks = picture_tasks(self.todo, settings.chunk_rows, n_cpus)
-        self._follow(self._on_actors(settings, tasks, self.todo), self.todo)
+        n_cpus = int(connection.resources().get("CPU", 1))
+
+        def tasks_of(shards: list[ShardRange]) -> Iterator[EncodeTask]:
+            if self.info.modality == "features":
+                return feature_tasks(shards, self.manifest)
+            return picture_tasks(shards, settings.chunk_rows, n_cpus)
+
+        self._follow(self._on_actors(settings, tasks_of, self.todo), self.todo)
 
     def _begin(self) -> None:
         for target in self.targets:
@@ -316,7 +319,12 @@ class _Job:
         settings = self._start(len(row_ids), repair=True)
         if self.info.modality == "image":
             tasks = repair_tasks(self.plan, row_ids, first, settings.chunk_rows)
-        self._follow(self._on_actors(settings, tasks, shards), shards, repair=True)
+
+        def tasks_of(some: list[ShardRange]) -> Iterator[EncodeTask]:
+            names = {shard.name for shard in some}
+            return (task for task in tasks if task.shards[0].name in names)
+
+        self._follow(self._on_actors(settings, tasks_of, shards), shards, repair=True)
 
     def _local_encoder(self, tasks: list[EncodeTask]) -> LocalEncoder | None:
         """What encodes the tasks in this process; None where actors should.
@@ -419,22 +427,35 @@ class _Job:
         telemetry.gauge("shards_done", len(self.records), **tags)
 
     def _on_actors(
-        self, settings: pipeline.PipelineSettings, tasks: Iterable[EncodeTask], shards: list[ShardRange]
+        self,
+        settings: pipeline.PipelineSettings,
+        tasks_of: Callable[[list[ShardRange]], Iterator[EncodeTask]],
+        shards: list[ShardRange],
     ) -> Iterator[tuple[int, dict[str, int]]]:
         if self.info.modality == "features":
-            for records, n, worker in pipeline.run_features(settings, iter(tasks)):
-                self.workers.add(worker)
-                self.records |= {record.name: record for record in records}
-                yield n, reasons_of(records)
+            yield from self._progress(pipeline.run_features(settings, tasks_of(shards)))
             return
-        collector = ShardCollector(self.targets, shards, settings.repair)
-        for table in pipeline.run_pictures(settings, iter(tasks)):
-            self.workers.update(pc.unique(table["worker"]).to_pylist())
-            yield self._collect(collector, table.drop_columns(["worker"])), pipeline.bad_reasons(table)
-        if collector.unfinished:
-            raise ClusterError(
-                f"rows of {len(collector.unfinished)} shards did not arrive; run the same command again"
-            )
+        left, n_committers = shards, planner.n_committers(settings.n_actors)
+        for attempt in range(ATTEMPTS):
+            committers = pipeline.start_committers(settings, left, n_committers)
+            steps = self._progress(pipeline.run_pictures(settings, tasks_of(left), committers))
+            for n, reasons in steps:
+                yield (n, reasons) if attempt == 0 else (0, {})  # rows that were lost count once
+            # A repair shard without a good row has no record, and is not written.
+            left = [] if settings.repair else [shard for shard in left if shard.name not in self.committed]
+            if not left:
+                return
+            log.info("rows of %s were lost with a worker; encoding them again", counted(len(left), "shard"))
+        raise ClusterError(
+            f"rows of {counted(len(left), 'shard')} did not arrive; run the same command again"
+        )
+
+    def _progress(self, steps: Iterator[pipeline.Progressed]) -> Iterator[tuple[int, dict[str, int]]]:
+        for step in steps:
+            self.workers.add(step.worker)
+            self.records |= {record.name: record for record in step.records}
+            self.committed |= {record.name for record in step.records}
+            yield step.rows, step.reasons
 
     def _collect(self, collector: ShardCollector, table: pa.Table) -> int:
         """How many rows are new; the collector commits the shards that they complete."""

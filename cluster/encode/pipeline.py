@@ -1,6 +1,6 @@
 """The Ray Data pipelines of encoding: each step is one call into ``hashnet.encoding``.
 
-    pictures   EncodeTask → decode tasks (fetch, decode) → encoder actors → rows to the driver, which commits
+    pictures   EncodeTask → decode tasks (fetch, decode) → encoder actors → committers → records to the driver
     features   EncodeTask → encoder actors that read, encode and commit whole shards → records to the driver
 
 A decode task is a generator: it yields ``chunk_rows`` decoded pictures at a time and pauses while the
@@ -19,21 +19,24 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cluster.runtime import capacity, ray_internals, telemetry
 from hashnet.data import Preprocess
 from hashnet.encoding import (
     EncodeTask,
     RowReader,
+    ShardCollector,
     Target,
     commit_table,
     encode_features,
     encode_rows,
     picture_rows,
+    reasons_of,
 )
 from hashnet.errors import HashnetError, LineageMismatch
 from hashnet.io import events
-from hashnet.store import ShardRecord
+from hashnet.store import ShardRange, ShardRecord
 
 if TYPE_CHECKING:
     from hashnet.encoding import Encoder
@@ -109,14 +112,78 @@ def refuse_other_model(uri: str, sha256: str, planned: str) -> None:
         )
 
 
+class Committer:
+    """An actor that gathers the encoded rows of its shards and commits each when it is complete.
+
+    What it holds is lost with its node: the shards concerned stay without a record, and are encoded again.
+    """
+
+    def __init__(self, settings: PipelineSettings, shards: list[ShardRange]) -> None:
+        self.run = settings.run
+        self.collector = ShardCollector(settings.targets, shards, settings.repair)
+
+    def add(self, table: pa.Table) -> tuple[int, list[ShardRecord]]:
+        """(rows that are new, records of the shards that they completed)."""
+        before = len(self.collector.records)
+        with telemetry.timed("commit_seconds", run=self.run, stage="encode"):
+            new = self.collector.add(table)
+        records = self.collector.records[before:]
+        for record in records:
+            report_commit(self.run, record)
+        return new, records
+
+
+def start_committers(settings: PipelineSettings, shards: list[ShardRange], n: int) -> list[Any]:
+    """``n`` Committers; shard number i is committed by number i % n."""
+    import ray
+
+    actor = ray.remote(Committer).options(num_cpus=ACTOR_CPUS, max_restarts=-1, max_task_retries=-1)
+    of = [[shard for shard in shards if _number(shard.name) % n == i] for i in range(n)]
+    return [actor.remote(settings, some) for some in of]
+
+
+def _number(shard: str) -> int:
+    return int(shard.rpartition("-")[2])
+
+
 class PictureEncoder(EncoderActor):
-    """Decoded pictures → codes or features."""
+    """Decoded pictures → codes or features, handed to the committers; returns what was committed."""
+
+    def __init__(self, settings: PipelineSettings, committers: list[Any]) -> None:
+        super().__init__(settings)
+        self.committers = committers
 
     def __call__(self, table: pa.Table) -> pa.Table:
+        import ray
+
         self.check()
         with telemetry.timed("forward_seconds", run=self.settings.run, stage="encode"):
             encoded = encode_rows(self.encoder, self.settings.output, table)
-        return encoded.append_column("worker", pa.array([self.name] * len(table), pa.string()))
+        waiting = []
+        for name in pc.unique(encoded["shard"]).to_pylist():
+            rows = encoded.filter(pc.equal(encoded["shard"], name))
+            committer = self.committers[_number(name) % len(self.committers)]
+            waiting.append(committer.add.remote(rows))
+        results = ray.get(waiting)
+        records = [record.to_dict() for _, committed in results for record in committed]
+        return pa.table(
+            {
+                "rows": [sum(new for new, _ in results)],
+                "reasons": [json.dumps(bad_reasons(encoded))],
+                "records": [json.dumps(records)],
+                "worker": [self.name],
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """What a step of the pipeline did: rows that are new, bad rows by reason, committed shards, by whom."""
+
+    rows: int
+    reasons: dict[str, int]
+    records: list[ShardRecord]
+    worker: str
 
 
 class FeatureEncoder(EncoderActor):
@@ -160,8 +227,10 @@ def bad_reasons(table: pa.Table) -> dict[str, int]:
     return {count["values"]: count["counts"] for count in counts}
 
 
-def run_pictures(settings: PipelineSettings, tasks: Iterator[EncodeTask]) -> Iterator[pa.Table]:
-    """Tables of encoded pictures, in the order in which they are done."""
+def run_pictures(
+    settings: PipelineSettings, tasks: Iterator[EncodeTask], committers: list[Any]
+) -> Iterator[Progressed]:
+    """What each chunk of pictures came to, in the order in which they are done."""
     assert settings.preprocess is not None
     reader, preprocess, rows, run = settings.reader, settings.preprocess, settings.chunk_rows, settings.run
 
@@ -188,20 +257,22 @@ def run_pictures(settings: PipelineSettings, tasks: Iterator[EncodeTask]) -> Ite
             )
             data = data.map_batches(
                 PictureEncoder,
-                fn_constructor_kwargs={"settings": settings},
+                fn_constructor_kwargs={"settings": settings, "committers": committers},
                 batch_size=rows if settings.gpus_per_actor else None,  # Ray needs a number with GPUs
                 batch_format="pyarrow",
                 compute=_actor_pool(settings, sum(-(-(task.stop - task.start) // rows) for task in batch)),
                 num_cpus=ACTOR_CPUS,
                 num_gpus=settings.gpus_per_actor or None,
             )
-            yield from data.iter_batches(batch_size=None, batch_format="pyarrow")
+            for table in data.iter_batches(batch_size=None, batch_format="pyarrow"):
+                for row in table.to_pylist():
+                    yield Progressed(
+                        row["rows"], json.loads(row["reasons"]), _records(row["records"]), row["worker"]
+                    )
 
 
-def run_features(
-    settings: PipelineSettings, tasks: Iterator[EncodeTask]
-) -> Iterator[tuple[list[ShardRecord], int, str]]:
-    """(records, rows, worker) of each task over feature rows, as it is committed."""
+def run_features(settings: PipelineSettings, tasks: Iterator[EncodeTask]) -> Iterator[Progressed]:
+    """What each task over feature rows came to, as it is committed."""
     for batch in _batches_of_tasks(tasks):
         with _data_context():
             data = _dataset(batch).map_batches(
@@ -215,8 +286,12 @@ def run_features(
             )
             for table in data.iter_batches(batch_size=None, batch_format="pyarrow"):
                 for row in table.to_pylist():
-                    records = [ShardRecord.from_dict(record) for record in json.loads(row["records"])]
-                    yield records, row["rows"], row["worker"]
+                    records = _records(row["records"])
+                    yield Progressed(row["rows"], reasons_of(records), records, row["worker"])
+
+
+def _records(text: str) -> list[ShardRecord]:
+    return [ShardRecord.from_dict(record) for record in json.loads(text)]
 
 
 def _batches_of_tasks(tasks: Iterator[EncodeTask]) -> Iterator[list[EncodeTask]]:

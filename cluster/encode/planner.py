@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 
 from cluster.encode.pipeline import ACTOR_CPUS, DECODE_CPUS
-from cluster.runtime import Need, capacity, reraise_hashnet_error
+from cluster.runtime import Need, capacity, connection, reraise_hashnet_error
 from hashnet.data import Manifest
 
 log = logging.getLogger(__name__)
@@ -79,6 +79,11 @@ def reserve_actors(num_actors: int | None, gpus: float, rows: int) -> int:
     ]
     capacity.require("encode", needs)
     return n_actors
+
+
+def n_committers(n_actors: int) -> int:
+    """How many actors gather and commit codes: one per node, but no more than encode."""
+    return max(1, min(n_actors, len(connection.node_names()) - 1))
 
 
 def verify_parts(manifest: Manifest, names: set[str]) -> None:

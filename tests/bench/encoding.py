@@ -80,8 +80,8 @@ def pipeline(folder: Path, engine: str) -> dict[str, float]:
 
         return inner
 
-    stages.run_pictures = watched(stages.run_pictures, len)  # type: ignore[assignment]
-    stages.run_features = watched(stages.run_features, lambda item: item[1])  # type: ignore[assignment]
+    stages.run_pictures = watched(stages.run_pictures, lambda step: step.rows)  # type: ignore[assignment]
+    stages.run_features = watched(stages.run_features, lambda step: step.rows)  # type: ignore[assignment]
     connection.connect(object_store_memory=500_000_000)
     busy = CpuClock()
     started = time.perf_counter()

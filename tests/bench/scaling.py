@@ -233,7 +233,7 @@ def estimate(rates: dict[str, float], gpu_rate: float, n_gpus: int) -> dict[str,
         "decode": n_gpus * CORES_A_GPU * rates["decode"],
         "pixels between nodes": n_gpus * rates["mb_per_s"] * 1e6 / rates["pixel_bytes"],
         "scheduling": rates["tasks_per_s"] * rates["chunk_rows"] / 2,  # a chunk is decoded, then encoded
-        "gather and commit": rates["commit"],
+        "gather and commit": n_gpus * rates["commit"],  # one committer per node
     }
     limit = min(stages, key=lambda name: stages[name])
     rate = stages[limit]

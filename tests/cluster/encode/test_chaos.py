@@ -118,6 +118,7 @@ def fingerprints(folder) -> list[tuple[str, str]]:
     ("kind", "actor", "keys"),
     [
         ("pictures", "PictureEncoder", {"rows_per_shard": 250, "chunk_rows": 32}),
+        ("pictures", "Committer", {"rows_per_shard": 250, "chunk_rows": 32}),
         ("features", "FeatureEncoder", {}),
     ],
 )

@@ -18,6 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
+from cluster.encode import pipeline
 from cluster.encode.job import EncodeConfig, encode_database
 from cluster.runtime import ray_internals, reraise_hashnet_error
 from hashnet import CodeStore, Encoder, Manifest
@@ -372,3 +373,24 @@ def test_a_damaged_manifest_part_is_refused(run):
     part.write_bytes(data)
     with pytest.raises(FormatError, match="is damaged: its sha256"):
         encode_database(config_without_ray(run))
+
+
+def test_rows_that_a_dead_committer_held_are_encoded_again(ray_local, run, monkeypatch, caplog):
+    import ray
+
+    steps, passes = pipeline.run_pictures, []
+
+    def killing(settings, tasks, committers):
+        passes.append(len(committers))
+        for number, step in enumerate(steps(settings, tasks, committers)):
+            if len(passes) == 1 and number == 1:  # shards of 100 rows are begun, in chunks of 32
+                ray.kill(committers[0], no_restart=False)
+            yield step
+
+    monkeypatch.setattr(pipeline, "run_pictures", killing)
+    with caplog.at_level(logging.INFO):
+        result = encode_database(config(run))
+    assert len(passes) >= 2
+    assert "were lost with a worker; encoding them again" in caplog.text
+    assert (result["rows"], result["bad_rows"], result["rows_encoded_now"]) == (573, 3, 576)
+    assert codes_of(CodeStore.open(str(run / "codes"))) == loop(run, Manifest.open(f"{run}/manifest.parquet"))
