@@ -110,7 +110,7 @@ def _distance_figure(n_at: tuple[int, ...]) -> Axes:
     ax = new_axes()
     ax.bar(np.arange(len(n_at)), n_at, color=PALETTE[0], width=0.8)
     ax.set(xlabel="Hamming distance", ylabel="pairs", xlim=(-0.6, len(n_at) - 0.4))
-    ax.locator_params(axis="x", integer=True)
+    ax.locator_params(axis="both", integer=True)
     ax.grid(axis="x", visible=False)
     return ax
 
