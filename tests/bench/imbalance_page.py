@@ -47,7 +47,7 @@ class Results:
         self.arms = sorted(
             {cell.arm for cell in cells}, key=lambda arm: (arm.adaptive, arm.weighted, arm.continued)
         )
-        self.settings = [at for at, n in groups.items() if n == 8 * len(self.seeds)]  # the finished ones
+        self.settings = sorted(at for at, n in groups.items() if n == 8 * len(self.seeds))  # finished
 
     def values(self, measure: str, at: tuple[int, int], arm: Any) -> np.ndarray:
         """(seeds, queries), or (seeds, 1)."""
