@@ -109,11 +109,11 @@ def compact(uri: str, state: Snapshot) -> bool:
             compacted = dataclasses.replace(compacted, segments=(written,), log=state.log)
             newest = _catch_up(uri, compacted.at_version(state.version))
             whole = dataclasses.replace(newest, version=newest.version + 1, changes=None)
-            write_snapshot(uri, whole)
+            write_snapshot(uri, whole, of_compaction=True)
         return True
 
 
-def write_snapshot(uri: str, state: Snapshot) -> Snapshot:
+def write_snapshot(uri: str, state: Snapshot, of_compaction: bool = False) -> Snapshot:
     """Commits a state: new files first, then index.json. Returns it with the segments' records."""
     artefact = IndexArtefact(uri)
     before: list[str] = []
@@ -150,7 +150,8 @@ def write_snapshot(uri: str, state: Snapshot) -> Snapshot:
         "segments": [segment.record for segment in segments],
     }
     written = artefact.write_header(about, lineage=state.lineage)
-    _remove_old(uri, {*before, *artefact.files(about)})
+    compacting = not of_compaction and storage.is_local(uri) and _is_compacting(uri)
+    _remove_old(uri, {*before, *artefact.files(about)}, compacting)
     return dataclasses.replace(
         state,
         segments=tuple(segments),
@@ -241,13 +242,15 @@ def _write_array(uri: str, file: str, values: np.ndarray) -> dict[str, Any]:
     return {"file": file, "sha256": hashlib.sha256(data.getvalue()).hexdigest(), "rows": len(values)}
 
 
-def _remove_old(uri: str, needed: set[str]) -> None:
-    """Removes what neither this version nor the one before names, and leftovers of killed writers."""
+def _remove_old(uri: str, needed: set[str], compacting: bool) -> None:
+    """Removes what neither this version nor the one before names, and leftovers of killed writers.
+
+    While somebody else is ``compacting``, what such a one writes is left alone.
+    """
     try:
-        in_use = COMPACTED if storage.is_local(uri) and _is_compacting(uri) else None
         for name in storage.list_names(uri):
             is_index_file = name.startswith(FILE_NAMES) or storage.TMP_MARK in name
-            if is_index_file and name not in needed and not (in_use and in_use in name):
+            if is_index_file and name not in needed and not (compacting and COMPACTED in name):
                 storage.delete(storage.join(uri, name))
     except StorageError as error:  # the version stands by now; the next commit removes the rest
         log.warning("old files of %s stay for now: %s", uri, error)

@@ -17,17 +17,19 @@ from hashnet.server.settings import ServeConfig, ServedRun
 HEADERS_S = 10.0  # within which the headers of a request must have arrived
 KEEP_ALIVE_S = 75  # an idle connection is kept: longer than a proxy in front or a client's pool keeps it
 SHUTDOWN_S = 5  # for requests in flight when the server stops
-LATE = b'{"error": {"code": "timeout", "message": "the headers did not arrive in time", "request_id": ""}}'
+MAX_HEAD = 1 << 16  # bytes of a request before its body
+ERROR = b'{"error": {"code": "%b", "message": "%b", "request_id": ""}}'
 
 
 class HttpProtocol(HttpToolsProtocol):
     """One connection. In addition to uvicorn's protocol:
 
-    headers that arrive too slowly end the connection; a client that has closed its side after a complete
-    request still gets the response; of an absolute URI the host counts, not the header's.
+    headers that arrive too slowly or are too long end the connection; a client that has closed its side after
+    a complete request still gets the response; of an absolute URI the host counts, not the header's.
     """
 
     _late: asyncio.TimerHandle | None = None
+    _head = 0  # bytes of the headers so far
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -36,6 +38,21 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._headers_are_here()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._late is not None:
+            self._head += len(data)
+            if self._head > MAX_HEAD:
+                self._refuse(
+                    b"431 Request Header Fields Too Large", b"too_large", b"the headers are too long"
+                )
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head += len(name) + len(value)
+        if self._head > MAX_HEAD:
+            raise ValueError("the headers are too long")  # uvicorn responds with 400
+        super().on_header(name, value)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -61,13 +78,19 @@ class HttpProtocol(HttpToolsProtocol):
             self._late = self.loop.call_later(HEADERS_S, self._give_up)
 
     def _headers_are_here(self) -> None:
+        self._head = 0
         if self._late is not None:
             self._late.cancel()
             self._late = None
 
     def _give_up(self) -> None:
-        head = b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        self.transport.write(head + b"content-length: %d\r\n\r\n" % len(LATE) + LATE)
+        self._refuse(b"408 Request Timeout", b"timeout", b"the headers did not arrive in time")
+
+    def _refuse(self, status: bytes, code: bytes, message: bytes) -> None:
+        self._headers_are_here()
+        body = ERROR % (code, message)
+        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nconnection: close\r\n" % status
+        self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         self.transport.close()
 
 

@@ -122,6 +122,7 @@ class RequestRecord:
     headers: dict[bytes, bytes]
     query_string: bytes = b""
     body: bytes = b""
+    arrived: bool = True  # whether the body is complete
     bytes_out: int = 0
     status: int = 0
     queries: int | None = None
@@ -184,6 +185,8 @@ class RequestMiddleware:
             await self._run(scope, record, receive, send, is_open)
         except Exception as error:
             response = record.response_to(error)
+            if not record.arrived:  # nobody reads the rest of it
+                response.headers["connection"] = "close"
             if not record.status:  # nothing has been sent yet
                 await response(scope, receive, send)
         finally:
@@ -199,17 +202,17 @@ class RequestMiddleware:
         self.access.check_host(record.header(b"host"))
         if not is_open:
             self.access.check_token(record.header(b"authorization"), write)
-        here = False
         try:
             async with asyncio.timeout(self.limits.timeout_s) as limit:
                 if b"content-length" in record.headers or b"transfer-encoding" in record.headers:
+                    record.arrived = False
                     record.body = await self._body(record, receive)
+                    record.arrived = True
                     limit.reschedule(asyncio.get_running_loop().time() + self.limits.timeout_s)
-                here = True
                 await self._admitted(scope, receive, send, is_open)
         except TimeoutError:
             seconds = f"{self.limits.timeout_s:g} s"
-            if not here:
+            if not record.arrived:
                 raise ApiError("timeout", f"the body did not arrive within {seconds}", 408) from None
             if write:
                 sentence = f"no response within {seconds}; whether the change was made is not known"

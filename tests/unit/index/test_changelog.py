@@ -217,3 +217,12 @@ def test_neighbouring_additions_are_applied_as_one():
     found = list(changelog.joined([block(1), block(2, 3), gone, block(1)]))
     assert [change.ids.tolist() for change in found] == [[1, 2, 3], [1], [1]]
     assert found[0].label_rows.tolist() == [0, 1, 1]  # rows of the second block begin at 1
+
+
+def test_compactions_leave_the_files_of_two_versions(folder, codes_of):
+    index = BinaryIndex.load(folder)
+    for id_ in range(900, 905):
+        index.add(codes_of("random", 1, 64, seed=id_), [id_])
+        assert index.compact()
+    assert len(list(folder.glob("*.faiss"))) == 2
+    assert len(list(folder.glob("changes-*.log"))) == 1  # of the version before

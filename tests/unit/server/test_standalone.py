@@ -205,6 +205,26 @@ def test_half_sent_headers_time_out(served: Served) -> None:
         assert talk(served.port, sent).startswith(b"HTTP/1.1 408")
 
 
+def test_too_much_ends_the_connection(served: Served) -> None:
+    """A body or headers beyond their limits: a response, and no more is read."""
+    head = b"POST /v1/search HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    assert talk(served.port, head + b"content-length: 99999999999\r\n\r\n{").startswith(b"HTTP/1.1 413")
+    endless = head + b"x: " + b"a" * 100_000
+    assert talk(served.port, endless).startswith(b"HTTP/1.1 431")
+    assert talk(served.port, endless + b"\r\n\r\n").startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
+
+
+def test_300_slow_bodies_hold_nobody_up(served: Served, client: Client) -> None:
+    begun = b"POST /v1/search HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            slow = stack.enter_context(socket.create_connection(("127.0.0.1", served.port)))
+            slow.sendall(begun + b"content-length: 1000\r\n\r\n{")
+        for _ in range(5):
+            body = {"codes": ["00" * 8]}
+            assert httpx.post(f"{served.url}/v1/search", json=body, timeout=60).status_code == 200
+
+
 def test_late_headers_end_the_connection() -> None:
     protocol = HttpProtocol.__new__(HttpProtocol)
     said: list[Any] = []
