@@ -112,6 +112,15 @@ def append(uri: str, end: LogEnd, record: Record) -> LogEnd:
     return LogEnd(end.file, end.offset + len(data), digest)
 
 
+def end_of(uri: str, file: str) -> int:
+    """Bytes of a log. It is opened for that: a network file system may else know an earlier size."""
+    try:
+        with open(storage.resolve(storage.join(uri, file))[1], "rb") as log:
+            return log.seek(0, os.SEEK_END)
+    except OSError as error:
+        raise StorageError(f"cannot read {uri}/{file}: {error}") from error
+
+
 def size_of(change: Change) -> int:
     """About how many bytes a change takes in a log."""
     if isinstance(change, RemovedIds):

@@ -300,7 +300,7 @@ def is_newest(uri: str, state: Snapshot) -> bool:
         return False
     if state.log is None:
         return True
-    size = storage.size_of(storage.join(uri, state.log.file))
+    size = changelog.end_of(uri, state.log.file)
     if size <= state.log.offset:
         return size == state.log.offset
     return next(changelog.read(uri, state.log), None) is None  # a writer may be appending, or have died

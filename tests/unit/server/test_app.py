@@ -325,3 +325,31 @@ def test_items_take_a_uri_and_a_key_although_the_index_has_no_columns(
     index = BinaryIndex.load(f"{own_run}/index")
     assert index.ids_of(["new"]).tolist() == [9000]
     assert len(index) == 401
+
+
+@pytest.mark.parametrize("engine", ["kernel", "faiss"])
+@pytest.mark.parametrize("kind", ["flat", "ivf", "multihash", "hnsw"])
+def test_every_kind_is_served_as_it_is_searched(tmp_path: Path, kind: str, engine: str) -> None:
+    """To the last id, with rows added and removed since it was built."""
+    codes, labels = some_codes(600), np.arange(600) % 3
+    index = BinaryIndex.from_arrays(codes, np.arange(600) * 3, kind, labels=labels)
+    index.save(str(tmp_path / "run/index"))
+    index.remove([0, 300])
+    index.add(codes[:40], ids=np.arange(40) * 3 + 1, labels=labels[:40])
+    local = BinaryIndex.load(str(tmp_path / "run/index"), engine=engine)
+    served = ServedRun.open(ServeConfig(run=str(tmp_path / "run"), search_engine=engine))
+    asgi_app = make_app(served, None, engine=engine)
+    queries = some_codes(100, seed=5)
+
+    async def main() -> None:
+        async with AsyncClient(BASE, transport=httpx.ASGITransport(asgi_app), batch=30) as client:
+            assert await client.search(queries, k=20) == local.search(queries, k=20)
+            assert await client.search(queries[:1], k=1) == local.search(queries[:1], k=1)
+            assert await client.search_radius(queries, radius=3) == local.search_radius(queries, radius=3)
+            where = {"labels": [1]}
+            assert await client.search(queries, k=9, labels=[1]) == local.search(queries, k=9, where=where)
+            ids = local.ids()[:30]
+            expected = local.search(local.codes(ids), k=5, exclude_self=ids)
+            assert await client.search(ids=ids, k=5, exclude_self=True) == expected
+
+    asyncio.run(main())
