@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from hashnet.results import SearchResult
+
 Search = Callable[[np.ndarray, int], list[int]]  # code uint8 (bytes,), k → ids
 
 
@@ -51,13 +53,24 @@ def peers(codes: np.ndarray, report: Callable[[str, str], None]) -> Iterator[Pee
 
 
 def measure(
-    peer: Peer, queries: np.ndarray, truth: np.ndarray, k: int, connections: Sequence[int], seconds: float
+    peer: Peer,
+    codes: np.ndarray,
+    queries: np.ndarray,
+    truth: SearchResult,
+    seconds: float,
+    connections: Sequence[int],
 ) -> Iterator[dict[str, float]]:
-    """Rate and latencies for each number of connections, which are threads.
+    """Rate, latencies and recall for each number of connections, which are threads.
 
-    ``other_ids`` is the share of responses that are not the ids of ``truth``: ties in another order, or
-    neighbours that were not found.
+    Recall is by distance: the share of hits that are no farther than the k-th of ``truth``. Peers break ties
+    in other ways.
     """
+    k = truth.ids.shape[1]
+
+    def near(row: int, ids: list[int]) -> float:
+        far = np.bitwise_count(codes[ids] ^ queries[row]).sum(axis=1)
+        return float((far <= truth.distances[row, -1]).sum()) / k
+
     for n in connections:
         searches = [peer.connect() for _ in range(n)]
         asked: list[tuple[int, float, list[int]]] = []  # row of the query, seconds, ids
@@ -83,7 +96,7 @@ def measure(
             "requests_per_s": len(asked) / took,
             "p50_ms": float(np.percentile(times, 50)) * 1000,
             "p99_ms": float(np.percentile(times, 99)) * 1000,
-            "other_ids": sum(ids != truth[row].tolist() for row, _, ids in asked) / len(asked),
+            "recall": float(np.mean([near(row, ids) for row, _, ids in asked])),
         }
 
 
