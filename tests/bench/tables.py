@@ -242,6 +242,19 @@ VIEWS = (
         },
     ),
     View(
+        "Peers of the server with their own clients, the same codes, k = {k}",
+        "serving",
+        "peer, one code",
+        {
+            "peer": "server",
+            "connections": "connections",
+            "requests/s": "requests_per_s",
+            "p50 ms": "p50_ms",
+            "p99 ms": "p99_ms",
+            "recall": "recall",
+        },
+    ),
+    View(
         "A list of {rows:,} lines into a manifest",
         "manifest",
         "(.*)",
