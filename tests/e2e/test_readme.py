@@ -261,7 +261,7 @@ def test_the_guide_to_serving_runs_as_printed(here):
         for line in example.splitlines()
         if not re.search(r"features, radius|where=|client\.(add|remove)", line)
     ]
-    assert len(lines) == len(example.splitlines()) - 5
+    assert len(lines) == len(example.splitlines()) - 6
     code = here("\n".join(lines)).replace('"cat", 7', '"3", 7')
     names = {"codes": CodeStore.open("runs/demo/codes-query").codes()}
     shutil.copy("cat.jpg", "dog.jpg")
