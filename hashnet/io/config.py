@@ -188,7 +188,7 @@ def _read_yaml(uri: str, mistakes: list[str], saved: bool) -> dict[str, Any]:
                 "restore it, or delete its first line if the change is yours"
             )
             return {}
-        values = yaml.load(data.decode(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+        values = yaml.safe_load(data.decode()) or {}
         if saved and not values:
             mistakes.append(f"{uri} is empty; restore it")
     except HashnetError as error:
