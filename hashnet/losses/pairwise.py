@@ -10,6 +10,11 @@ similarity for similar pairs and 1 for dissimilar ones; with c_ij, similar pairs
 |S| / (sum of c_ij over S1), else a small c_ij undoes the balance; and the sum is divided by the sum
 of weights, so that ln 2 = 0.693 always means that nothing has been learnt.
 
+``threshold`` t, not in the paper, makes it sigmoid(alpha <g_i, g_j> - t). With t = 0 a dissimilar pair is
+told apart only by a negative product, which few pairs of many classes can have at once: the mean product of
+C vectors of one length is at least -1 / (C - 1) of its square. Codes then spend their bits on few, coarse
+groups. With t > 0 dissimilar codes may be orthogonal.
+
 Which pairs of a batch are similar follows from labels, or from a table of pairs alone. A loss holds one of
 these for its whole training set and looks up the rows of a batch in it: positions 0..n-1 in that set.
 """
@@ -128,9 +133,13 @@ class Similarity(Protocol):
     def pairs(self, rows: torch.Tensor, jaccard: bool = False) -> BatchPairs: ...
 
 
-def pair_cross_entropy(codes: torch.Tensor, similar: torch.Tensor, alpha: float) -> torch.Tensor:
+def pair_cross_entropy(
+    codes: torch.Tensor, similar: torch.Tensor, alpha: float, threshold: float = 0.0
+) -> torch.Tensor:
     """-log P(s_ij | codes) for every pair, (n, n); softplus keeps it finite for any codes."""
     inner = alpha * (codes @ codes.T)  # (n, n)
+    if threshold:
+        inner = inner - threshold
     return functional.softplus(inner) - similar.to(inner.dtype) * inner
 
 
@@ -145,9 +154,9 @@ class PairwiseLoss:
 
     ``weights``: ``global`` (|S1| and |S0| of the whole training set), ``batch`` or ``none`` (w = 1).
     ``continuous`` turns c_ij on (HashNet+C): Jaccard ** ``power``. ``alpha`` defaults to 10 / n_bits.
+    ``threshold`` 0 is the paper's loss. ``guessing`` is the mean loss of relaxed codes of 0, ln 2 without a
+    threshold.
     """
-
-    guessing = math.log(2)
 
     def __init__(
         self,
@@ -158,6 +167,7 @@ class PairwiseLoss:
         weights: str = "global",
         continuous: bool = False,
         power: float = 1.0,
+        threshold: float = 0.0,
     ) -> None:
         if weights not in PAIR_WEIGHTS:
             raise ConfigError(f"weights must be one of {', '.join(PAIR_WEIGHTS)}, got {weights!r}")
@@ -167,7 +177,9 @@ class PairwiseLoss:
             counts = dataclasses.replace(
                 counts, jaccard_sum=counts.n_similar * similarity.mean_jaccard(power)
             )
-        self.alpha = 10 / n_bits if alpha is None else alpha
+        self.alpha, self.threshold = 10 / n_bits if alpha is None else alpha, threshold
+        similar_share = counts.n_similar / counts.n_pairs if weights == "none" else 0.5  # of the weights
+        self.guessing = math.log1p(math.exp(-threshold)) + similar_share * threshold
         self.class_weights = class_weights(counts, continuous) if weights == "global" else (1.0, 1.0)
         self._last: tuple[torch.Tensor, torch.Tensor, BatchPairs, torch.Tensor] | None = None
 
@@ -180,7 +192,7 @@ class PairwiseLoss:
         padding. A batch without a single known pair has loss 0.
         """
         pairs, weight = self._known(rows, valid, logits.dtype)
-        losses = pair_cross_entropy(relax(logits, beta), pairs.similar, self.alpha)
+        losses = pair_cross_entropy(relax(logits, beta), pairs.similar, self.alpha, self.threshold)
         return (weight * losses).sum() / weight.sum().clamp(min=torch.finfo(weight.dtype).tiny)
 
     @classmethod
@@ -192,6 +204,7 @@ class PairwiseLoss:
             weights=config.pair_weights,
             continuous=config.continuous_on,
             power=config.method.jaccard_power,
+            threshold=config.threshold_value,
         )
 
     def _known(

@@ -189,22 +189,43 @@ def split_map(
     return float(evaluate(*query, *database, config.map_k).map)
 
 
+@dataclass(frozen=True)
+class HeldOutScore:
+    """How well codes of held-out rows retrieve: ``value`` is MAP plus a share of precision within radius 2.
+
+    Choosing by MAP alone would sell precision in the ball. ``ap`` is the average precision of every row as a
+    query: each half of the rows searches the other.
+    """
+
+    value: float
+    ap: np.ndarray
+
+    @classmethod
+    def of(cls, codes: np.ndarray, labels: np.ndarray) -> HeldOutScore:
+        """The score of codes uint8 (n, n_bits / 8) with labels (n, n_classes); 0 for fewer than four rows."""
+        from hashnet.metrics import evaluate, validation_k
+
+        if len(codes) < 4:
+            return cls(0.0, np.zeros(len(codes)))
+        one, other = (codes[::2], labels[::2]), (codes[1::2], labels[1::2])
+        k = validation_k(len(codes))
+        reports = [evaluate(*one, *other, k), evaluate(*other, *one, k)]
+        ap = np.concatenate([report.ap for report in reports])
+        ball = float(np.mean([report.precision_within(2) for report in reports]))
+        return cls(float(ap.mean()) + BALL_WEIGHT * ball, ap)
+
+    def standard_error(self, other: HeldOutScore) -> float:
+        """Of the difference of the two MAPs, over the same rows."""
+        return float((self.ap - other.ap).std() / max(len(self.ap), 1) ** 0.5)
+
+
 def held_out_score(
     model: HashModel, source: InputSource, labels: np.ndarray, device: str | torch.device
-) -> float:
-    """MAP of one half of held-out rows searching the other, plus a share of their precision within radius 2.
-
-    Tuning on MAP alone sells precision in the ball.
-    """
-    from hashnet.metrics import evaluate, validation_k
-
+) -> HeldOutScore:
+    """The score of a model's codes of held-out rows; rows that are unusable or have no label are left out."""
     logits, usable = logits_of(model, source, device=device)
     good = usable & labels.any(axis=1)
-    codes, labels = pack_signs(logits[torch.from_numpy(good)]), labels[good]
-    if len(codes) < 4:
-        return 0.0
-    half = evaluate(codes[::2], labels[::2], codes[1::2], labels[1::2], validation_k(len(codes)))
-    return float(half.map + BALL_WEIGHT * half.precision_within(2))
+    return HeldOutScore.of(pack_signs(logits[torch.from_numpy(good)]), labels[good])
 
 
 def held_out_map(

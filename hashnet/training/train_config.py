@@ -93,6 +93,7 @@ def _known_backbone(name: str) -> None:
 @dataclass(frozen=True)
 class TrainConfig:
     RENAMED: ClassVar = {
+        "standardise": Renamed("scaling", {True: None, False: "off"}),
         "gpu": Renamed("device", {True: "cuda", False: "cpu", None: "auto"}),
         "batchnorm": Renamed("batchnorm", {"auto": None}),  # older versions saved "auto" and 0
         "cpus_per_worker": Renamed("cpus_per_worker", {0: None}),
@@ -149,16 +150,17 @@ class TrainConfig:
         "a picture's code is that of the mean of its features and its mirror image's: encoding and "
         "queries take twice as long",
     )
-    standardise: bool = key(
-        True,
-        "centre features on the training rows' mean and divide them by one number, their deviation",
-    )
     start: str | None = key(
         None,
         "the hash layer's first weights: random, or itq, the rotated principal components that ITQ finds; "
         "none: itq for pairs=neighbours, else random",
         choices=("random", "itq"),
     )
+    scaling: str | None = key(
+        None, "centre vectors on the training rows' mean and divide them by one number, or each column by "
+        "its deviation; none: one number, unless columns are better on held-out rows",
+        choices=("one", "columns", "off"),
+    )  # fmt: skip
     freeze_backbone: bool = key(False, "train the hash layer alone, on centre crops")
     train_last: int | None = key(
         None,
@@ -185,6 +187,10 @@ class TrainConfig:
     )
     continuous: bool | None = key(None, "weigh similar pairs by the Jaccard similarity of their labels")
     alpha: float | None = key(None, "scale of the sigmoid; none: 10 / n_bits, for DHN 1", low=1e-9)
+    threshold: float | None = key(
+        None, "a pair is as likely similar as not where alpha <g_i, g_j> has this value; none: 0 as in the "
+        "paper, 3 for hashnet+l and hashnet+c+l",
+    )  # fmt: skip
     label_weight: float = key(0.1, "hashnet+l: weight of the label term beside the pair loss", low=0)
     quantisation: float = key(0.1, "weight of DHN's quantisation term", low=0)
     margin: float = key(1.0, "DNNH: margin of the triplets, in bits", low=0)
@@ -330,6 +336,11 @@ class TrainConfig:
         return self.method.alpha if self.alpha is None else self.alpha
 
     @property
+    def threshold_value(self) -> float:
+        """``threshold``, or the method's."""
+        return self.method.threshold if self.threshold is None else self.threshold
+
+    @property
     def lr_scale(self) -> float:
         """What default learning rates, found with alpha = 10 / n_bits, are multiplied by for another alpha.
 
@@ -372,7 +383,7 @@ class TrainConfig:
         """The same configuration with every key set that depends on the backbone, the method or the rows.
 
         ``n_rows`` is the number of rows per epoch, held-out ones included. The learning rate of a head on
-        vectors stays unset: see ``hashnet.training.rate_search``.
+        vectors stays unset: see ``hashnet.training.recipe_search``.
         """
         kind = KINDS[self.kind_for(modality)]
         per_epoch = max(1, -(-n_rows // self.batch_size))  # steps; `check_data` refuses a set without rows

@@ -53,10 +53,10 @@ from hashnet.training.frozen_backbone import (
     standardise,
     train_head_first,
 )
-from hashnet.training.inputs import ArraySource, LabelledRows, held_out, open_rows
+from hashnet.training.inputs import ArraySource, InputSource, LabelledRows, held_out, open_rows
 from hashnet.training.loop import Callbacks, fit
 from hashnet.training.neighbours import HeldOutRecall, start_from_itq
-from hashnet.training.rate_search import find_lr
+from hashnet.training.recipe_search import find_recipe
 from hashnet.training.train_config import TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -132,7 +132,13 @@ def train_run(
         first = train_head_first(model, frozen, loss, config, sampler, device)
         if first.J is not None:
             logger.info("hash layer alone: J %.4f, L %.4f", first.J, first.L)
-    elif config.standardise and rank == 0 and (not begun or itq):  # the other workers get worker 0's weights
+    elif isinstance(source, ArraySource):
+        labels = None if begun else rows.labels  # a run that goes on has found its recipe
+        recipe = find_recipe(config, learner, source, labels, device)
+        config = dataclasses.replace(config, lr=recipe.lr)
+        if config.scaling != "off" and rank == 0 and (not begun or itq):  # others get worker 0's weights
+            standardise(learner, source, seed=config.seed, device=device, scaling=recipe.scaling)
+    elif config.scaling != "off" and rank == 0 and not begun:
         standardise(learner, source, seed=config.seed, device=device)
     if parts is not None:
         kept_views = activations(config, model, parts, manifest, rows.source, device)
@@ -141,9 +147,6 @@ def train_run(
     if itq and rank == 0:  # a run that goes on is measured against its start, too
         assert isinstance(source, ArraySource)
         start_from_itq(learner, source, config.seed)
-    if config.lr is None and isinstance(source, ArraySource):
-        labels = None if begun else rows.labels  # a run that goes on has found its rate
-        config = dataclasses.replace(config, lr=find_lr(config, learner, source, labels, device))
     monitor = _Monitor(
         config, model, learner, manifest, loss.guessing, device, callbacks or Callbacks(), features, head_only
     )
@@ -158,7 +161,8 @@ def train_run(
             score = recall = HeldOutRecall(learner.to(device), source, inputs, device)
         else:
             assert waiting.labels is not None
-            score = partial(held_out_score, learner if head_only else model, inputs, waiting.labels, device)
+            followed = learner if head_only else model
+            score = partial(_held_out_value, followed, inputs, waiting.labels, device)
     history = fit(
         learner.to(device),
         source,
@@ -211,6 +215,12 @@ def _divided(config: TrainConfig, model: HashModel) -> DividedBackbone | None:
     parts = divide(model.backbone, config.train_last, model.spec.preprocess.crop)
     parts.lower.requires_grad_(False)
     return parts
+
+
+def _held_out_value(
+    model: HashModel, source: InputSource, labels: np.ndarray, device: str | torch.device
+) -> float:
+    return held_out_score(model, source, labels, device).value
 
 
 def _kept(config: TrainConfig, kept: np.ndarray) -> np.ndarray | None:

@@ -246,3 +246,25 @@ def test_a_power_of_the_jaccard_similarity_keeps_the_balance():
     ]
     n = len(labels) * (len(labels) - 1) / 2
     assert loss.class_weights[0] == pytest.approx(n / sum(squares), rel=1e-5)
+
+
+def test_a_threshold_moves_the_point_where_similar_and_dissimilar_are_equally_likely():
+    y, z = np.array([0, 0, 1]), torch.tensor([[3.0, -1.0], [2.0, 1.0], [-1.0, 2.0]])
+    loss = PairwiseLoss(LabelSimilarity(y), 8, alpha=0.5, weights="none", threshold=1.5)
+    g = np.tanh(z.numpy().astype(np.float64))
+    total = 0.0
+    for i in range(3):
+        for j in range(3):
+            if i != j:
+                p = 1 / (1 + np.exp(-(0.5 * g[i] @ g[j] - 1.5)))
+                total -= np.log(p if y[i] == y[j] else 1 - p)
+    rows, valid = torch.arange(3), torch.ones(3, dtype=torch.bool)
+    assert float(loss(z, rows, valid, 1.0)) == pytest.approx(total / 6, rel=1e-5)
+
+
+@pytest.mark.parametrize("weights", ["global", "batch", "none"])
+def test_guessing_is_the_loss_of_codes_of_zero(weights):
+    y = np.array([0, 0, 0, 1, 1, 2])
+    loss = PairwiseLoss(LabelSimilarity(y), 8, weights=weights, threshold=3.0)
+    rows, valid = torch.arange(6), torch.ones(6, dtype=torch.bool)
+    assert float(loss(torch.zeros(6, 8), rows, valid, 1.0)) == pytest.approx(loss.guessing, rel=1e-5)

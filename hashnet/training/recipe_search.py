@@ -1,0 +1,151 @@
+"""Scaling and learning rate of a head on vectors: the best of a few, each tried for some hundred steps.
+
+Part of the training rows is held out; every candidate trains a copy of the head on others, and the codes of
+the held-out rows are scored by MAP and by precision within Hamming radius 2. The first candidate, one scale
+for all columns with the default rate, stays unless another is better by more than chance explains: twice the
+standard error of their difference over the held-out rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hashnet.errors import Diverged
+from hashnet.io import storage
+from hashnet.losses import LabelSimilarity, make_loss
+from hashnet.models import HashModel
+from hashnet.run import Run
+from hashnet.training.batches import from_first
+from hashnet.training.diagnostics import HeldOutScore, held_out_score
+from hashnet.training.frozen_backbone import standardise
+from hashnet.training.inputs import ArraySource, held_out
+from hashnet.training.loop import fit
+from hashnet.training.schedule import plain
+from hashnet.training.train_config import KINDS, TrainConfig
+
+logger = logging.getLogger(__name__)
+FACTOR = 3.0  # rates tried besides the default: this times as large, and as small
+STEPS, MAX_ROWS, MAX_HELD, MIN_ROWS = 300, 5000, 1000, 100
+SHARE = 0.2  # of the rows, held out
+STANDARD_ERRORS = 2.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a search decides: how vectors are scaled (``one`` or ``columns``), and the learning rate."""
+
+    scaling: str
+    lr: float
+
+
+def find_recipe(
+    config: TrainConfig,
+    model: HashModel,
+    source: ArraySource,
+    labels: np.ndarray | None,
+    device: str | torch.device = "cpu",
+) -> Recipe:
+    """The recipe for ``model`` on these rows; a run that goes on keeps the one it found before.
+
+    What the configuration sets is not searched. The defaults are taken where there are no labels to score by,
+    or too few rows. Every worker calls this.
+    """
+    first = Recipe(config.scaling or "one", config.lr or KINDS["features"].lr * config.lr_scale)
+    kept = storage.join(Run(config.run).checkpoints, "recipe.json")
+    if storage.exists(kept):
+        found = storage.read_json(kept)
+        return Recipe(found["scaling"], float(found["lr"]))
+    rates = [first.lr / FACTOR, first.lr * FACTOR] if config.lr is None else []
+    scalings = ["columns"] if config.scaling is None and columns_differ(source) else []
+    if labels is None or config.pairs is not None or len(source) < MIN_ROWS or not rates + scalings:
+        return first
+    trials = _Trials(config, model, source, labels, device)
+    best = trials.best([first] + [dataclasses.replace(first, scaling=scaling) for scaling in scalings])
+    best = trials.best([best] + [dataclasses.replace(best, lr=lr) for lr in rates])
+    logger.info("scaling=%s lr=%.3g (%s)", best.scaling, best.lr, trials.summary())
+    values = {"kind": "recipe", "format_version": 1, **dataclasses.asdict(best)}
+    storage.write_json(kept, values)
+    return best
+
+
+def columns_differ(source: ArraySource) -> bool:
+    """Whether some columns vary at least twice as much as others, so that their scale may matter."""
+    deviation = source.array[: 4 * MAX_HELD].float().std(dim=0)
+    low, high = np.quantile(deviation.numpy(), [0.1, 0.9])
+    return bool(high > 2 * low)
+
+
+class _Trials:
+    """Short trainings on the same rows, scored on the same held-out rows; each recipe is tried once."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: HashModel,
+        source: ArraySource,
+        labels: np.ndarray,
+        device: str | torch.device,
+    ) -> None:
+        self.config, self.model, self.device = config, model, device
+        rng = np.random.default_rng(config.seed)
+        kept, held = (rng.permutation(rows) for rows in held_out(len(source), SHARE))
+        self.rows, self.held = kept[:MAX_ROWS], held[:MAX_HELD]
+        self.train, self.test = (
+            ArraySource(source.array[torch.from_numpy(rows)].numpy(), source.usable[rows])
+            for rows in (self.rows, self.held)
+        )
+        self.labels = labels[self.held]
+        self.loss = make_loss(config, LabelSimilarity(labels[self.rows], device))
+        self.scores: dict[Recipe, HeldOutScore | None] = {}  # None: diverged
+
+    def best(self, recipes: list[Recipe]) -> Recipe:
+        """The first recipe, or the one that beats it by more than chance, and any other that does."""
+        best, *others = recipes
+        for other in others:
+            if from_first(float(self.beats(other, recipes[0]))) > 0.5 and (
+                best == recipes[0] or from_first(float(self._value(other) > self._value(best))) > 0.5
+            ):
+                best = other
+        return best
+
+    def beats(self, one: Recipe, other: Recipe) -> bool:
+        """Whether ``one`` scores higher than ``other`` by two standard errors of the difference."""
+        challenger, holder = self.score(one), self.score(other)
+        if challenger is None or holder is None:
+            return challenger is not None
+        return challenger.value - holder.value > STANDARD_ERRORS * challenger.standard_error(holder)
+
+    def score(self, recipe: Recipe) -> HeldOutScore | None:
+        """The held-out score of a copy of the model trained with this recipe; None where it diverged."""
+        if recipe not in self.scores:
+            self.scores[recipe] = self._train(recipe)
+        return self.scores[recipe]
+
+    def summary(self) -> str:
+        """Every trial with its score."""
+        found = (f"{r.scaling} {r.lr:.3g}: {self._value(r):.3f}" for r in self.scores)
+        return "held-out scores: " + ", ".join(found)
+
+    def _value(self, recipe: Recipe) -> float:
+        score = self.score(recipe)
+        return -1.0 if score is None else score.value
+
+    def _train(self, recipe: Recipe) -> HeldOutScore | None:
+        settings = dataclasses.replace(
+            self.config.fit_settings(), lr=recipe.lr, log_every=1_000_000_000, checkpoint_every=0
+        )
+        model = copy.deepcopy(self.model).to(self.device)
+        if self.config.scaling != "off":
+            standardise(model, self.train, seed=self.config.seed, scaling=recipe.scaling)
+        epochs = max(1, STEPS * settings.batch_size // len(self.rows))
+        try:
+            fit(model, self.train, copy.deepcopy(self.loss), plain(epochs), settings)
+        except Diverged:
+            return None
+        return held_out_score(model, self.test, self.labels, self.device)

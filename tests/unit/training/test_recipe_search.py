@@ -1,0 +1,106 @@
+"""The search for scaling and learning rate: it finds usable ones, keeps them, and does without labels."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from hashnet.models import build_model
+from hashnet.training import ArraySource, TrainConfig
+from hashnet.training import recipe_search as search
+from hashnet.training.diagnostics import HeldOutScore
+from hashnet.training.recipe_search import Recipe
+from hashnet.training.train_config import KINDS
+
+LR = KINDS["features"].lr
+FIRST = Recipe("one", LR)
+
+
+def of(ap: list[float]) -> HeldOutScore:
+    return HeldOutScore(float(np.mean(ap)), np.array(ap))
+
+
+@pytest.fixture
+def problem(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "STEPS", 40)
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 4, 300)
+    x = (rng.normal(size=(4, 12))[y] * 2 + rng.normal(size=(300, 12))).astype(np.float32)
+    torch.manual_seed(0)
+    model = build_model("features", 16, n_features=12)
+    return TrainConfig(run=str(tmp_path), n_bits=16), model, ArraySource(x), np.eye(4, dtype=bool)[y]
+
+
+def trained_with(monkeypatch, scores):
+    monkeypatch.setattr(search._Trials, "_train", lambda self, recipe: scores[recipe])
+
+
+def test_a_recipe_must_win_by_more_than_chance(problem, monkeypatch):
+    # ap differs by +0.3 and -0.2: mean 0.05, standard error 0.25 / sqrt(2) = 0.18
+    scores = {FIRST: of([0.5, 0.5]), Recipe("one", LR / 3): of([0.8, 0.3]), Recipe("one", LR * 3): None}
+    trained_with(monkeypatch, scores)
+    assert search.find_recipe(*problem) == FIRST
+
+
+def test_a_clearly_better_rate_is_taken_and_kept(problem, monkeypatch):
+    better = Recipe("one", LR / 3)
+    trained_with(monkeypatch, {FIRST: of([0.5, 0.4]), better: of([0.6, 0.5]), Recipe("one", LR * 3): None})
+    assert search.find_recipe(*problem) == better
+    trained_with(monkeypatch, {})  # a run that goes on does not search again
+    assert search.find_recipe(*problem) == better
+
+
+def test_the_best_of_several_winners_is_taken(problem, monkeypatch):
+    scores = {
+        FIRST: of([0.5, 0.4]),
+        Recipe("one", LR / 3): of([0.7, 0.6]),
+        Recipe("one", LR * 3): of([0.6, 0.5]),
+    }
+    trained_with(monkeypatch, scores)
+    assert search.find_recipe(*problem) == Recipe("one", LR / 3)
+
+
+def test_a_default_that_diverges_is_replaced(problem, monkeypatch):
+    scores = {FIRST: None, Recipe("one", LR / 3): of([0.1, 0.2]), Recipe("one", LR * 3): None}
+    trained_with(monkeypatch, scores)
+    assert search.find_recipe(*problem) == Recipe("one", LR / 3)
+
+
+def test_what_is_set_is_not_searched(problem, monkeypatch):
+    config, *rest = problem
+    trained_with(monkeypatch, {})
+    given = dataclasses.replace(config, lr=0.5, scaling="columns")
+    assert search.find_recipe(given, *rest) == Recipe("columns", 0.5)
+
+
+def test_columns_of_very_different_size_are_scaled_one_by_one(problem):
+    config, _, source, labels = problem
+    rng = np.random.default_rng(1)
+    # the classes are in small columns; one number for all would leave them in the shadow of large noise
+    large = 100 * rng.normal(size=(300, 12)).astype(np.float32)
+    mixed = ArraySource(np.concatenate([source.array.numpy(), large], axis=1))
+    wide = build_model("features", 16, n_features=24, noise=1.0)
+    assert search.columns_differ(mixed)
+    assert not search.columns_differ(ArraySource(large))
+    assert search.find_recipe(config, wide, mixed, labels).scaling == "columns"
+
+
+def test_trials_train_copies_and_measure_held_out_rows(problem):
+    config, model, source, labels = problem
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trials = search._Trials(config, model, source, labels, "cpu")
+    assert not set(trials.rows) & set(trials.held)
+    score = trials.score(FIRST)
+    assert score is not None
+    assert score.ap.mean() > 0.7
+    assert score.value > score.ap.mean()  # precision within radius 2 counts
+    assert trials.score(Recipe("one", 1e30)) is None  # diverged: never chosen
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_without_labels_the_defaults_are_used(problem):
+    config, model, source, _ = problem
+    assert search.find_recipe(config, model, source, None) == FIRST
