@@ -12,6 +12,7 @@ In memory a row's sets are bit flags, one uint8 per row; in a manifest they are 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -181,7 +182,7 @@ def _draw_query(
         labels = _require_labels(labels, "query_per_class")
         return _per_class(rng, rows, labels, protocol.query_per_class, "query")
     if protocol.n_query is not None:
-        return _draw_rows(rng, rows, protocol.n_query, "query")
+        return _draw_rows(rng, _labelled(rows, labels), protocol.n_query, "query")
     if fixed is not None and (fixed & QUERY).any():
         return rows[(fixed[rows] & QUERY) > 0]
     # The protocol leaves it open: rows without labels are only searched.
@@ -194,10 +195,18 @@ def _draw_train(
     if protocol.train_per_class:
         labels = _require_labels(labels, "train_per_class")
         return _per_class(rng, rows, labels, protocol.train_per_class, "training")
-    n_train = protocol.n_train
+    rows, n_train = _labelled(rows, labels), protocol.n_train
     if n_train is None:
         n_train = 0 if labels is None else min(DEFAULT_TRAIN, len(rows))
     return _draw_rows(rng, rows, n_train, "training")
+
+
+def _labelled(rows: np.ndarray, labels: pa.Array | None) -> np.ndarray:
+    """The rows that have a label; all, where none has: nothing is relevant to a row without one."""
+    if labels is None or labels.null_count == len(labels):
+        return rows
+    with_label = rows[pc.fill_null(pc.list_value_length(labels), 0).to_numpy(zero_copy_only=False)[rows] > 0]
+    return with_label if len(with_label) else rows
 
 
 def _draw_rows(rng: np.random.Generator, rows: np.ndarray, n: int, what: str) -> np.ndarray:
@@ -254,6 +263,10 @@ def _zero_shot(
     old = np.flatnonzero((n_labels > 0) & (n_of_unseen == 0))
     if fixed is not None:
         new, old = new[fixed[new] > 0], old[(fixed[old] & ~np.uint8(QUERY)) > 0]
+        draws = protocol.n_train is not None or protocol.train_per_class is not None
+        if not draws and (fixed & TRAIN).any():  # the rows that were chosen for training, as in the paper
+            old = old[(fixed[old] & TRAIN) > 0]
+            protocol = dataclasses.replace(protocol, n_train=len(old))
     flags = np.zeros(n, dtype=np.uint8)
     flags[new] = DATABASE
     flags[_draw_query(protocol, rng, new, labels, fixed)] = QUERY

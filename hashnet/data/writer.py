@@ -336,7 +336,8 @@ def _delete_old_parts(uri: str) -> None:
 def zero_shot_copy(manifest: Manifest, out: str, share: float, seed: int = 0) -> Manifest:
     """A copy of the manifest in which training has only seen classes, the other sets only unseen ones.
 
-    Queries stay queries. Rows with classes of both kinds, and queries of seen classes, are in no set.
+    Queries stay queries, and training rows are the manifest's own. Rows with classes of both kinds, and
+    queries of seen classes, are in no set.
     """
     if manifest.n_classes is None:
         raise DataError(f"{manifest.uri} has no labels, which the zero-shot protocol needs")

@@ -1,6 +1,7 @@
 """``nuswide``: NUS-WIDE as published: a list of images, and one file of 0 and 1 per concept.
 
-81 concepts, or the 21 most frequent; images with no label at all are pruned. Split as in the paper:
+81 concepts, or the 21 most frequent; images with no label at all are pruned, unless ``keep_unlabelled`` puts
+them into the database, where they are relevant to no query, as in some public lists. Split as in the paper:
 5,000 queries, the rest as database, 10,000 of it to train on. With 21 concepts it
 is, as is usual, 100 queries and 500 training images per concept.
 """
@@ -33,6 +34,7 @@ class Options:
     n_concepts: int | None = key(
         None, "take only this many of the most frequent concepts, such as 21 (default: all 81)", low=1
     )
+    keep_unlabelled: bool = key(False, "keep images without any label, in the database only")
 
 
 def DEFAULTS(options: Options) -> dict[str, Any]:  # noqa: N802 - a constant of the module that depends on an option
@@ -42,7 +44,7 @@ def DEFAULTS(options: Options) -> dict[str, Any]:  # noqa: N802 - a constant of 
 
 
 def load(options: Options) -> SourceRows:
-    """Rows in the order of the image list, without the unlabelled."""
+    """Rows in the order of the image list, the unlabelled left out or last, after all others."""
     concepts = _lines(options.path, CONCEPTS)
     paths = pc.replace_substring(pa.array(_lines(options.path, IMAGES), pa.string()), "\\", "/")
     columns = [_column(options.path, concept, len(paths)) for concept in concepts]
@@ -53,12 +55,15 @@ def load(options: Options) -> SourceRows:
     chosen = np.sort(np.argsort(-counts, kind="stable")[:n_concepts])  # in the order of the list
     labels = np.stack([columns[i] for i in chosen], axis=1)  # (n, n_concepts) of 0 and 1
     labelled = labels.any(axis=1)
-    kept = paths.filter(pa.array(labelled))
+    rows = np.flatnonzero(labelled)
+    if options.keep_unlabelled:
+        rows = np.concatenate([rows, np.flatnonzero(~labelled)])
+    kept = paths.take(pa.array(rows))
     pictures = storage.absolute(options.images or _first_folder(options.path, PICTURES))
     return rows_of_uris(
-        uris_below(pictures, kept), labels=label_sets.to_lists(labels[labelled]), n_classes=len(chosen),
+        uris_below(pictures, kept), labels=label_sets.to_lists(labels[rows]), n_classes=len(chosen),
         class_names=tuple(concepts[i] for i in chosen), names=kept,
-        notes={"pruned_unlabelled": int((~labelled).sum())},
+        notes={"kept_unlabelled" if options.keep_unlabelled else "pruned_unlabelled": int((~labelled).sum())},
     )  # fmt: skip
 
 

@@ -124,6 +124,18 @@ def test_nuswide_prunes_and_reads_columns(tmp_path):
     assert two.class_names == ("dog", "sea")
 
 
+def test_nuswide_keeps_the_unlabelled_in_the_database_only(tmp_path):
+    labels = nus(tmp_path / "n")
+    n_labelled = int(labels.any(axis=1).sum())
+    options = {"n_query": 5, "n_train": n_labelled - 5, "keep_unlabelled": True}
+    manifest = make_manifest("nuswide", str(tmp_path / "m"), path=str(tmp_path / "n"), **options)
+    assert (len(manifest), manifest.count("database")) == (60, 55)
+    assert manifest.labels("query").any(axis=1).all()
+    assert manifest.labels("train").any(axis=1).all()
+    assert (~manifest.labels("database").any(axis=1)).sum() == 60 - n_labelled
+    assert manifest.source["kept_unlabelled"] == 60 - n_labelled
+
+
 def test_nuswide_defaults_are_the_papers(tmp_path):
     nus(tmp_path / "n")
     with pytest.raises(DataError, match="needs 5,000 query images"):

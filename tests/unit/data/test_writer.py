@@ -29,7 +29,9 @@ def test_training_never_sees_a_class_that_is_asked_for(features, tmp_path):
 def test_queries_stay_queries_and_rows_stay_rows(features, tmp_path):
     unseen = zero_shot_copy(features, str(tmp_path / "z"), 0.5, seed=1)
     assert set(unseen.row_ids("query")) <= set(features.row_ids("query"))
-    assert not set(unseen.row_ids("train")) & set(features.row_ids("query"))
+    assert set(unseen.row_ids("train")) <= set(features.row_ids("train"))
+    seen = ~features.labels("train")[:, unseen.labels("database").any(axis=0)].any(axis=1)
+    assert unseen.count("train") == seen.sum() > 0  # all of them that have seen classes only
     assert len(unseen) == len(features)
     old, new = features.read(columns=["feature", "labels"]), unseen.read(columns=["feature", "labels"])
     assert old.equals(new)

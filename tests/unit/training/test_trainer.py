@@ -29,6 +29,7 @@ from hashnet.models.bundle import load_bundle
 from hashnet.models.hash_model import build_model
 from hashnet.training.batches import PairSampler
 from hashnet.training.checkpoints import read_history
+from hashnet.training.diagnostics import HeldOutScore
 from hashnet.training.frozen_backbone import train_head_first
 from hashnet.training.inputs import ArraySource, ImageSource, held_out
 from hashnet.training.loop import Callbacks
@@ -641,7 +642,9 @@ def test_bad_pictures_are_a_share_of_all_that_were_seen():
 
 
 def test_held_out_rows_end_a_stage(tmp_path, manifest, monkeypatch):
-    monkeypatch.setattr("hashnet.training.trainer.held_out_score", lambda *_: 0.5)  # it never gets better
+    monkeypatch.setattr(
+        "hashnet.training.trainer.held_out_score", lambda *_: HeldOutScore(0.5, np.zeros(1))
+    )  # never better
     config = _config(
         tmp_path, manifest, patience=2, validation=0.2, first_epochs=30, stages=1, lr=0.02, measure_rows=10
     )
