@@ -143,6 +143,7 @@ class _Loop:
         if checkpoints is not None and (found := checkpoints.restore(self._modules(), self.optimiser)):
             self.state, self.history, self._best = found
         self.wrapped: nn.Module = distribute(model, settings, self.device)
+        self._draws = any(True for _ in model.backbone.parameters())  # its layers may use torch's generator
         self._clock, self._rows_since = time.monotonic(), 0
         self._chunk: int | None = None  # rows of one pass, known when the first batch is
 
@@ -240,9 +241,11 @@ class _Loop:
         """Logits of a chunk of this worker's rows; calling it twice draws the same random numbers."""
         # Every random number is a function of (seed, step), so that a resumed step is the same step.
         step = (self.settings.seed, self.state.step)
-        _seed(_mix(*step, self.rank, *([chunk.start] if chunk.start else [])), self.device)
+        if self._draws:
+            _seed(_mix(*step, self.rank, *([chunk.start] if chunk.start else [])), self.device)
+        of_step = _mix(*step)
         for disturbance in (self.model.noise, self.model.dropout):
-            disturbance.begin(_mix(*step), part.first + chunk.start, len(part.all_rows))
+            disturbance.begin(of_step, part.first + chunk.start, len(part.all_rows))
         on_gpu = self.device.type == "cuda"
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=on_gpu and has_bfloat16()):
             logits = self.wrapped(inputs[chunk])
@@ -253,6 +256,8 @@ class _Loop:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (batch, n_bits) of every worker's rows, and which of them count."""
         here = part.valid[part.first : part.first + len(part.rows)] & usable
+        if self.n_workers == 1:
+            return logits, torch.from_numpy(here).to(logits.device)
         column = torch.from_numpy(here).to(logits)[:, None]
         gathered = gather_rows(torch.cat([logits, column], dim=1))  # one collective for both
         return gathered[:, :-1], gathered[:, -1] > 0.5

@@ -16,6 +16,19 @@ def _centred(n=400, d=60, seed=0):
     return x - x.mean(axis=0)
 
 
+def test_columns_of_any_scale_are_made_equal_on_request():
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(400, 6)).astype(np.float32)
+    scale = np.float32(10.0) ** np.arange(6, dtype=np.float32)
+    made = []
+    for rows in (x, x * scale + 5 * scale):
+        model = build_model("features", 16, n_features=6)
+        standardise(model, rows, scaling="columns")
+        made.append(model.features(torch.from_numpy(rows)))
+    torch.testing.assert_close(made[0], made[1], rtol=1e-2, atol=1e-2)
+    assert typical_deviation(made[0].double()) == pytest.approx(TYPICAL, rel=0.05)
+
+
 def test_typical_deviation_is_that_of_the_covariance():
     x = _centred()
     C = x.T @ x / len(x)

@@ -6,6 +6,7 @@ import pytest
 
 from hashnet.errors import ConfigError
 from hashnet.io import config as configs
+from hashnet.losses import METHODS
 from hashnet.training.train_config import KINDS, TrainConfig
 
 
@@ -103,6 +104,13 @@ def test_mistakes_are_reported_together():
         _config("pairs=p", "variant=hashnet+c")
 
 
+def test_the_papers_variants_have_no_threshold_and_ours_one_that_can_be_set():
+    thresholds = {name: _config(f"variant={name}").threshold_value for name in METHODS}
+    assert {name for name, value in thresholds.items() if value} == {"hashnet+l", "hashnet+c+l"}
+    assert _config("variant=hashnet", "threshold=2").threshold_value == 2
+    assert _config("variant=hashnet+l", "threshold=0").threshold_value == 0
+
+
 def test_backbone_and_data_must_fit():
     with pytest.raises(ConfigError, match="takes pictures, but the manifest's modality is features"):
         _config("backbone=alexnet").resolved("features", 10)
@@ -111,8 +119,11 @@ def test_backbone_and_data_must_fit():
 
 
 def test_a_configuration_saved_by_an_older_version_is_read(tmp_path):
-    (tmp_path / "config.yaml").write_text("run: r\ngpu: true\nbatchnorm: auto\ncpus_per_worker: 0\n")
+    (tmp_path / "config.yaml").write_text(
+        "run: r\ngpu: true\nbatchnorm: auto\ncpus_per_worker: 0\nstandardise: true\n"
+    )
     config = configs.load(TrainConfig, str(tmp_path / "config.yaml"), saved=True)
     assert (config.device, config.batchnorm, config.cpus_per_worker) == ("cuda", None, None)
+    assert config.scaling is None
     with pytest.raises(ConfigError, match="gpu is now called device: write device=cpu"):
         _config("gpu=false")
