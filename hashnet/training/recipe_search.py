@@ -1,9 +1,9 @@
-"""Scaling and learning rate of a head on vectors: the best of a few, each tried for some hundred steps.
+"""Scaling, noise and learning rate of a head on vectors: the best of a few, each tried for 300 steps.
 
 Part of the training rows is held out; every candidate trains a copy of the head on others, and the codes of
 the held-out rows are scored by MAP and by precision within Hamming radius 2. The first candidate, one scale
-for all columns with the default rate, stays unless another is better by more than chance explains: twice the
-standard error of their difference over the held-out rows.
+for all columns with the default noise and rate, stays unless another is better by more than chance explains:
+twice the standard error of their difference over the held-out rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hashnet.training.schedule import plain
 from hashnet.training.train_config import KINDS, TrainConfig
 
 logger = logging.getLogger(__name__)
-FACTOR = 3.0  # rates tried besides the default: this times as large, and as small
+FACTOR = 3.0  # rates tried besides the default: this times as large, and as small; noise: as small
 STEPS, MAX_ROWS, MAX_HELD, MIN_ROWS = 300, 5000, 1000, 100
 SHARE = 0.2  # of the rows, held out
 STANDARD_ERRORS = 2.0
@@ -38,10 +38,16 @@ STANDARD_ERRORS = 2.0
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a search decides: how vectors are scaled (``one`` or ``columns``), and the learning rate."""
+    """What a search decides: how vectors are scaled (``one`` or ``columns``), noise, and learning rate."""
 
     scaling: str
     lr: float
+    noise: float
+
+    def apply_noise(self, model: HashModel) -> None:
+        """Gives a model the noise, also for the record in its bundle."""
+        model.noise.level = self.noise
+        model.arguments["noise"] = self.noise
 
 
 def find_recipe(
@@ -56,19 +62,24 @@ def find_recipe(
     What the configuration sets is not searched. The defaults are taken where there are no labels to score by,
     or too few rows. Every worker calls this.
     """
-    first = Recipe(config.scaling or "one", config.lr or KINDS["features"].lr * config.lr_scale)
+    lr = config.lr or KINDS["features"].lr * config.lr_scale
+    first = Recipe(config.scaling or "one", lr, model.noise.level)
     kept = storage.join(Run(config.run).checkpoints, "recipe.json")
     if storage.exists(kept):
         found = storage.read_json(kept)
-        return Recipe(found["scaling"], float(found["lr"]))
+        return Recipe(found["scaling"], float(found["lr"]), float(found["noise"]))
     rates = [first.lr / FACTOR, first.lr * FACTOR] if config.lr is None else []
+    levels = [first.noise / FACTOR] if config.noise is None and first.noise else []
     scalings = ["columns"] if config.scaling is None and columns_differ(source) else []
-    if labels is None or config.pairs is not None or len(source) < MIN_ROWS or not rates + scalings:
+    if labels is None or config.pairs is not None or len(source) < MIN_ROWS:
+        return first
+    if not (rates or levels or scalings):
         return first
     trials = _Trials(config, model, source, labels, device)
     best = trials.best([first] + [dataclasses.replace(first, scaling=scaling) for scaling in scalings])
+    best = trials.best([best] + [dataclasses.replace(best, noise=level) for level in levels])
     best = trials.best([best] + [dataclasses.replace(best, lr=lr) for lr in rates])
-    logger.info("scaling=%s lr=%.3g (%s)", best.scaling, best.lr, trials.summary())
+    logger.info("scaling=%s noise=%.3g lr=%.3g (%s)", best.scaling, best.noise, best.lr, trials.summary())
     values = {"kind": "recipe", "format_version": 1, **dataclasses.asdict(best)}
     storage.write_json(kept, values)
     return best
@@ -129,7 +140,7 @@ class _Trials:
 
     def summary(self) -> str:
         """Every trial with its score."""
-        found = (f"{r.scaling} {r.lr:.3g}: {self._value(r):.3f}" for r in self.scores)
+        found = (f"{r.scaling} {r.noise:.3g} {r.lr:.3g}: {self._value(r):.3f}" for r in self.scores)
         return "held-out scores: " + ", ".join(found)
 
     def _value(self, recipe: Recipe) -> float:
@@ -141,6 +152,7 @@ class _Trials:
             self.config.fit_settings(), lr=recipe.lr, log_every=1_000_000_000, checkpoint_every=0
         )
         model = copy.deepcopy(self.model).to(self.device)
+        recipe.apply_noise(model)
         if self.config.scaling != "off":
             standardise(model, self.train, seed=self.config.seed, scaling=recipe.scaling)
         epochs = max(1, STEPS * settings.batch_size // len(self.rows))

@@ -57,7 +57,7 @@ from hashnet.training.inputs import ArraySource, InputSource, LabelledRows, held
 from hashnet.training.loop import Callbacks, fit
 from hashnet.training.neighbours import HeldOutRecall, start_from_itq
 from hashnet.training.recipe_search import find_recipe
-from hashnet.training.train_config import TrainConfig
+from hashnet.training.train_config import KINDS, TrainConfig
 
 logger = logging.getLogger(__name__)
 WARN_AFTER_EPOCHS, WARN_AFTER_STEPS = 3, 60  # sooner, a network that starts from scratch is slow, not stuck
@@ -136,6 +136,7 @@ def train_run(
         labels = None if begun else rows.labels  # a run that goes on has found its recipe
         recipe = find_recipe(config, learner, source, labels, device)
         config = dataclasses.replace(config, lr=recipe.lr)
+        recipe.apply_noise(learner)
         if config.scaling != "off" and rank == 0 and (not begun or itq):  # others get worker 0's weights
             standardise(learner, source, seed=config.seed, device=device, scaling=recipe.scaling)
     elif config.scaling != "off" and rank == 0 and not begun:
@@ -266,7 +267,7 @@ def make_model(config: TrainConfig, manifest: Manifest) -> HashModel:
         weights=config.weights,
         download=config.download,
         dropout=float(config.dropout or 0),
-        noise=float(config.noise or 0),
+        noise=KINDS["features"].noise if config.noise is None else config.noise,
         resize=config.resize,
         crop=config.crop,
         flip=config.flip,

@@ -16,7 +16,7 @@ from hashnet.training.recipe_search import Recipe
 from hashnet.training.train_config import KINDS
 
 LR = KINDS["features"].lr
-FIRST = Recipe("one", LR)
+FIRST = Recipe("one", LR, 0.0)
 
 
 def of(ap: list[float]) -> HeldOutScore:
@@ -40,14 +40,20 @@ def trained_with(monkeypatch, scores):
 
 def test_a_recipe_must_win_by_more_than_chance(problem, monkeypatch):
     # ap differs by +0.3 and -0.2: mean 0.05, standard error 0.25 / sqrt(2) = 0.18
-    scores = {FIRST: of([0.5, 0.5]), Recipe("one", LR / 3): of([0.8, 0.3]), Recipe("one", LR * 3): None}
+    scores = {
+        FIRST: of([0.5, 0.5]),
+        Recipe("one", LR / 3, 0.0): of([0.8, 0.3]),
+        Recipe("one", LR * 3, 0.0): None,
+    }
     trained_with(monkeypatch, scores)
     assert search.find_recipe(*problem) == FIRST
 
 
 def test_a_clearly_better_rate_is_taken_and_kept(problem, monkeypatch):
-    better = Recipe("one", LR / 3)
-    trained_with(monkeypatch, {FIRST: of([0.5, 0.4]), better: of([0.6, 0.5]), Recipe("one", LR * 3): None})
+    better = Recipe("one", LR / 3, 0.0)
+    trained_with(
+        monkeypatch, {FIRST: of([0.5, 0.4]), better: of([0.6, 0.5]), Recipe("one", LR * 3, 0.0): None}
+    )
     assert search.find_recipe(*problem) == better
     trained_with(monkeypatch, {})  # a run that goes on does not search again
     assert search.find_recipe(*problem) == better
@@ -56,24 +62,39 @@ def test_a_clearly_better_rate_is_taken_and_kept(problem, monkeypatch):
 def test_the_best_of_several_winners_is_taken(problem, monkeypatch):
     scores = {
         FIRST: of([0.5, 0.4]),
-        Recipe("one", LR / 3): of([0.7, 0.6]),
-        Recipe("one", LR * 3): of([0.6, 0.5]),
+        Recipe("one", LR / 3, 0.0): of([0.7, 0.6]),
+        Recipe("one", LR * 3, 0.0): of([0.6, 0.5]),
     }
     trained_with(monkeypatch, scores)
-    assert search.find_recipe(*problem) == Recipe("one", LR / 3)
+    assert search.find_recipe(*problem) == Recipe("one", LR / 3, 0.0)
 
 
 def test_a_default_that_diverges_is_replaced(problem, monkeypatch):
-    scores = {FIRST: None, Recipe("one", LR / 3): of([0.1, 0.2]), Recipe("one", LR * 3): None}
+    scores = {FIRST: None, Recipe("one", LR / 3, 0.0): of([0.1, 0.2]), Recipe("one", LR * 3, 0.0): None}
     trained_with(monkeypatch, scores)
-    assert search.find_recipe(*problem) == Recipe("one", LR / 3)
+    assert search.find_recipe(*problem) == Recipe("one", LR / 3, 0.0)
 
 
 def test_what_is_set_is_not_searched(problem, monkeypatch):
     config, *rest = problem
     trained_with(monkeypatch, {})
     given = dataclasses.replace(config, lr=0.5, scaling="columns")
-    assert search.find_recipe(given, *rest) == Recipe("columns", 0.5)
+    assert search.find_recipe(given, *rest) == Recipe("columns", 0.5, 0.0)
+
+
+def test_less_noise_is_taken_where_it_is_clearly_better(problem, monkeypatch):
+    config, _, source, labels = problem
+    noisy = build_model("features", 16, n_features=12, noise=1.2)
+    first, less = Recipe("one", LR, 1.2), Recipe("one", LR, 1.2 / 3)
+    scores = {
+        first: of([0.5, 0.4]), less: of([0.6, 0.5]),
+        dataclasses.replace(less, lr=LR / 3): None, dataclasses.replace(less, lr=LR * 3): None,
+    }  # fmt: skip
+    trained_with(monkeypatch, scores)
+    found = search.find_recipe(config, noisy, source, labels)
+    assert found == less
+    found.apply_noise(noisy)
+    assert noisy.noise.level == noisy.arguments["noise"] == pytest.approx(0.4)
 
 
 def test_columns_of_very_different_size_are_scaled_one_by_one(problem):
@@ -97,7 +118,7 @@ def test_trials_train_copies_and_measure_held_out_rows(problem):
     assert score is not None
     assert score.ap.mean() > 0.7
     assert score.value > score.ap.mean()  # precision within radius 2 counts
-    assert trials.score(Recipe("one", 1e30)) is None  # diverged: never chosen
+    assert trials.score(Recipe("one", 1e30, 0.0)) is None  # diverged: never chosen
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
