@@ -75,13 +75,15 @@ class _Backbone(nn.Module):
 
 
 class _Head(nn.Module):
-    """The backbone's features → logits."""
+    """What ``features`` returns → logits. A model of vectors has scaled them already (``OutputModule``)."""
 
     def __init__(self, model: HashModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
+        if self.model.modality == "features":
+            return self.model.head(features)
         return self.model.head((features - self.model.feature_mean) / self.model.feature_std)
 
 
@@ -135,7 +137,7 @@ class Engine:
             yield start, stop, found.numpy()
 
     def head(self, features: np.ndarray) -> np.ndarray:
-        """Logits, float32 (n, n_bits), of the backbone's features of pictures."""
+        """Logits, float32 (n, n_bits), of what ``run`` returns as features."""
         return self._run("head", features)
 
     def _run(self, step: str, rows: np.ndarray) -> np.ndarray:

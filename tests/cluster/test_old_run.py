@@ -37,7 +37,7 @@ def run(repo, tmp_path_factory) -> Run:
 def test_it_is_sound(run):
     found = inspect(run.uri)
     assert found.sound, found.to_dict()
-    assert found.facts["stages"] == ["manifest.parquet", "model", "codes", "index", "report"]
+    assert found.facts["stages"] == ["manifest.parquet", "model", "codes", "index", "report", "codes-query"]
 
 
 def test_its_training_is_finished(run):

@@ -176,3 +176,15 @@ def test_wrong_features_are_named(feature_encoder):
 def test_no_model_no_encoder(tmp_path):
     with pytest.raises(FormatError, match="holds no model"):
         hashnet.Encoder.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("hidden", [None, 8])
+def test_features_and_head_make_the_logits_of_vectors(tmp_path, hidden):
+    """Vectors are centred and scaled once, also where their features are stored beside their codes."""
+    torch.manual_seed(0)
+    model = build_model("features", 16, n_features=6, hidden=hidden)
+    model.set_scaling(torch.full((6,), 5.0), 3.0)
+    save_bundle(str(tmp_path), model)
+    encoder = hashnet.Encoder.load(str(tmp_path))
+    rows = np.random.default_rng(0).normal(5, 3, (9, 6)).astype(np.float32)
+    np.testing.assert_allclose(encoder.head(encoder.features(rows)), encoder.logits(rows), atol=1e-5)
