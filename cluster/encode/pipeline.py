@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -133,13 +134,22 @@ class Committer:
         return new, records
 
 
-def start_committers(settings: PipelineSettings, shards: list[ShardRange], n: int) -> list[Any]:
-    """``n`` Committers; shard number i is committed by number i % n."""
+def start_committers(settings: PipelineSettings, shards: list[ShardRange], n: int) -> dict[str, Any]:
+    """``n`` Committers by name; shard number i is committed by number i % n.
+
+    Encoders find them by name: an actor that is made from handles has its arguments in the object store.
+    """
     import ray
 
-    actor = ray.remote(Committer).options(num_cpus=ACTOR_CPUS, max_restarts=-1, max_task_retries=-1)
-    of = [[shard for shard in shards if _number(shard.name) % n == i] for i in range(n)]
-    return [actor.remote(settings, some) for some in of]
+    actor, options = (
+        ray.remote(Committer),
+        {"num_cpus": ACTOR_CPUS, "max_restarts": -1, "max_task_retries": -1},
+    )
+    of = {
+        f"committer-{uuid.uuid4().hex}": [shard for shard in shards if _number(shard.name) % n == i]
+        for i in range(n)
+    }
+    return {name: actor.options(name=name, **options).remote(settings, some) for name, some in of.items()}
 
 
 def _number(shard: str) -> int:
@@ -149,9 +159,11 @@ def _number(shard: str) -> int:
 class PictureEncoder(EncoderActor):
     """Decoded pictures → codes or features, handed to the committers; returns what was committed."""
 
-    def __init__(self, settings: PipelineSettings, committers: list[Any]) -> None:
+    def __init__(self, settings: PipelineSettings, committers: list[str]) -> None:
+        import ray
+
         super().__init__(settings)
-        self.committers = committers
+        self.committers = [ray.get_actor(name) for name in committers]
 
     def __call__(self, table: pa.Table) -> pa.Table:
         import ray
@@ -228,7 +240,7 @@ def bad_reasons(table: pa.Table) -> dict[str, int]:
 
 
 def run_pictures(
-    settings: PipelineSettings, tasks: Iterator[EncodeTask], committers: list[Any]
+    settings: PipelineSettings, tasks: Iterator[EncodeTask], committers: dict[str, Any]
 ) -> Iterator[Progressed]:
     """What each chunk of pictures came to, in the order in which they are done."""
     assert settings.preprocess is not None
@@ -257,7 +269,7 @@ def run_pictures(
             )
             data = data.map_batches(
                 PictureEncoder,
-                fn_constructor_kwargs={"settings": settings, "committers": committers},
+                fn_constructor_kwargs={"settings": settings, "committers": list(committers)},
                 batch_size=rows if settings.gpus_per_actor else None,  # Ray needs a number with GPUs
                 batch_format="pyarrow",
                 compute=_actor_pool(settings, sum(-(-(task.stop - task.start) // rows) for task in batch)),

@@ -17,6 +17,7 @@ from cluster.encode.job import EncodeConfig, encode_database
 from cluster.evaluate import EvaluateConfig, Evaluation, evaluate_run
 from cluster.runtime import connection
 from hashnet import Encoder, EvalReport, Manifest
+from hashnet.codes import pack_signs
 from hashnet.data.columns import feature_matrix
 from hashnet.data.writer import SourceRows, write_manifest
 from hashnet.errors import FormatError, LineageMismatch
@@ -77,14 +78,15 @@ def run(tmp_path_factory, ray_local):
 def expected(run) -> EvalReport:
     """What one process says, from the manifest and the model alone."""
     manifest, encoder = Manifest.open(run + "/manifest.parquet"), Encoder.load(run + "/model", "cpu-eager")
-    codes = {name: encoder.encode(feature_matrix(manifest.read(name))) for name in ("query", "database")}
+    logits = {name: encoder.logits(feature_matrix(manifest.read(name))) for name in ("query", "database")}
     return hashnet.evaluate(
-        codes["query"],
+        pack_signs(logits["query"]),
         manifest.labels("query"),
-        codes["database"],
+        pack_signs(logits["database"]),
         manifest.labels("database"),
         k=100,
         database_ids=manifest.row_ids("database"),
+        query_logits=logits["query"],
     )
 
 

@@ -25,9 +25,7 @@ def test_an_encoder_of_features_reports_the_shards_it_commits(told, monkeypatch)
     monkeypatch.setattr(pipeline, "commit_table", lambda *_: record)
     worker = object.__new__(pipeline.FeatureEncoder)
     worker.refused, worker.encoder, worker.name = None, None, "node/1"
-    worker.settings = SimpleNamespace(
-        reader=None, plan=SimpleNamespace(output="codes"), run="demo", uri="", repair=False
-    )
+    worker.settings = SimpleNamespace(reader=None, output="codes", targets=(), run="demo", repair=False)
     worker(pa.table({"task": [EncodeTask((shard,), 0, 8).to_json()]}))
     about = {"run": "demo", "stage": "encode", "shard": "codes-00017"}
     assert told == [{"event": "shard committed", **about, "rows": 7, "bad": 1}]

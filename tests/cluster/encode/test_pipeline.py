@@ -384,7 +384,7 @@ def test_rows_that_a_dead_committer_held_are_encoded_again(ray_local, run, monke
         passes.append(len(committers))
         for number, step in enumerate(steps(settings, tasks, committers)):
             if len(passes) == 1 and number == 1:  # shards of 100 rows are begun, in chunks of 32
-                ray.kill(committers[0], no_restart=False)
+                ray.kill(next(iter(committers.values())), no_restart=False)
             yield step
 
     monkeypatch.setattr(pipeline, "run_pictures", killing)
