@@ -139,6 +139,7 @@ def test_gpus_per_actor_0_means_the_cpu(monkeypatch):
 def test_a_setting_of_the_users_wins(monkeypatch):
     seen = {}
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.delenv(*connection.HIDE_GPUS, raising=False)  # an earlier Ray of this process has set it
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setattr(connection.ray_internals, "refuse_silent_address", lambda *_: None)
 
