@@ -26,7 +26,7 @@ help:  ## this list
 	@echo; echo "  VENV=PATH    where the environment lies (default .venv, 7 GB)"
 	@echo "  PYTHON=CMD   the Python to make it with (default python3; 3.11 or newer)"
 	@echo "  EXTRA=gpu    install FAISS for GPUs instead of faiss-cpu"
-	@echo "  IMAGES=DIR   make demo on your own pictures, one folder a class"
+	@echo "  IMAGES=DIR   make demo on your own pictures, one folder per class or all in one"
 	@echo "  OPEN=1       make demo ends with the report and the search page in a browser"
 
 setup: $(STAMP)  ## make the environment (done by the others when needed)
