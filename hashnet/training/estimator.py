@@ -18,7 +18,8 @@ from hashnet.encoding import Encoder
 from hashnet.errors import HashnetError
 from hashnet.io import config as configs
 from hashnet.losses import AUTO
-from hashnet.models import load_bundle, save_bundle
+from hashnet.models import save_bundle
+from hashnet.run import Run
 from hashnet.training.preparation import prepare
 from hashnet.training.train_config import TrainConfig
 from hashnet.training.trainer import TrainingSummary, train_run
@@ -62,7 +63,7 @@ class HashNet:
             summary = train_run(prepared.config) if prepared.finished is None else None
             if summary is None:
                 raise HashnetError(f"{run} holds a finished training; use another folder, or load its model")
-            self._bundle = load_bundle(os.path.join(run, "model"))
+            self._bundle = Run(run).model.open()
         self.summary_ = summary
         self.encoder_ = Encoder(*self._bundle)
         return self
