@@ -7,6 +7,6 @@ from hashnet.io import lazy_names
 if TYPE_CHECKING:
     from hashnet.client import wire
     from hashnet.client.client import AsyncClient, Client
-    from hashnet.client.queries import Queries
+    from hashnet.client.wire import Queries
 
 __all__, __getattr__ = lazy_names(__name__)

@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 import httpx
 import numpy as np
 
-from hashnet.client.queries import as_queries
 from hashnet.client.requests import ApiRequest, BaseClient, Exchange, join_parts
+from hashnet.client.wire import as_queries
 from hashnet.errors import ClientError
 from hashnet.results import SearchResult
 

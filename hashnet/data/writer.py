@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from hashnet.data import splits
 from hashnet.data.columns import check_finite, check_labels, feature_column, renumber
-from hashnet.data.manifest import Manifest, ManifestArtefact
-from hashnet.data.parts import PartsWriter, schema_of
+from hashnet.data.manifest import Manifest, ManifestArtefact, PartsWriter, schema_of
 from hashnet.errors import DataError, StorageError
 from hashnet.io import Progress, as_array, storage
 from hashnet.labels import as_multi_hot

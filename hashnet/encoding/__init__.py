@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 from hashnet.io import lazy_names
 
 if TYPE_CHECKING:
-    from hashnet.encoding.encoder import Encoder, code_lineage
+    from hashnet.encoding.encoder import Encoder, LocalEncoder, code_lineage
     from hashnet.encoding.engines import Engine, choose_engine
     from hashnet.encoding.feature_cache import BackboneFeatures
-    from hashnet.encoding.local import LocalEncoder
     from hashnet.encoding.worker import (
         BOTH,
         EncodeTask,

@@ -34,7 +34,11 @@ from hashnet.index import files, tuning
 from hashnet.index.artefact import IndexArtefact
 from hashnet.index.build import IndexSpec, read_code_blocks
 from hashnet.index.changelog import CodeBlock
-from hashnet.index.columns import (
+from hashnet.index.faiss_search import GpuFlat, why_no_gpu
+from hashnet.index.features import IndexFeatures
+from hashnet.index.filters import Where, parse_where
+from hashnet.index.kinds import KINDS
+from hashnet.index.rows import (
     KEY,
     as_table,
     check_keyed,
@@ -43,10 +47,6 @@ from hashnet.index.columns import (
     refuse_names,
     schema_of,
 )
-from hashnet.index.faiss_search import GpuFlat, why_no_gpu
-from hashnet.index.features import IndexFeatures
-from hashnet.index.filters import Where, parse_where
-from hashnet.index.kinds import KINDS
 from hashnet.index.search import Request, search
 from hashnet.index.snapshot import Snapshot
 from hashnet.index.validation import (

@@ -13,9 +13,17 @@ import pyarrow as pa
 
 from hashnet.errors import IndexMismatch
 from hashnet.index.changelog import CodeBlock
-from hashnet.index.columns import KEY, conform, refuse_names, refuse_repeated, schema_of
 from hashnet.index.kinds import KINDS, KindOptions
-from hashnet.index.rows import Postings, new_flat, with_flat_ids
+from hashnet.index.rows import (
+    KEY,
+    Postings,
+    conform,
+    new_flat,
+    refuse_names,
+    refuse_repeated,
+    schema_of,
+    with_flat_ids,
+)
 from hashnet.index.segment import Segment
 from hashnet.io import binary_matrix, storage
 from hashnet.kernels import default_threads

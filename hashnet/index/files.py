@@ -37,10 +37,17 @@ from hashnet.codes import check_n_bits
 from hashnet.errors import FormatError, HashnetError, StaleIndex, StorageError
 from hashnet.index import changelog
 from hashnet.index.artefact import BUILD_AGAIN, IndexArtefact
-from hashnet.index.columns import conform, read_schema, read_table, schema_text, write_table
 from hashnet.index.features import IndexFeatures
 from hashnet.index.kinds import KINDS, KindOptions, parse_options
-from hashnet.index.rows import Postings, StoredRows
+from hashnet.index.rows import (
+    Postings,
+    StoredRows,
+    conform,
+    read_schema,
+    read_table,
+    schema_text,
+    write_table,
+)
 from hashnet.index.segment import Segment
 from hashnet.index.snapshot import Snapshot
 from hashnet.io import storage

@@ -10,9 +10,9 @@ import numpy as np
 
 from hashnet.codes import pack_signs
 from hashnet.errors import IndexMismatch
-from hashnet.index.columns import check_names
 from hashnet.index.filters import Where, parse_where
 from hashnet.index.kinds import KINDS
+from hashnet.index.rows import check_names
 from hashnet.index.snapshot import Snapshot
 from hashnet.index.validation import (
     check_excluded,

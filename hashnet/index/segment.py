@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet.index import faiss_search
-from hashnet.index.columns import KEY, find_keys
 from hashnet.index.kinds import KINDS, KindOptions
-from hashnet.index.rows import Selection, StoredRows
+from hashnet.index.rows import KEY, Selection, StoredRows, find_keys
 from hashnet.kernels import top_k, top_scores, within_radius
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ import pyarrow as pa
 from hashnet.errors import DataError, IdTaken, IndexMismatch, UnknownId
 from hashnet.index.build import IndexSpec, build_segment, live_block
 from hashnet.index.changelog import Change, CodeBlock, LogEnd, RemovedIds
-from hashnet.index.columns import KEY, conform
 from hashnet.index.features import IndexFeatures
 from hashnet.index.kinds import KINDS, KindOptions, parse_options
+from hashnet.index.rows import KEY, conform
 from hashnet.index.segment import Segment
 from hashnet.kernels import score_codes
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hashnet.kernels.exact import merge_hits, merge_top_k, pad_columns, top_k, warm_up, within_radius
     from hashnet.kernels.hamming import block_scratch
     from hashnet.kernels.inverted_lists import InvertedLists, scan_lists
-    from hashnet.kernels.jit import compiled, memory_between, popcount
+    from hashnet.kernels.jit import compiled, default_threads, memory_between, popcount, run_all
     from hashnet.kernels.ranking import (
         HASH_BITS,
         ClassItems,
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         new_scratch,
     )
     from hashnet.kernels.resampling import resample
-    from hashnet.kernels.threads import default_threads, run_all
     from hashnet.kernels.vectors import DTYPES, damaged_row, score_rows
 
 __all__, __getattr__ = lazy_names(__name__)

@@ -37,8 +37,8 @@ from hashnet.kernels.jit import (
     lowest_bit,
     popcount,
     read_vector,
+    run_all,
 )
-from hashnet.kernels.threads import run_all
 
 PLANE_BYTES = 16 << 10  # nibbles of a block: they stay in the first-level cache
 GROUP = 128  # queries that share a block's nibbles

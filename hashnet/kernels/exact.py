@@ -19,8 +19,7 @@ import numpy as np
 
 from hashnet.codes import as_words
 from hashnet.kernels.hamming import CodeRange, block_scratch, scan_radius, scan_top_k
-from hashnet.kernels.jit import compiled, memory_between
-from hashnet.kernels.threads import default_threads, run_all
+from hashnet.kernels.jit import compiled, default_threads, memory_between, run_all
 
 SMALL = 500_000  # comparisons below which waking another thread costs more than it saves
 MIN_SLICE = 65_536  # rows of the database worth a thread of their own

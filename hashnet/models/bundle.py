@@ -136,8 +136,8 @@ def load_bundle(uri: str, verify: bool = True) -> tuple[HashModel, BundleInfo]:
     import torch
     from safetensors.torch import load
 
+    from hashnet.models.backbones.spec import fit_weights
     from hashnet.models.hash_model import build_model
-    from hashnet.models.weights import fit_weights
 
     artefact = ModelArtefact(uri)
     about = artefact.read()

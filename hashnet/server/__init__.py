@@ -10,11 +10,9 @@ from hashnet.io import lazy_names
 
 if TYPE_CHECKING:
     from hashnet.server.app import build_app
-    from hashnet.server.auth import READ_TOKEN, WRITE_TOKEN, Access, is_loopback
     from hashnet.server.backend import Backend
     from hashnet.server.batching import Batcher
     from hashnet.server.encoder import BatchEncoder, EncodeRequest, EncoderProcess, serve_encoder
-    from hashnet.server.errors import ApiError, error_response
     from hashnet.server.http_server import HttpServer, welcome
     from hashnet.server.live_index import (
         IndexedItems,
@@ -25,7 +23,8 @@ if TYPE_CHECKING:
         SearchRequest,
         SearchResponse,
     )
-    from hashnet.server.middleware import Telemetry
+    from hashnet.server.middleware import READ_TOKEN, WRITE_TOKEN, Access, Telemetry, is_loopback
+    from hashnet.server.schemas import ApiError, error_response
     from hashnet.server.settings import NO_MODEL, Limits, ServeConfig, ServedRun
     from hashnet.server.standalone import listen, serve_standalone
     from hashnet.server.writer import AddItems, Change, IndexWriter, RemoveItems, Written

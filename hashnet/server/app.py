@@ -21,11 +21,10 @@ from hashnet.client import wire
 from hashnet.errors import HashnetError
 from hashnet.server import openapi, parsing
 from hashnet.server import schemas as s
-from hashnet.server.auth import Access
 from hashnet.server.backend import Backend
-from hashnet.server.errors import ApiError, error_response, server_failure
 from hashnet.server.live_index import SearchRequest, SearchResponse
-from hashnet.server.middleware import Handler, RequestMiddleware, RequestRecord, Telemetry
+from hashnet.server.middleware import Access, Handler, RequestMiddleware, RequestRecord, Telemetry
+from hashnet.server.schemas import ApiError, error_response, server_failure
 from hashnet.server.settings import Limits
 from hashnet.server.writer import RemoveItems
 

@@ -22,9 +22,8 @@ from hashnet.client import Queries
 from hashnet.codes import pack_signs
 from hashnet.errors import BadImage, HashnetError
 from hashnet.server.encoder import EncodeRequest
-from hashnet.server.errors import ApiError
 from hashnet.server.live_index import IndexedItems, IndexInfo, SearchRequest, SearchResponse
-from hashnet.server.schemas import ItemOut
+from hashnet.server.schemas import ApiError, ItemOut
 from hashnet.server.settings import ServedRun
 from hashnet.server.writer import AddItems, Change, Written
 from hashnet.store import StoredItem

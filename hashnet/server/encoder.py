@@ -21,7 +21,7 @@ import numpy as np
 from hashnet.client import Queries, wire
 from hashnet.errors import BadImage
 from hashnet.server.batching import Batcher
-from hashnet.server.errors import ApiError
+from hashnet.server.schemas import ApiError
 
 CHUNK = 256  # rows that are decoded, and held in memory, at a time: 40 MB of pictures of 224 x 224
 MAX_TOGETHER = 1024  # rows of requests encoded together

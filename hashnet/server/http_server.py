@@ -11,7 +11,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from hashnet.server.auth import Access
+from hashnet.server.middleware import Access
 from hashnet.server.settings import ServeConfig, ServedRun
 
 HEADERS_S = 10.0  # within which the headers of a request must have arrived

@@ -16,8 +16,8 @@ from hashnet.client import Queries
 from hashnet.errors import HashnetError, IndexMismatch
 from hashnet.results import SearchResult
 from hashnet.server.batching import Batcher
-from hashnet.server.errors import ApiError
 from hashnet.server.middleware import Telemetry
+from hashnet.server.schemas import ApiError
 from hashnet.server.settings import check_model
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 from hashnet.client import Queries, wire
 from hashnet.server import schemas as s
-from hashnet.server.errors import ApiError
 from hashnet.server.live_index import SearchOptions, SearchRequest
 from hashnet.server.middleware import RequestRecord
+from hashnet.server.schemas import ApiError
 from hashnet.server.settings import Limits, ServedRun
 from hashnet.server.writer import AddItems
 

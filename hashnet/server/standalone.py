@@ -25,7 +25,7 @@ from typing import Any
 from hashnet.errors import ConfigError, HashnetError
 from hashnet.io import config as configs
 from hashnet.io import events
-from hashnet.server.auth import READ_TOKEN, WRITE_TOKEN, Access
+from hashnet.server.middleware import READ_TOKEN, WRITE_TOKEN, Access
 from hashnet.server.settings import ServeConfig, ServedRun
 
 GRACE_S = 8.0  # for children to end by themselves

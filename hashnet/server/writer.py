@@ -22,7 +22,7 @@ import pyarrow as pa
 from hashnet.errors import HashnetError, IdTaken, LineageMismatch
 from hashnet.io import storage
 from hashnet.server.batching import Batcher
-from hashnet.server.errors import ApiError
+from hashnet.server.schemas import ApiError
 from hashnet.server.settings import check_model
 
 if TYPE_CHECKING:

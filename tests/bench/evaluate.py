@@ -31,8 +31,7 @@ import numpy as np
 
 import hashnet
 from hashnet.codes import as_words, unpack_codes
-from hashnet.kernels.jit import compiled, popcount
-from hashnet.kernels.threads import default_threads
+from hashnet.kernels.jit import compiled, default_threads, popcount
 from hashnet.metrics.evaluation import check_labels
 from hashnet.metrics.shard import Shard
 

@@ -33,8 +33,7 @@ from hashnet import BinaryIndex
 from hashnet.codes import as_words, unpack_codes
 from hashnet.index.build import read_code_blocks
 from hashnet.kernels import exact, hamming
-from hashnet.kernels.jit import compiled
-from hashnet.kernels.threads import default_threads, run_all
+from hashnet.kernels.jit import compiled, default_threads, run_all
 from hashnet.store import CodeStore, write_store
 
 CLUSTERS, NOISE = 1000, 0.1

@@ -8,8 +8,13 @@ import torch
 from torch import nn
 
 from hashnet.errors import ModelError
-from hashnet.models.backbones.spec import BackboneFamily, BackboneRequest, BackboneSpec
-from hashnet.models.weights import fit_weights, read_weights
+from hashnet.models.backbones.spec import (
+    BackboneFamily,
+    BackboneRequest,
+    BackboneSpec,
+    fit_weights,
+    read_weights,
+)
 
 CROPS = {"lite0": 224, "lite1": 240, "lite2": 260}  # sides of the pictures the weights were trained on
 CROP_BORDER = 32  # the shorter side is resized to crop + 32, as in the weights' training

@@ -6,8 +6,13 @@ import torch
 from torch import nn
 
 from hashnet.errors import ModelError
-from hashnet.models.backbones.spec import BackboneFamily, BackboneRequest, BackboneSpec
-from hashnet.models.weights import fit_weights, read_weights
+from hashnet.models.backbones.spec import (
+    BackboneFamily,
+    BackboneRequest,
+    BackboneSpec,
+    fit_weights,
+    read_weights,
+)
 
 
 class SmallCNN(nn.Module):

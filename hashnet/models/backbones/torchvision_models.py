@@ -14,8 +14,10 @@ from hashnet.models.backbones.spec import (
     BackboneFamily,
     BackboneRequest,
     BackboneSpec,
+    fit_weights,
+    hub_file,
+    read_weights,
 )
-from hashnet.models.weights import fit_weights, hub_file, read_weights
 
 # Extra arguments: auxiliary classifiers are for training on ImageNet; ``transform_input`` undoes the usual
 # normalisation for weights that were ported from TensorFlow.

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from hashnet import AsyncClient, Client
-from hashnet.client import retry, wire
-from hashnet.client.queries import Queries
+from hashnet.client import wire
+from hashnet.client.wire import Queries
 from hashnet.errors import CodeError, DataError, RequestRejected, ServerFailed, ServerUnavailable
 from hashnet.results import SearchResult
 
@@ -23,7 +23,7 @@ CODES = np.random.default_rng(0).integers(0, 256, (10, 8), dtype=np.uint8)
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("hashnet.client.requests.FIRST_PAUSE_S", 0.001)
     monkeypatch.delenv("HASHNET_TOKEN", raising=False)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hashnet.client import wire
-from hashnet.client.queries import Queries
+from hashnet.client.wire import Queries
 from hashnet.errors import RequestRejected
 from hashnet.results import SearchResult
 

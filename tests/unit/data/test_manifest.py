@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hashnet.data import parts
 from hashnet.data.columns import feature_matrix
 from hashnet.data.manifest import Manifest
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
@@ -54,8 +53,8 @@ def append(manifest: Manifest, payload: pa.Table, labels: pa.Array | None, flags
 @pytest.fixture
 def small_parts(monkeypatch):
     """Parts of 40 rows in row groups of 8, so that small manifests have several of both."""
-    monkeypatch.setattr(parts, "GROUP_ROWS", 8)
-    monkeypatch.setattr(parts, "PART_ROWS", 40)
+    monkeypatch.setattr("hashnet.data.manifest.GROUP_ROWS", 8)
+    monkeypatch.setattr("hashnet.data.manifest.PART_ROWS", 40)
 
 
 def test_uris_of_64_bit_offsets_are_written_as_strings(tmp_path):
@@ -135,7 +134,7 @@ def test_a_manifest_without_labels(tmp_path):
 
 
 def test_features_stream_in_and_come_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "GROUP_BYTES", 4096)
+    monkeypatch.setattr("hashnet.data.manifest.GROUP_BYTES", 4096)
     matrix = np.random.default_rng(0).normal(size=(300, 16)).astype(np.float32)
 
     def payload(start: int, stop: int) -> pa.Table:

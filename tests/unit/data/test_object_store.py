@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from hashnet.data import parts
 from hashnet.data.fetch import fetch_images
 from hashnet.data.manifest import Manifest
 from hashnet.data.sources import append_source, make_manifest
@@ -79,8 +78,8 @@ def test_sources_read_from_s3(bucket, tmp_path):
 def test_overwriting_on_s3_leaves_no_part_of_the_old_manifest(bucket, monkeypatch):
     uri = storage.join(bucket, "again", "m.parquet")
     with monkeypatch.context() as patch:
-        patch.setattr(parts, "PART_ROWS", 40)
-        patch.setattr(parts, "GROUP_ROWS", 40)
+        patch.setattr("hashnet.data.manifest.PART_ROWS", 40)
+        patch.setattr("hashnet.data.manifest.GROUP_ROWS", 40)
         assert len(make_manifest("synthetic", uri, n_images=100, side=8).parts) == 3
     new = make_manifest("synthetic", uri, n_images=100, side=8, overwrite=True)
     assert storage.list_names(uri) == ["_manifest.json", *(part.name for part in new.parts)]

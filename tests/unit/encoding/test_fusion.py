@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hashnet.encoding.fusion import FusedConvolution, fuse
+from hashnet.encoding.engines import FusedConvolution, fuse
 
 
 def with_statistics(network: nn.Module) -> nn.Module:

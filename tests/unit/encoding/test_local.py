@@ -63,7 +63,7 @@ def test_kept_features_need_no_picture(run, monkeypatch):
     assert local(run).missing(tasks) == 1  # what is no picture is tried again
     fetched = []
     monkeypatch.setattr(
-        "hashnet.encoding.local.fetch_images",
+        "hashnet.encoding.encoder.fetch_images",
         lambda table, base_uri: fetched.extend(table["row_id"].to_pylist()) or table["image"].to_pylist(),
     )
     again = [table.to_pylist() for task in tasks for table in local(run).encode(task, "codes")]

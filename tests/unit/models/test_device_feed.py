@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from hashnet.models import BatchedInference, build_model, device_feed
-from hashnet.models.device_feed import CudaFeed
+from hashnet.models import BatchedInference, build_model, inference
+from hashnet.models.inference import CudaFeed
 
 BATCHES, ROWS = 40, 8
 
@@ -118,7 +118,7 @@ def fake(monkeypatch):
         fake.pinned += pin_memory and len(shape[0]) == 2 and shape[0][1] == 3
         return made(*shape, **options)
 
-    monkeypatch.setattr(device_feed.torch, "empty", empty)
+    monkeypatch.setattr(inference.torch, "empty", empty)
     return fake
 
 

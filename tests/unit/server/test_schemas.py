@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from hashnet.server import schemas as s
-from hashnet.server.errors import ApiError
+from hashnet.server.schemas import ApiError
 
 
 def test_validation_of_a_large_list_stops_at_the_first_mistake() -> None:
