@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.runtime import telemetry
-from hashnet.errors import LineageMismatch
 from hashnet.index import KINDS, BinaryIndex, CodeBlock, IndexSpec, parse_options, read_code_blocks
 from hashnet.io import REQUIRED, Progress, events, key
 from hashnet.run import Run
@@ -75,7 +74,7 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
     started = time.monotonic()
     if config.overwrite:
         config.artefacts.index.drop_damaged()
-    index, updated = _existing(config, store)
+    index = _existing(config, store)
     reused = index is not None
     merged = {}
     if index is None:
@@ -83,10 +82,6 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
         index = BinaryIndex.from_blocks(_blocks(config, store), len(store), spec)
         if (features := _features(config, store)) is not None:
             index.attach_features(features)
-        if updated is not None:
-            kept, removed = index.merge_updates(updated)
-            log.info("kept %d items added since the last build and %d removals", kept, removed)
-            merged = {"kept_items": kept, "kept_removals": removed}
     if config.recall is not None and not _is_tuned(config, index):
         tuned = index.tune(recall=config.recall, k=config.k)
         if "nprobe" in tuned:
@@ -94,8 +89,13 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
         if "oversample" in tuned:
             log.info("oversample %d reaches recall %.4f", tuned["oversample"], tuned["rescored_recall"])
         reused = False
-    if index.path is None:
+    if index.path is None and config.overwrite:
         config.artefacts.index.write(index)
+    elif index.path is None:
+        kept, removed = index.replace(config.artefacts.index.uri)
+        if kept or removed:
+            log.info("kept %d items added since the last build and %d removals", kept, removed)
+            merged = {"kept_items": kept, "kept_removals": removed}
     seconds = time.monotonic() - started
     events.event(
         "index built", run=telemetry.run_name(config.run), stage="index", rows=len(index), reused=reused
@@ -114,14 +114,14 @@ def build_index(config: IndexConfig) -> dict[str, Any]:
     }
 
 
-def _existing(config: IndexConfig, store: CodeStore) -> tuple[BinaryIndex | None, BinaryIndex | None]:
-    """(the index that is there, if it is the requested one; else one whose updates are to be kept).
+def _existing(config: IndexConfig, store: CodeStore) -> BinaryIndex | None:
+    """The index that is there, if it is the requested one.
 
-    An index of another model, or one that did not keep what was removed from it, is refused once updated.
+    Any other is built again and its updates are kept; one whose updates cannot be is refused.
     """
     if config.overwrite or not config.artefacts.index.exists():
-        return None, None
-    index = config.artefacts.index.open()
+        return None
+    index: BinaryIndex = config.artefacts.index.open()
     about = index.describe()
     same = (
         index.lineage.get("codes_sha256") == store.sha256
@@ -134,17 +134,10 @@ def _existing(config: IndexConfig, store: CodeStore) -> tuple[BinaryIndex | None
     )
     if same:
         log.info("%s is up to date (version %d)", config.artefacts.index.uri, index.version)
-        return index, None
-    if about["updates"] and _can_be_merged(index, store):
-        return None, index
+        return index
     if about["updates"]:
-        built_from = str(index.lineage.get("codes_sha256"))
-        raise LineageMismatch(
-            f"{index.path} was updated {about['updates']} times after it was built from codes "
-            f"{built_from[:12]}…; building it again ({config.kind}, codes {store.sha256[:12]}…) would lose "
-            "these updates: give overwrite=true to drop them, or another out="
-        )
-    return None, None
+        index.refuse_lost_updates(store.lineage.get("model_sha256"), store.n_bits)
+    return None
 
 
 def _features(config: IndexConfig, store: CodeStore) -> FeatureStore | None:
@@ -158,12 +151,6 @@ def _features(config: IndexConfig, store: CodeStore) -> FeatureStore | None:
         log.warning("%s is of other rows than %s: built without features", features.uri, store.uri)
         return None
     return features
-
-
-def _can_be_merged(index: BinaryIndex, store: CodeStore) -> bool:
-    """Whether the updates of an index can be carried over to one that is built from ``store``."""
-    same_model = index.lineage.get("model_sha256") == store.lineage.get("model_sha256")
-    return same_model and index.n_bits == store.n_bits and index.keeps_removals
 
 
 def _is_tuned(config: IndexConfig, index: BinaryIndex) -> bool:

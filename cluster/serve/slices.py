@@ -53,17 +53,15 @@ def slice_folders(index: str, n: int) -> list[str]:
 def build_slice(store: CodeStore, folder: str, number: int, n: int) -> None:
     """Writes slice ``number`` of ``n`` of a code store, unless it is there.
 
-    Changes made through the API since are in it; a store that has changed is not taken over on top of them.
+    One of a store that has grown since is built again; changes made to it through the API are kept.
     """
     artefact = IndexArtefact(folder)
-    if artefact.exists():
-        about = artefact.read()
-        if about["updates"] or about["lineage"].get("codes_sha256") == store.sha256:
-            return
+    if artefact.exists() and artefact.read()["lineage"].get("codes_sha256") == store.sha256:
+        return
     rows = sum(int((ids % n == number).sum()) for ids in _ids(store))
     spec = IndexSpec.of_store(store, "flat", {})
     blocks = (_own_rows(block, number, n) for block in read_code_blocks(store))
-    BinaryIndex.from_blocks(blocks, rows, spec, engine="faiss").save(folder)
+    BinaryIndex.from_blocks(blocks, rows, spec, engine="faiss").replace(folder)
 
 
 def _ids(store: CodeStore) -> Iterator[np.ndarray]:

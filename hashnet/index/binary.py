@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet.codes import check_codes
-from hashnet.errors import IndexMismatch, StaleIndex, UnknownId, Unsupported
+from hashnet.errors import IndexMismatch, LineageMismatch, StaleIndex, UnknownId, Unsupported
 from hashnet.index import files, tuning
 from hashnet.index.artefact import IndexArtefact
 from hashnet.index.build import IndexSpec, read_code_blocks
@@ -198,16 +198,35 @@ class BinaryIndex:
         """
         folder = _folder(path)
         with self._writing, files.writer_lock(folder):
-            state = self._state
-            found = IndexArtefact(folder).version()
-            if found and folder == self._path:
-                self._refuse_stale(folder)
-            else:
-                state = state.unsaved()
-            state = state.at_version(max(found + 1, state.version))
-            self._state = files.write_snapshot(folder, state)
-            self._path = folder
-            return self._state.version
+            return self._save(folder)
+
+    def replace(self, path: str | Path) -> tuple[int, int]:
+        """Saves in place of an older build of the same items and keeps the updates that were made to that:
+        (items kept, removals kept), as ``merge_updates``.
+
+        On a local disk nobody updates it meanwhile, so none is lost, however late it comes.
+        """
+        folder = _folder(path)
+        with self._writing, files.writer_lock(folder):
+            kept = (0, 0)
+            if IndexArtefact(folder).exists():
+                older = BinaryIndex.load(folder, engine="faiss")
+                if older._state.updates:
+                    kept = self.merge_updates(older)
+            self._save(folder)
+        return kept
+
+    def _save(self, folder: str) -> int:
+        state = self._state
+        found = IndexArtefact(folder).version()
+        if found and folder == self._path:
+            self._refuse_stale(folder)
+        else:
+            state = state.unsaved()
+        state = state.at_version(max(found + 1, state.version))
+        self._state = files.write_snapshot(folder, state)
+        self._path = folder
+        return self._state.version
 
     # -- searching
 
@@ -401,35 +420,53 @@ class BinaryIndex:
     def merge_updates(self, updated: BinaryIndex) -> tuple[int, int]:
         """Carries the updates of an older build of the same items over to this one: (items kept, removed).
 
-        What ``updated`` holds and this one does not, or holds with another code or other labels, was added
-        there; what was removed there is removed here.
+        What ``updated`` holds and this one does not, or holds with another code, other labels, columns or
+        vectors, was added there; what was removed there is removed here. LineageMismatch where it is of
+        another model, or did not keep what was removed from it.
         """
-        removed = updated._state.removed_ids
-        if removed is None:
-            raise Unsupported(f"{updated.path} did not keep which items were removed from it")
-        ids = updated.ids()
-        here = self.contains(ids)
-        common, changed = ids[here], ids[~here]
-        other = (updated.codes(common) != self.codes(common)).any(axis=1)
-        if self.n_classes is not None and updated.n_classes is not None:
-            pairs = zip(updated.labels(common) or (), self.labels(common) or (), strict=True)
-            other |= np.fromiter((a != b for a, b in pairs), dtype=bool, count=len(common))
-        changed = np.union1d(changed, common[other])
-        gone = removed[self.contains(removed)]
+        updated.refuse_lost_updates(self.lineage.get("model_sha256"), self.n_bits)
+        old = updated._state
+        changed = self._state.changed_in(old)
+        assert old.removed_ids is not None
+        gone = old.removed_ids[self.contains(old.removed_ids)]
+        vectors = None
+        if self._state.features is not None and len(changed):
+            if old.features is None:
+                raise LineageMismatch(
+                    f"{len(changed)} items were added to {updated.path} since it was built, without vectors: "
+                    "build without features (features=false), or give overwrite=true to drop them"
+                )
+            vectors = updated.features(changed)
         with self.transaction() as draft:
             draft.remove(gone)
-            schema = updated.schema
-            if schema is not None:
-                draft.add_columns({column.name: column.type for column in schema})
+            if old.schema is not None:
+                draft.add_columns({column.name: column.type for column in old.schema})
             if len(changed):
                 draft.upsert(
                     updated.codes(changed),
                     changed,
                     None if self.n_classes is None else _multi_hot(updated.labels(changed), self.n_classes),
-                    columns=None if schema is None else updated.columns(changed),
-                    features=None if self._state.features is None else updated.features(changed),
+                    columns=None if old.schema is None else updated.columns(changed),
+                    features=vectors,
                 )
         return len(changed), len(gone)
+
+    def refuse_lost_updates(self, model_sha256: str | None, n_bits: int) -> None:
+        """LineageMismatch where the updates made to this index cannot be carried over to a build of codes of
+        ``n_bits`` bits made with a model."""
+        own = self.lineage.get("model_sha256")
+        if own != model_sha256:
+            reason = f"its codes are of model {str(own)[:12]}…, the new ones of {str(model_sha256)[:12]}…"
+        elif self.n_bits != n_bits:
+            reason = f"its codes have {self.n_bits} bits, the new ones {n_bits}"
+        elif not self.keeps_removals:
+            reason = "it did not keep which items were removed from it"
+        else:
+            return
+        raise LineageMismatch(
+            f"{self.path} was updated {self._state.updates} times after it was built; building it again "
+            f"would lose these updates: {reason}; give overwrite=true to drop them, or another out="
+        )
 
     def compact(self) -> bool:
         """Merges all segments and drops removed rows for good; False where there was nothing to do.
@@ -462,19 +499,19 @@ class BinaryIndex:
         bits flipped for nprobe, vectors that may not find themselves for oversample. See
         ``hashnet.index.tuning``.
         """
-        with self._writing:
-            state = self._state
-            if queries is not None:
-                queries = check_queries(queries, state)
-            refuse_empty(state)
-            vectors = None
-            if features is not None:
-                n_queries = None if queries is None else len(queries)
-                vectors = check_rescoring("features", features, metric, n_queries, state)
-            k = check_search_size(k, tuning.SAMPLE if queries is None else len(queries))
-            tuned = tuning.tuned_snapshot(state, queries, vectors, recall, k, metric, self._nearest)
-            self._commit(tuned)
-            return dict(tuned.tuned or {})
+        state = self._state
+        if queries is not None:
+            queries = check_queries(queries, state)
+        refuse_empty(state)
+        vectors = None
+        if features is not None:
+            n_queries = None if queries is None else len(queries)
+            vectors = check_rescoring("features", features, metric, n_queries, state)
+        k = check_search_size(k, tuning.SAMPLE if queries is None else len(queries))
+        tuned = tuning.tune(state, queries, vectors, recall, k, metric, self._nearest)
+        with self.transaction() as draft:  # of what it is by now: others may have updated it meanwhile
+            draft._state = tuning.tuned_snapshot(draft._state, tuned)
+        return dict(tuned)
 
     def refresh(self) -> bool:
         """Takes over the version on disk if it is another; unchanged segments are not read again."""

@@ -101,6 +101,13 @@ class IndexFeatures:
         layer = Layer(Vectors.of_arrays(ids, vectors, self.dtype))
         return dataclasses.replace(self, layers=(*kept, layer))
 
+    def in_layers(self, ids: np.ndarray) -> np.ndarray:
+        """bool (n,): whether the vector of each id was given since the store was made."""
+        found = np.zeros(len(ids), dtype=bool)
+        for layer in self.layers:
+            found |= layer.vectors.find(ids) >= 0
+        return found
+
     def scores(self, queries: np.ndarray, ids: np.ndarray, metric: str) -> np.ndarray:
         """float32 (q, m) of queries float32 (q, width) and the items with ids (q, m); -inf for id -1."""
         scores = np.full(ids.shape, -np.inf, dtype=np.float32)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hashnet.errors import DataError, IdTaken, IndexMismatch, UnknownId
 from hashnet.index.build import IndexSpec, build_segment, live_block
@@ -248,6 +249,40 @@ class Snapshot:
         """With one change made."""
         return self.added(change) if isinstance(change, CodeBlock) else self.removed(change.ids)
 
+    def changed_in(self, updated: Snapshot) -> np.ndarray:
+        """Ids, ascending, of the items of ``updated`` that are not here, or not with the same content.
+
+        Content is the code, and labels, columns and vectors where both have them; a column that is missing
+        here holds nulls.
+        """
+        ids = updated.ids()
+        here = self.contains(ids)
+        common = ids[here]
+        differ = (updated.codes_of(common) != self.codes_of(common)).any(axis=1)
+        if self.n_classes is not None and updated.n_classes is not None:
+            differ[_unequal_labels(self, updated, common)] = True
+        for name in () if updated.schema is None else updated.schema.names:
+            there = updated.columns_of(common, [name])[name]
+            has_it = self.schema is not None and name in self.schema.names
+            mine = self.columns_of(common, [name])[name] if has_it else pa.nulls(len(common), there.type)
+            differ |= _unequal(there, mine)
+        if self.features is not None and updated.features is not None:
+            added = np.flatnonzero(updated.features.in_layers(common))
+            vectors = (one.features.take(common[added]) for one in (self, updated))  # type: ignore[union-attr]
+            differ[added] |= np.not_equal(*vectors).any(axis=1)
+        return np.union1d(ids[~here], common[differ])
+
+    def label_pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, labels) of every label of every item."""
+        ids, labels = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int32)]
+        for segment in self.segments:
+            if segment.rows.postings is not None:
+                live = segment.live_positions
+                of_rows, rows = segment.rows.postings.take(live, len(segment.rows))
+                ids.append(segment.rows.ids[live][rows])
+                labels.append(of_rows)
+        return np.concatenate(ids), np.concatenate(labels)
+
     def _removed_ids(self, change: Callable[[Any, Any], np.ndarray], ids: np.ndarray) -> dict[str, Any]:
         """What ``removed_ids`` become when these ids join or leave them."""
         known = self.removed_ids
@@ -359,3 +394,27 @@ def _any_of(ascending: np.ndarray, values: np.ndarray) -> bool:
         return False
     places = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
     return bool((ascending[places] == values).any())
+
+
+def _unequal_labels(a: Snapshot, b: Snapshot, ids: np.ndarray) -> np.ndarray:
+    """Positions of the ids, which are ascending and in both, that do not have the same labels in both."""
+    if not len(ids):
+        return ids
+    n_classes, pairs = max(a.n_classes or 0, b.n_classes or 0), []
+    for of_ids, labels in (a.label_pairs(), b.label_pairs()):
+        places = np.minimum(np.searchsorted(ids, of_ids), len(ids) - 1)
+        known = ids[places] == of_ids
+        pairs.append(places[known] * n_classes + labels[known])
+    return np.setxor1d(*pairs) // n_classes
+
+
+def _unequal(a: pa.ChunkedArray, b: Any) -> np.ndarray:
+    """bool (n,): where two columns differ; nulls equal each other, and so do NaNs."""
+    try:
+        nan = pa.types.is_floating(a.type)
+        both_missing = pc.and_(a.is_null(nan_is_null=nan), b.cast(a.type).is_null(nan_is_null=nan))
+        differ = pc.not_equal(a, b).fill_null(True)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # of nested types, or of two types
+        pairs = zip(a.to_pylist(), b.to_pylist(), strict=True)
+        return np.fromiter((x != y for x, y in pairs), dtype=bool, count=len(a))
+    return pc.and_not(differ, both_missing).to_numpy(zero_copy_only=False)

@@ -27,7 +27,7 @@ FIRST_CANDIDATES = 8  # per result, looked at first; more where they do not reac
 Nearest = Callable[[Snapshot, np.ndarray, int, None], tuple[np.ndarray, np.ndarray]]
 
 
-def tuned_snapshot(
+def tune(
     state: Snapshot,
     queries: np.ndarray | None,
     vectors: np.ndarray | None,
@@ -35,8 +35,8 @@ def tuned_snapshot(
     k: int,
     metric: str,
     nearest: Nearest,
-) -> Snapshot:
-    """The next state, with nprobe, oversample and how they were found in ``tuned``."""
+) -> dict[str, Any]:
+    """nprobe, oversample and how they were found."""
     if isinstance(recall, bool) or not isinstance(recall, (int, float, np.number)) or not 0 < recall <= 1:
         raise IndexMismatch(f"recall must lie above 0 and at most at 1, got {recall!r}")
     if state.kind != "ivf" and state.features is None:
@@ -47,16 +47,23 @@ def tuned_snapshot(
         raise IndexMismatch("tune needs at least one query, got 0")
     tuned: dict[str, Any] = {"wished": float(recall), "k": k}  # the key keeps its name in old files
     if state.kind == "ivf":
-        state, found = _tuned_probes(state, queries, recall, k)
-        tuned |= found
+        tuned |= _tuned_probes(state, queries, recall, k)
     if state.features is not None and (queries is None or vectors is not None):
         tuned |= _tuned_oversample(state, queries, vectors, recall, k, metric, nearest)
-    return dataclasses.replace(state, version=state.version + 1, tuned=tuned, changes=None)
+    return tuned
 
 
-def _tuned_probes(
-    state: Snapshot, queries: np.ndarray | None, recall: float, k: int
-) -> tuple[Snapshot, dict[str, Any]]:
+def tuned_snapshot(state: Snapshot, tuned: dict[str, Any]) -> Snapshot:
+    """The next state, with what ``tune`` found."""
+    state = dataclasses.replace(state, version=state.version + 1, tuned=tuned, changes=None)
+    segment = state.segments[0] if state.segments else None
+    if "nprobe" not in tuned or segment is None or not isinstance(segment.options, IvfOptions):
+        return state
+    chosen = _with_nprobe(segment, min(tuned["nprobe"], segment.options.nlist))
+    return dataclasses.replace(state, options=chosen.options, segments=(chosen, *state.segments[1:]))
+
+
+def _tuned_probes(state: Snapshot, queries: np.ndarray | None, recall: float, k: int) -> dict[str, Any]:
     segment = state.segments[0]
     if not isinstance(segment.options, IvfOptions):
         raise Unsupported("every row of its lists was removed; compact() makes new lists, then tune")
@@ -79,9 +86,7 @@ def _tuned_probes(
         low, high = (low, middle) if good(middle) else (middle, high)
     if high not in reached:
         good(high)
-    chosen = _with_nprobe(segment, high)
-    changed = dataclasses.replace(state, options=chosen.options, segments=(chosen, *state.segments[1:]))
-    return changed, {"nprobe": high, "recall": round(reached[high], 6), "queries": len(queries)}
+    return {"nprobe": high, "recall": round(reached[high], 6), "queries": len(queries)}
 
 
 def _tuned_oversample(

@@ -6,11 +6,14 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from cluster import build_index as indexing
 from cluster.build_index import IndexConfig, build_index
 from hashnet import BinaryIndex, errors
+from hashnet.index import tuning
+from hashnet.server import AddItems, IndexWriter, RemoveItems
 from hashnet.store import write_store
 
 
@@ -74,6 +77,80 @@ def test_nprobe_counts_where_no_recall_is_requested(run, tmp_path):
     made = build_index(asked)
     assert (made["options"]["nprobe"], made["reused"], "tuned" in made) == (tuned + 3, False, False)
     assert build_index(asked)["reused"]
+
+
+@pytest.mark.parametrize("updated_before", [False, True])
+def test_what_is_written_while_it_is_built_is_kept(run, tmp_path, monkeypatch, updated_before):
+    folder, _, codes, ids, _ = run
+    config = IndexConfig(run=str(folder), out=str(tmp_path))
+    build_index(config)
+    writer = IndexWriter(str(tmp_path))
+    if updated_before:
+        writer.commit([AddItems(codes[:1], np.array([60_000]))])
+    named = pa.table({"uri": ["b.jpg"], "key": ["b"]})
+    changes = [
+        AddItems(codes[:2], np.array([70_000, 70_001])),
+        AddItems(codes[6:7], ids[5:6], [[3]], upsert=True),  # another code
+        AddItems(codes[7:8], ids[7:8], [[int(run[4][7])]], upsert=True, columns=named),  # columns only
+        RemoveItems(ids[10:12]),
+    ]
+
+    def blocks(store, labels):
+        for number, block in enumerate(indexing_blocks(store, labels)):
+            if number == 5:
+                assert not any(isinstance(one, errors.HashnetError) for one in writer.commit(changes))
+            yield block
+
+    indexing_blocks = indexing.read_code_blocks
+    monkeypatch.setattr(indexing, "read_code_blocks", blocks)
+    made = build_index(dataclasses.replace(config, kind="ivf", nlist=16, recall=0.5))
+    assert (made["kept_items"], made["kept_removals"]) == (4 + updated_before, 2)
+    assert made["rows"] == 3000 + 2 - 2 + updated_before
+    index = BinaryIndex.load(tmp_path)
+    assert index.contains([70_000, 70_001]).all()
+    assert index.contains([60_000]).all() == updated_before
+    assert not index.contains(ids[10:12]).any()
+    assert (index.codes(ids[5:6]) == codes[6:7]).all()
+    assert index.labels(ids[5:6]) == [[3]]
+    assert index.columns(ids[7:8]).to_pylist() == [{"uri": "b.jpg", "key": "b"}]
+    (after,) = writer.commit([RemoveItems(np.array([70_000]))])  # the writer goes on with the new build
+    assert (after.version, after.size) == (made["version"] + 1, made["rows"] - 1)
+
+
+def test_what_is_written_while_it_is_tuned_is_kept(run, tmp_path, monkeypatch):
+    config = IndexConfig(run=str(run[0]), out=str(tmp_path), kind="ivf", nlist=16)
+    build_index(config)
+    measured = tuning.tune
+
+    def tune(*arguments):
+        BinaryIndex.load(tmp_path).add(run[2][:1], [70_000])
+        return measured(*arguments)
+
+    monkeypatch.setattr(tuning, "tune", tune)
+    made = build_index(dataclasses.replace(config, recall=0.5))
+    assert (made["rows"], made["version"]) == (3001, 3)
+    assert made["tuned"]["recall"] >= 0.5
+    index = BinaryIndex.load(tmp_path)
+    assert index.contains([70_000]).all()
+    assert index.describe()["options"]["nprobe"] == made["tuned"]["nprobe"]
+
+
+def test_updates_of_another_model_that_come_late_are_not_overwritten(run, tmp_path, monkeypatch):
+    config = IndexConfig(run=str(run[0]), out=str(tmp_path))
+    older = BinaryIndex.from_arrays(run[2], run[3], lineage={"model_sha256": "of another model"})
+    older.save(tmp_path)
+
+    def blocks(store, labels):
+        older.remove(run[3][:1])
+        return indexing_blocks(store, labels)
+
+    indexing_blocks = indexing.read_code_blocks
+    monkeypatch.setattr(indexing, "read_code_blocks", blocks)
+    with pytest.raises(errors.LineageMismatch, match=r"would lose these updates.*overwrite=true"):
+        build_index(config)
+    assert len(BinaryIndex.load(tmp_path)) == 2999
+    monkeypatch.undo()
+    assert build_index(dataclasses.replace(config, overwrite=True))["rows"] == 3000
 
 
 def test_options_beyond_the_rows_are_the_same_again(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from hashnet.server import (
     ServeConfig,
     Telemetry,
 )
+from hashnet.store import write_store
 from tests.support.local_cluster import free_ports
 from tests.support.small_run import some_codes
 
@@ -46,6 +48,21 @@ def test_slices_of_a_store_are_disjoint_and_complete(own_run: str) -> None:
     slices[0].remove(slices[0].ids()[:1])
     build_slice(store, folders[0], 0, 3)  # what was changed since stays
     assert BinaryIndex.load(folders[0]).version == slices[0].version == 2
+
+
+def test_a_store_that_has_grown_joins_what_was_written_to_a_slice(tmp_path: Path) -> None:
+    codes, folder = some_codes(40), str(tmp_path / "slice")
+    build_slice(write_store(str(tmp_path / "codes"), codes[:30]), folder, 1, 2)
+    before = BinaryIndex.load(folder)
+    before.add(codes[:1], [101])
+    before.remove([3])
+    grown = write_store(str(tmp_path / "grown"), codes)
+    build_slice(grown, folder, 1, 2)
+    after = BinaryIndex.load(folder)
+    assert after.ids().tolist() == [i for i in range(1, 40, 2) if i != 3] + [101]
+    assert after.version > before.version
+    build_slice(grown, folder, 1, 2)
+    assert BinaryIndex.load(folder).version == after.version
 
 
 def test_merging_is_the_search_of_everything() -> None:

@@ -325,3 +325,28 @@ def test_updates_are_carried_over_to_a_new_build(codes_of, tmp_path, compacted):
     again = BinaryIndex.from_arrays(codes[:50], labels=labels[:50])
     assert again.merge_updates(BinaryIndex.load(tmp_path / "new")) == (3, 2)
     assert again.ids().tolist() == new.ids().tolist()
+
+
+def test_updates_of_columns_and_vectors_alone_are_carried_over(codes_of, tmp_path):
+    codes = codes_of("random", 8, 32)
+    given = {"features": np.arange(16.0).reshape(8, 2), "columns": {"x": [1.0, np.nan, *range(6)]}}
+    old = BinaryIndex.from_arrays(codes, **given)
+    old.save(tmp_path)
+    old.upsert(codes[2:3], [2], features=[[4, 5]], columns={"x": [7.0]})
+    old.upsert(codes[3:4], [3], features=[[9, 9]], columns={"x": [1.0]})
+    old.upsert(codes[4:5], [4], features=[[8, 9]], columns={"x": [2.0]})  # as it was
+    new = BinaryIndex.from_arrays(codes, **given)
+    assert new.merge_updates(BinaryIndex.load(tmp_path)) == (2, 0)
+    assert new.columns([2, 3, 4])["x"].to_pylist() == [7, 1, 2]
+    assert new.features([2, 3, 4]).tolist() == [[4, 5], [9, 9], [8, 9]]
+
+
+def test_items_added_without_vectors_are_not_dropped_by_a_build_with_them(codes_of, tmp_path):
+    codes = codes_of("random", 8, 32)
+    old = BinaryIndex.from_arrays(codes)
+    old.save(tmp_path)
+    old.add(codes[:1], [100])
+    new = BinaryIndex.from_arrays(codes, features=np.ones((8, 2)))
+    with pytest.raises(errors.LineageMismatch, match=r"1 items were added .* without vectors"):
+        new.replace(tmp_path)
+    assert BinaryIndex.load(tmp_path).contains([100]).all()
