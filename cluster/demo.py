@@ -29,7 +29,7 @@ from cluster.evaluate import EvaluateConfig, evaluate_run
 from cluster.runtime import connection
 from cluster.train import train
 from hashnet.codes import check_n_bits
-from hashnet.comparison import TITLES
+from hashnet.comparison import TITLES, Cell
 from hashnet.data import Manifest, ManifestArtefact, fetch_images
 from hashnet.errors import BadImage, ConfigError
 from hashnet.io import REQUIRED, duration, key, storage
@@ -38,7 +38,7 @@ from hashnet.run import Run
 from hashnet.training import TrainConfig
 
 MIN_PICTURES = 20  # a tenth of them become queries
-METHODS = ["lsh", "itq", "dhn"]
+METHODS = ["hashnet", "dhn", "itq", "lsh"]
 UNLABELLED_METHODS = ["hashnet", "itq", "lsh", "sign"]
 DIGITS = str(Path(connection.CHECKOUT) / "jobs" / "configs" / "digits.yaml")
 C = TypeVar("C")
@@ -95,6 +95,7 @@ def demo(config: DemoConfig) -> dict[str, Any]:
     _stage("index", build_index, IndexConfig(run=config.run, kind="flat"))
     measured = _stage("evaluate", evaluate_run, EvaluateConfig(run=config.run, k=config.k))
     beside = _compare_config(config)
+    _share_model(Run(config.run), beside)
     names = ", ".join(TITLES[name] for name in beside.methods if name != "hashnet")
     compared = _stage(f"compare with {names}", compare, beside)
     found = _query(Run(config.run))
@@ -169,6 +170,14 @@ def _compare_config(config: DemoConfig) -> CompareConfig:
     return CompareConfig(**values, methods=METHODS, k=config.k, **about)
 
 
+def _share_model(run: Run, beside: CompareConfig) -> None:
+    """Puts the run's model into the comparison's cell of HashNet, which then need not train it again."""
+    cell = Cell("main", "hashnet", beside.bits[0], beside.seeds[0])
+    shared = Run(cell.folder(beside.run)).model
+    if beside.pairs is None and beside.variant == "hashnet" and not shared.exists():
+        run.model.copy_to(shared.uri)
+
+
 def _query(run: Run) -> QueryHits:
     """The nearest items of one query picture, found through model and index as any program would."""
     from hashnet.encoding import Encoder
@@ -206,10 +215,11 @@ def _table(config: DemoConfig, measured: dict[str, Any], compared: dict[str, Any
         ]
         chance = min(1.0, measured["within"] / measured["n_database"])
         return [*found, TableLine("chance", None, recall=chance)]
-    lines = [TableLine("HashNet", config.n_bits, measured["map"])]
-    for method, by_bits in compared["map"]["Table 1"].items():
-        lines.append(TableLine(TITLES[method], config.n_bits, by_bits[str(config.n_bits)]))
-    return [*lines, TableLine("chance", None, measured["chance"])]
+    found = [
+        TableLine(TITLES[method], config.n_bits, by_bits[str(config.n_bits)])
+        for method, by_bits in compared["map"]["Table 1"].items()
+    ]
+    return [*found, TableLine("chance", None, measured["chance"])]
 
 
 def _table_text(table: list[TableLine], measured: dict[str, Any]) -> list[str]:
@@ -268,9 +278,8 @@ def command(name: str) -> str:
 
 def _show(run: str, report: str) -> None:
     """Opens the report, then the search page, which is served until Ctrl-C."""
-    from cluster.serve import serve_run
-    from hashnet.server import ServeConfig
+    from hashnet.server import ServeConfig, serve_standalone
 
     webbrowser.open(f"file://{storage.resolve(report)[1]}")
-    connection.disconnect()  # the server starts a Ray with its own settings
-    serve_run(ServeConfig(run=run), when_up=webbrowser.open)
+    connection.disconnect()  # the server needs no Ray
+    serve_standalone(ServeConfig(run=run), when_up=webbrowser.open)

@@ -18,6 +18,7 @@ from cluster.runtime import OUT_OF_MEMORY_ADVICE, Need, capacity, hashnet_error_
 from hashnet.comparison import TITLES, Cell, CellResult, CellTask, Features, finished_cell, run_cell
 from hashnet.errors import ClusterError, HashnetError
 from hashnet.io import Progress
+from hashnet.run import Run
 
 logger = logging.getLogger(__name__)
 TABLE_EVERY_S = 30.0
@@ -107,7 +108,8 @@ class CellRunner:
     def _fits_here(self, tasks: list[CellTask]) -> bool:
         """Whether this process should run the cells: starting Ray and its workers would take longer."""
         elsewhere = os.environ.get("RAY_ADDRESS") or ray_internals.connected()
-        few = len(tasks) <= LOCAL_CELLS and sum(task.cell.deep for task in tasks) <= 1
+        untrained = [task for task in tasks if task.cell.deep and not Run(task.folder).model.exists()]
+        few = len(tasks) <= LOCAL_CELLS and len(untrained) <= 1
         return few and not elsewhere and self.resources.n_workers == 1
 
     def _outcomes_here(self, tasks: list[CellTask]) -> Iterator[tuple[Cell, Outcome]]:

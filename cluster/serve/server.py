@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,12 +32,10 @@ NAME = "hashnet"  # of the Serve application
 QUIET = {"RAY_SERVE_LOG_TO_STDERR": "0", "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "100"}
 
 
-def serve_run(config: ServeConfig, when_up: Callable[[str], object] | None = None) -> dict[str, Any]:
-    """Serves until interrupted; returns run, url and seconds served. ``when_up`` gets the page's address."""
+def serve_run(config: ServeConfig) -> dict[str, Any]:
+    """Serves until interrupted; returns run, url and seconds served."""
     with Server(config) as server:
         print(server.welcome(), file=sys.stderr, flush=True)
-        if when_up is not None:
-            when_up(f"{config.url}/")
         try:
             threading.Event().wait()
         except KeyboardInterrupt:

@@ -253,7 +253,10 @@ def run_cell(task: CellTask, features: Features | None = None, device: str = "cp
             return _write(dataclasses.replace(result, error=str(error)))
     result = dataclasses.replace(
         result,
-        fit_s=round(time.monotonic() - started, 3),
+        fit_s=max(
+            round(time.monotonic() - started, 3),
+            (learned.training and learned.training.seconds) or 0.0,  # a network may have been trained before
+        ),
         fit_cpu_s=round(time.process_time() - started_cpu, 3),
         warnings=tuple(str(one.message) for one in caught if one.category is BaselineWarning),
         params=learned.params,

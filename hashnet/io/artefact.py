@@ -141,6 +141,12 @@ class Artefact(abc.ABC):
             raise FormatError(f"{self.uri} does not list a file {name}")
         return read_checked(storage.join(self.uri, name), recorded, self.fix or self.made_by)
 
+    def copy_to(self, uri: str) -> None:
+        """Copies the artefact's files, checked, and at last its header into the folder ``uri``."""
+        for name in self.files(self.read()):
+            storage.write_bytes(storage.join(uri, name), self.read_file(name).to_pybytes())
+        storage.write_bytes(storage.join(uri, self.header_file), storage.read_bytes(self.header_uri))
+
     def header(self) -> Header:
         """The typed header."""
         values = self.read()

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -179,8 +180,8 @@ class Supervisor:
             child.report = json.loads(data)
 
 
-def serve_standalone(config: ServeConfig) -> int:
-    """Serves until interrupted; returns the exit code."""
+def serve_standalone(config: ServeConfig, when_up: Callable[[str], object] = lambda url: None) -> int:
+    """Serves until interrupted; returns the exit code. ``when_up`` gets the page's address."""
 
     def stop(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
@@ -192,6 +193,7 @@ def serve_standalone(config: ServeConfig) -> int:
         supervisor.start()
         worker = next(child for child in supervisor.children if child.role == "worker")
         print(worker.report["welcome"], file=sys.stderr, flush=True)
+        when_up(f"{config.url}/")
         while True:
             time.sleep(0.1)
             supervisor.look_after()

@@ -45,7 +45,9 @@ from hashnet.store.plan import (
 from hashnet.store.statistics import health_problems
 from hashnet.store.vectors import Vectors, decoded
 
-AHEAD_BYTES = 4 << 20  # of shards that are read and hashed at a time: handing over single ones costs more
+# Bytes of shards that are read and hashed at a time: few at first, so that parsing starts at once, then more,
+# as handing over single ones costs more.
+FIRST_BYTES, AHEAD_BYTES = 128 << 10, 4 << 20
 
 
 class CodesArtefact(Artefact):
@@ -198,7 +200,7 @@ class ShardStore:
             return
         with ThreadPoolExecutor(1) as pool:
             waiting: list[Future[list[pa.NativeFile]]] = []
-            for group in _groups(shards, AHEAD_BYTES):
+            for group in _groups(shards):
                 waiting.append(pool.submit(lambda some: [self._source(shard) for shard in some], group))
                 if len(waiting) == 2:
                     yield from waiting.pop(0).result()
@@ -347,13 +349,14 @@ class FeatureStore(ShardStore):
         return features
 
 
-def _groups(shards: Sequence[ShardRecord], max_bytes: int) -> Iterator[list[ShardRecord]]:
-    """The shards in lists of at most ``max_bytes`` bytes, or of one shard."""
+def _groups(shards: Sequence[ShardRecord]) -> Iterator[list[ShardRecord]]:
+    """The shards in lists of at least one, whose bytes double from FIRST_BYTES up to AHEAD_BYTES."""
     group: list[ShardRecord] = []
+    room = FIRST_BYTES
     for shard in shards:
-        if group and sum(one.bytes for one in group) + shard.bytes > max_bytes:
+        if group and sum(one.bytes for one in group) + shard.bytes > room:
             yield group
-            group = []
+            group, room = [], min(2 * room, AHEAD_BYTES)
         group.append(shard)
     if group:
         yield group

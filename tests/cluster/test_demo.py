@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import cluster.serve
 import hashnet
+import hashnet.server
 from cluster import demo
+from cluster.compare import CompareConfig
+from hashnet.comparison import Cell
 from hashnet.data import Manifest
 from hashnet.data.sources import digits
 from hashnet.errors import ConfigError
@@ -71,6 +73,14 @@ def test_the_comparison_learns_with_the_settings_of_the_run(tmp_path):
     assert (compared.backbone, compared.first_epochs) == (trained.backbone, trained.first_epochs)
 
 
+def test_the_comparison_takes_over_the_model_of_the_run(tmp_path):
+    run = hashnet.Run(make_run(tmp_path / "run"))
+    settings = CompareConfig(run=str(tmp_path / "run" / "compare"), methods=["hashnet"], bits=[16], n_bits=16)
+    demo._share_model(run, settings)
+    cell = hashnet.Run(Cell("main", "hashnet", 16, 0).folder(settings.run))
+    assert cell.model.header() == run.model.header()
+
+
 def test_commands_are_printed_so_that_they_run(monkeypatch):
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     assert demo.command("python") == "python"
@@ -81,7 +91,7 @@ def test_commands_are_printed_so_that_they_run(monkeypatch):
 def test_open_shows_the_report_and_then_the_page(monkeypatch, tmp_path):
     opened = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
-    monkeypatch.setattr(cluster.serve, "serve_run", lambda config, when_up: when_up(f"{config.url}/"))
+    monkeypatch.setattr(hashnet.server, "serve_standalone", lambda config, when_up: when_up(f"{config.url}/"))
     demo._show(str(tmp_path), f"{tmp_path}/report/report.html")
     assert opened == [f"file://{tmp_path}/report/report.html", "http://127.0.0.1:8000/"]
 

@@ -45,6 +45,16 @@ def test_the_header_says_what_it_is(note):
     assert note.verify() == []
 
 
+def test_a_copy_is_whole_and_a_damaged_one_is_not_copied(note, tmp_path):
+    note.copy_to(str(tmp_path / "copy"))
+    copy = Note(str(tmp_path / "copy"))
+    assert (copy.open(), copy.header(), copy.verify()) == ("hello", note.header(), [])
+    (tmp_path / "note" / "text").write_text("hallo")
+    with pytest.raises(FormatError, match="text is damaged"):
+        note.copy_to(str(tmp_path / "second"))
+    assert not Note(str(tmp_path / "second")).exists()
+
+
 def test_a_damaged_or_missing_file_is_named(note, tmp_path):
     (tmp_path / "note" / "text").write_text("hallo")
     (problem,) = note.verify()

@@ -158,6 +158,12 @@ def test_differences_are_printed_with_their_intervals(records):
     assert [float(line["low"]) for line in lines] == [gap.difference.low for gap in found]
 
 
+def test_differences_to_the_first_are_not_repeated_where_hashnet_is_first():
+    cells = [cell(method, 16, 0, good) for method, good in (("hashnet", 0.9), ("itq", 0.5))]
+    titles = [grid.title for grid in grids(cells)]
+    assert titles == ["Table 1: MAP of all methods", "Difference of MAP to HashNet"]
+
+
 def test_the_report_is_one_page_without_outside_requests(records, tmp_path):
     shallow = [r for r in records if r.made_from.method in ("itq", "lsh")]
     info = ComparisonInfo(
