@@ -212,13 +212,14 @@ class Backend:
         columns: dict[str, Any] | None,
     ) -> ItemOut:
         """One item; ``record`` is what the code store has under its id."""
-        if record is not None and record.code != code:
-            record = None  # the id was removed and given to another item
+        given_uri = (columns or {}).get("uri")
+        if record is not None and (record.code != code or given_uri not in (None, record.uri)):
+            record = None  # the id was given to another item
         if labels is None and record is not None:
             labels = record.labels
         return ItemOut(
             id=id_,
-            uri=(columns or {}).get("uri") if record is None else record.uri,
+            uri=given_uri if record is None else record.uri,
             labels=labels,
             label_names=self._names(labels),
             code=code,

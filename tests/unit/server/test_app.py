@@ -261,6 +261,10 @@ def test_a_readded_id_reports_its_new_labels(app: Callable[..., RequestMiddlewar
         assert found["items"][0]["labels"] == (
             [new] if found["ids"] == [id_] else found["items"][0]["labels"]
         )
+        body = {"item_ids": [id_], "codes": [code.tobytes().hex()], "upsert": True}
+        version = http.post("/v1/items", json=body | {"columns": {"uri": ["new.png"]}}).json()["version"]
+        item = http.get(f"/v1/items/{id_}?min_version={version}").json()
+        assert (item["uri"], item["thumbnail"]) == ("new.png", None)  # that of the old picture is not its own
 
 
 def test_columns_keys_and_conditions(tmp_path: Path) -> None:
