@@ -1,4 +1,4 @@
-"""Every port that a replica listens on: none of them answers without the token, whoever reaches it directly."""
+"""Every port a replica listens on: none answers without the token, whoever reaches it directly."""
 
 from __future__ import annotations
 
