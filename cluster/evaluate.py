@@ -81,6 +81,10 @@ class EvaluateConfig:
     beside: list[str] = key(
         [], "other runs of the same data, for the figure of precision by code length", path=True
     )
+    neighbours: bool = key(
+        False,
+        "also measure recall of the nearest vectors, as is done without labels: report/neighbours.html",
+    )
     figures: bool = key(True, "draw the figures and write report.html")
     trec: bool = key(
         False,
@@ -119,6 +123,10 @@ def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
         for name in storage.list_names(artefact.uri):  # measures of single ranges, needed until here
             if name.startswith("parts-"):
                 storage.delete(storage.join(artefact.uri, name))
+    beside = {}
+    if config.neighbours:
+        found = _evaluate_neighbours(config, store, queries, "neighbours.html")
+        beside = {"neighbours": {name: found[name] for name in found if name not in ("run", "seconds")}}
     if config.trec:
         _write_trec(config, store, queries)
     page = _draw(config, report) if config.figures else None
@@ -133,6 +141,7 @@ def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
         **{name: getattr(report, name) for name in told},
         "precision_within_2": report.precision_within(2),
         "empty_within_2": report.empty_within(2),
+        **beside,
         "seconds": round(time.monotonic() - started, 3),
     }
 
@@ -193,8 +202,10 @@ def _query_logits(config: EvaluateConfig, queries: CodeStore) -> np.ndarray | No
     return encoder.head(features.features())
 
 
-def _evaluate_neighbours(config: EvaluateConfig, store: CodeStore, queries: CodeStore) -> dict[str, Any]:
-    """Without labels: whether the nearest codes are the nearest vectors; a task measures and draws it."""
+def _evaluate_neighbours(
+    config: EvaluateConfig, store: CodeStore, queries: CodeStore, page_name: str = "report.html"
+) -> dict[str, Any]:
+    """By vectors alone: whether the nearest codes are the nearest vectors; a task measures and draws it."""
     import ray
 
     from hashnet.reports import write_neighbour_report
@@ -211,7 +222,7 @@ def _evaluate_neighbours(config: EvaluateConfig, store: CodeStore, queries: Code
             )
     connection.connect()
     measure = ray.remote(write_neighbour_report).options(num_cpus=1, max_retries=3)
-    page = ray.get(measure.remote(config.artefacts, made_from, config.seed))
+    page = ray.get(measure.remote(config.artefacts, made_from, config.seed, page_name))
     artefact = NeighbourArtefact(config.artefacts.report.uri)
     report = artefact.open()
     told = (

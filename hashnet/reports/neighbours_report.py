@@ -1,4 +1,4 @@
-"""The evaluation of a run without labels: neighbour recall of its codes, and the page that shows it."""
+"""The evaluation of a run by its vectors alone: neighbour recall of its codes, and the page that shows it."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ DEFINITIONS = {
 }
 
 
-def write_neighbour_report(run: Run, made_from: Mapping[str, Any], seed: int = 0) -> str:
-    """Measures the run's codes and writes neighbours.json and report.html; returns the page's URI."""
+def write_neighbour_report(
+    run: Run, made_from: Mapping[str, Any], seed: int = 0, page_name: str = "report.html"
+) -> str:
+    """Measures the run's codes and writes neighbours.json and a page; returns the page's URI."""
     artefact = NeighbourArtefact(run.report.uri)
     if artefact.exists() and artefact.header().lineage == made_from:
         report = artefact.open()
@@ -63,7 +65,7 @@ def write_neighbour_report(run: Run, made_from: Mapping[str, Any], seed: int = 0
         "run_page.html",
         title=f"Evaluation of {run.name}",
         subtitle=f"{report.n_queries:,} queries against {report.n_database:,} items, {report.n_bits}-bit "
-        "codes, no labels: codes are compared with the vectors they were made from.",
+        "codes, compared with the vectors they were made from; no labels are used.",
         cards=_cards(report),
         warnings=[],
         figures=[(plot, write_figure(plot, run.report.uri))],
@@ -72,7 +74,7 @@ def write_neighbour_report(run: Run, made_from: Mapping[str, Any], seed: int = 0
         made_from_title="Made from",
         made_from=[("run", run.name), *((n, str(v)) for n, v in made_from.items()), ("hashnet", __version__)],
     )
-    uri = storage.join(run.report.uri, "report.html")
+    uri = storage.join(run.report.uri, page_name)
     storage.write_bytes(uri, page.encode())
     return uri
 
