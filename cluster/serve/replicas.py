@@ -88,7 +88,7 @@ class RayModel:
         self.encoder = encoder
 
     async def encode(self, request: EncodeRequest) -> np.ndarray:
-        """Logits float32 (n, n_bits)."""
+        """The result of the request."""
         return await self._call(lambda: self.encoder.encode.remote(request), request.deadline)
 
     async def ready(self) -> None:
@@ -194,7 +194,7 @@ class EncoderReplica:
         self._batcher: Batcher = Batcher(encoder.encode, max_rows=MAX_ENCODED_TOGETHER, name="encode")
 
     async def encode(self, request: EncodeRequest) -> np.ndarray | ApiError:
-        """Logits, or why there are none."""
+        """The result of the request, or why there is none."""
         try:
             return await self._batcher.submit(request)
         except ApiError as error:

@@ -13,6 +13,7 @@ number. It never returns the hits of the other slices as if they were all.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,20 +28,23 @@ from hashnet.client import Queries
 from hashnet.errors import ConfigError, HashnetError
 from hashnet.index import BinaryIndex, CodeBlock, IndexArtefact, IndexSpec, read_code_blocks
 from hashnet.io import storage
-from hashnet.kernels import merge_hits, merge_scores, merge_top_k
+from hashnet.kernels import merge_hits, merge_top_k
 from hashnet.results import SearchResult
+from hashnet.run import Run
 from hashnet.server import (
     ApiError,
     IndexedItems,
     IndexInfo,
     IndexService,
     LiveIndex,
+    SearchOptions,
     SearchRequest,
     SearchResponse,
     ServeConfig,
     ServedRun,
+    check_width,
 )
-from hashnet.store import CodeStore
+from hashnet.store import CodeStore, FeatureStore
 
 BEFORE_THE_LIMIT_S = 0.5  # a slice is given up on this long before its request is
 
@@ -50,18 +54,40 @@ def slice_folders(index: str, n: int) -> list[str]:
     return [storage.join(index, f"slices-{n}", f"{number:03d}") for number in range(n)]
 
 
-def build_slice(store: CodeStore, folder: str, number: int, n: int) -> None:
-    """Writes slice ``number`` of ``n`` of a code store, unless it is there.
+def build_slice(
+    store: CodeStore, folder: str, number: int, n: int, features: FeatureStore | None = None
+) -> None:
+    """Writes slice ``number`` of ``n`` of a code store, unless it is there, with vectors to rescore by.
 
     One of a store that has grown since is built again; changes made to it through the API are kept.
     """
     artefact = IndexArtefact(folder)
-    if artefact.exists() and artefact.read()["lineage"].get("codes_sha256") == store.sha256:
-        return
+    if artefact.exists():
+        about = artefact.read()
+        if about["updates"] and not about.get("features"):
+            features = None  # items were added to it without vectors
+        if (
+            bool(about.get("features")) == (features is not None)
+            and about["lineage"].get("codes_sha256") == store.sha256
+        ):
+            return
     rows = sum(int((ids % n == number).sum()) for ids in _ids(store))
     spec = IndexSpec.of_store(store, "flat", {})
     blocks = (_own_rows(block, number, n) for block in read_code_blocks(store))
-    BinaryIndex.from_blocks(blocks, rows, spec, engine="faiss").replace(folder)
+    index = BinaryIndex.from_blocks(blocks, rows, spec, engine="faiss")
+    if features is not None:
+        index.attach_features(features)
+    index.replace(folder)
+
+
+def _features(config: ServeConfig, store: CodeStore) -> FeatureStore | None:
+    """The vectors of the run, where they are of the same rows as the codes."""
+    artefact = Run(config.run).store("features", "database")
+    if not artefact.exists():
+        return None
+    features: FeatureStore = artefact.open()
+    fits = features.rows_sha256 == store.rows_sha256 and features.plan.dtype is not None
+    return features if fits else None
 
 
 def _ids(store: CodeStore) -> Iterator[np.ndarray]:
@@ -91,7 +117,8 @@ class SliceReplica:
         assert config.slices is not None
         assert served.codes is not None
         folder = slice_folders(served.index, config.slices)[number]
-        build_slice(CodeStore.open(served.codes), folder, number, config.slices)
+        store = CodeStore.open(served.codes)
+        build_slice(store, folder, number, config.slices, _features(config, store))
         live = LiveIndex(folder, config.search_engine, config.index_device, served.model_sha256)
         self.service = IndexService(live, config.follow_s, RayTelemetry(run_name(config.run)))
 
@@ -138,25 +165,37 @@ class SlicedIndex:
                 further[name] = [by_row[row] for row in sorted(by_row)]
         return IndexedItems(sum(part.version for part in found), held, codes, **further)
 
+    async def check_vectors(self, model_sha256: str | None, min_version: int = 0) -> None:
+        """As IndexService.check_vectors."""
+        await self._all("check_vectors", min_version, model_sha256)
+
     async def search(self, request: SearchRequest) -> SearchResponse:
-        """The hits of all slices, merged; ids are looked up in their slices first."""
+        """The hits of all slices, merged; ids are looked up in their slices first.
+
+        What is rescored are the first k x oversample items of all slices together.
+        """
         own: np.ndarray | None = None
-        queries = request.queries
+        queries, wanted = request.queries, request.options.k
+        if request.options.rescore:
+            queries, wanted = await self._with_vectors(request)
         if queries.kind == "ids":
             found = await self.lookup(queries.values, min_version=request.min_version)
             if not found.held.all():
                 unknown = int(queries.values[~found.held][0])
                 raise ApiError("unknown_id", f"the index holds no id {unknown}", 404)
             own = queries.values if request.options.exclude_self else None
-            queries = Queries("codes", found.codes)
-        options = replace(request.options, exclude_self=False)
-        if own is not None and options.k is not None:
-            options = replace(options, k=options.k + 1)  # one of them is the query itself
+            queries = Queries("codes", found.codes, queries.vectors)
+        options = replace(request.options, k=wanted, exclude_self=False, rescore=False, oversample=None)
+        if own is not None and wanted is not None:
+            options = replace(options, k=wanted + 1)  # one of them is the query itself
         part = replace(request, queries=queries, options=options, min_version=0, with_items=False)
         parts: list[SearchResponse] = await self._all("search", request.min_version, part)
         hits = _merged(parts, options.k)
         if own is not None:
-            hits = _without(hits, own, request.options.k)
+            hits = _without(hits, own, wanted)
+        if request.options.rescore:
+            assert isinstance(hits, SearchResult)
+            hits = await self._rescored(hits, queries.vectors, request.options)
         if isinstance(hits, list) and sum(map(len, hits)) > request.max_hits:
             sentence = f"more than {request.max_hits:,} items lie within {options.radius} bits"
             raise ApiError("too_many_hits", f"{sentence}; use a smaller radius or fewer queries", 413)
@@ -166,6 +205,33 @@ class SlicedIndex:
             hit_codes = (await self.lookup(used)).codes
         version = sum(one.version for one in parts)
         return SearchResponse(version, hits, queries.values if request.with_codes else None, hit_codes)
+
+    async def _with_vectors(self, request: SearchRequest) -> tuple[Queries, int]:
+        """(the queries with the vectors to rescore by, how many candidates are rescored)."""
+        queries, options = request.queries, request.options
+        about = await self.info(request.min_version)
+        check_width(about.n_vector, queries.vectors)
+        assert about.oversample is not None
+        assert options.k is not None
+        wanted = math.ceil(options.k * (options.oversample or about.oversample))
+        if queries.kind != "ids":
+            return queries, wanted
+        ids, n = queries.values, len(self.slices)
+        rows = [np.flatnonzero(ids % n == number) for number in range(n)]
+        found = await self._each("vectors", request.min_version, [(ids[own],) for own in rows])
+        vectors = np.empty((len(ids), about.n_vector or 0), dtype=np.float32)
+        for own, part in zip(rows, found, strict=True):
+            vectors[own] = part
+        return Queries("ids", ids, vectors), wanted
+
+    async def _rescored(self, hits: SearchResult, vectors: Any, options: SearchOptions) -> SearchResult:
+        """The k best of candidates by their vectors, each of which the slice that owns it knows."""
+        n = len(self.slices)
+        arguments = [
+            (vectors, np.where(hits.ids % n == number, hits.ids, -1), options.metric) for number in range(n)
+        ]
+        scores = np.max(await self._each("vector_scores", 0, arguments), axis=0)
+        return _by_score(hits.ids, hits.distances, scores, options.k)
 
     async def _all(self, method: str, min_version: int, *arguments: Any) -> list[Any]:
         return await self._each(method, min_version, [arguments] * len(self.slices))
@@ -212,14 +278,18 @@ def _merged(parts: list[SearchResponse], k: int | None) -> SearchResult | list[S
     ids = [part.ids for part in hits]
     if hits[0].scores is None:
         return SearchResult(*merge_top_k(ids, [part.distances for part in hits], k))
-    merged, scores = merge_scores(ids, [part.scores for part in hits], k)
-    all_ids, far = np.concatenate(ids, axis=1), np.concatenate([part.distances for part in hits], axis=1)
-    order = np.argsort(all_ids, axis=1)
-    distances = np.full(merged.shape, -1, dtype=np.int32)
-    for row, by_id in enumerate(order):  # every merged id is among them
-        at = by_id[np.searchsorted(all_ids[row], merged[row], sorter=by_id)]
-        distances[row] = far[row][at]
-    return SearchResult(merged, distances, None, scores)
+    joined = (
+        np.concatenate([getattr(part, name) for part in hits], axis=1)
+        for name in ("ids", "distances", "scores")
+    )
+    return _by_score(*joined, k)
+
+
+def _by_score(ids: np.ndarray, distances: np.ndarray, scores: np.ndarray, k: int | None) -> SearchResult:
+    """The k best of candidates (q, m) by (score descending, id)."""
+    order = np.lexsort((ids, -scores), axis=1)[:, :k]
+    ids, distances, scores = (np.take_along_axis(a, order, axis=1) for a in (ids, distances, scores))
+    return SearchResult(ids, distances, None, scores)
 
 
 def _without(hits: Any, own: np.ndarray, k: int | None) -> SearchResult | list[SearchResult]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +24,7 @@ examples:
   hashnet query cat.jpg --run runs/demo --radius 2
   hashnet query features.npy --run runs/demo          rows of an array, for models that take features
   hashnet query --id 17 --url http://127.0.0.1:8000   by an item of the index
+  hashnet query cat.jpg --run runs/demo --rescore     where the database was encoded with its features
 
 The token that a server requires is taken from HASHNET_TOKEN."""
 
@@ -58,6 +59,17 @@ def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
         default="hamming",
         help="asymmetric: by the query's logits against the codes; finer than bits",
     )
+    parser.add_argument(
+        "--rescore",
+        action="store_true",
+        help="order the nearest by their stored vectors and the query's own, where the index has vectors",
+    )
+    parser.add_argument(
+        "--oversample",
+        type=float,
+        metavar="N",
+        help="with --rescore: candidates per hit (default 4, or what the index was tuned to)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -72,6 +84,8 @@ class Search:
     labels: list[str] | None
     ranking: str = "hamming"
     where: str | None = None
+    rescore: str | None = None  # "features"
+    oversample: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +96,7 @@ class Hit:
     distance: int
     labels: list[str]
     uri: str | None
+    score: float | None = None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -90,6 +105,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise DataError("give pictures (or a .npy file), or --id, not both and not neither")
     if arguments.ranking == "asymmetric" and (arguments.ids or arguments.radius is not None):
         raise DataError("--ranking asymmetric is for the -k nearest of pictures or features")
+    if arguments.rescore and arguments.radius is not None:
+        raise DataError("--rescore is for the -k nearest, not for a radius")
+    if arguments.oversample is not None and not arguments.rescore:
+        raise DataError("--oversample is for --rescore")
+    if arguments.oversample is not None and not arguments.oversample >= 1:
+        raise IndexMismatch(f"--oversample must be at least 1, got {arguments.oversample:g}")
     if arguments.k is not None and arguments.k < 1:
         raise IndexMismatch(f"-k must be at least 1, got {arguments.k}")
     search = Search(
@@ -100,6 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
         labels=arguments.label,
         ranking=arguments.ranking,
         where=arguments.where,
+        rescore="features" if arguments.rescore else None,
+        oversample=arguments.oversample,
     )
     source = _Server(arguments.url) if arguments.url else _Run(arguments.folder)
     names = [f"id {id_}" for id_ in arguments.ids or []] or list(arguments.queries)
@@ -107,10 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
     rows = found.per_query() if isinstance(found, SearchResult) else found
     if len(names) == 1 and len(rows) > 1:
         names = [f"{names[0]} row {i}" for i in range(len(rows))]
-    results = [
-        (name, [source.hit(int(id_), int(d)) for id_, d in zip(row.ids, row.distances, strict=True)])
-        for name, row in zip(names, rows, strict=True)
-    ]
+    results = [(name, _hits(source, row)) for name, row in zip(names, rows, strict=True)]
     if arguments.json:
         listed = [{"query": name, "hits": [asdict(hit) for hit in hits]} for name, hits in results]
         print(json.dumps({"version": next((row.version for row in rows), None), "results": listed}))
@@ -119,11 +139,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _hits(source: _Server | _Run, row: SearchResult) -> list[Hit]:
+    scores = [None] * len(row) if row.scores is None else [round(float(score), 6) for score in row.scores]
+    return [
+        replace(source.hit(int(id_), int(distance)), score=score)
+        for id_, distance, score in zip(row.ids, row.distances, scores, strict=True)
+    ]
+
+
 def _print(results: list[tuple[str, list[Hit]]]) -> None:
     for name, hits in results:
         print(f"{name}: {len(hits)} hits")
         for place, hit in enumerate(hits, 1):
             bits = f"{hit.distance:3} bit{' ' if hit.distance == 1 else 's'}"
+            bits += "" if hit.score is None else f"  {hit.score:9.4f}"
             print(f"{place:4}  {bits}  {hit.id:>10}  {', '.join(hit.labels) or '-':<24}  {hit.uri or '-'}")
 
 
@@ -174,6 +203,8 @@ class _Server:
             labels=search.labels,
             ranking=search.ranking,
             where=search.where,
+            rescore=search.rescore,
+            oversample=search.oversample,
         )
 
     def hit(self, id_: int, distance: int) -> Hit:
@@ -192,21 +223,36 @@ class _Run:
         self.items: ItemLookup | None = None
 
     def search(self, search: Search) -> SearchResult | list[SearchResult]:
+        vectors: dict[str, Any] = {}
         if search.ids is not None:
             codes = self.index.codes(search.ids)
+            if search.rescore:
+                vectors = {"features": self.index.features(search.ids)}
         else:
+            if search.rescore:
+                self._check_vectors()
             # torch beside faiss in one process would bring two OpenMP runtimes to one search: encode first.
-            logits = self._encode(search.queries)
+            logits, features = self._encode(search.queries, search.rescore is not None)
             codes = pack_signs(logits)
+            vectors = {} if features is None else {"features": features}
         self._open_items()
         labels = search.labels
         where: Any = {} if labels is None else {"labels": [self._class_id(label) for label in labels]}
         where = (where | ({} if search.where is None else {"condition": search.where})) or None
         if search.radius is not None:
             return self.index.search_radius(codes, search.radius, where=where)
+        how = {"k": search.k, "where": where, "rescore": search.rescore, "oversample": search.oversample}
         if search.ranking == "asymmetric":
-            return self.index.search(logits=logits, k=search.k, where=where)
-        return self.index.search(codes, search.k, where=where)
+            return self.index.search(logits=logits, **how, **vectors)
+        return self.index.search(codes, **how, **vectors)
+
+    def _check_vectors(self) -> None:
+        made_with = self.index.features_model
+        if self.index.n_features is not None and made_with != self.index.lineage.get("model_sha256"):
+            raise LineageMismatch(
+                f"the vectors of {self.run.index.uri} are of model {made_with}, not of the run's: "
+                "--rescore has none of the query to compare them with"
+            )
 
     def hit(self, id_: int, distance: int) -> Hit:
         item = self.items.item(id_) if self.items is not None else None
@@ -215,7 +261,8 @@ class _Run:
         shown = [str(label) if names is None else names[label] for label in labels]
         return Hit(id_, distance, shown, item.uri if item is not None else None)
 
-    def _encode(self, queries: Any) -> np.ndarray:
+    def _encode(self, queries: Any, features: bool) -> tuple[np.ndarray, np.ndarray | None]:
+        """(logits, the backbone's features if requested) of the queries."""
         from hashnet.encoding import Encoder
 
         model = self.run.model.uri
@@ -228,7 +275,7 @@ class _Run:
             )
         self.class_names = encoder.info.class_names
         try:
-            return encoder.logits(queries)
+            return encoder.logits(queries), encoder.features(queries) if features else None
         except BadImage as error:
             raise DataError(f"cannot use {', '.join(map(str, queries))}: {error}") from error
 

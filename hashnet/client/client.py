@@ -24,7 +24,7 @@ import httpx
 import numpy as np
 
 from hashnet.client.requests import ApiRequest, BaseClient, Exchange, join_parts
-from hashnet.client.wire import as_queries
+from hashnet.client.wire import as_queries, with_vectors
 from hashnet.errors import ClientError
 from hashnet.results import SearchResult
 
@@ -63,6 +63,10 @@ class Client(BaseClient):
         exclude_self: bool = False,
         ranking: str = "hamming",
         where: str | None = None,
+        rescore: str | None = None,
+        oversample: float | None = None,
+        features: Any = None,
+        metric: str | None = None,
     ) -> SearchResult:
         """The ``k`` nearest items of each query: ids int64 (q, k) and distances int32 (q, k), -1 unused.
 
@@ -72,9 +76,16 @@ class Client(BaseClient):
         a condition on their columns holds (``"year >= 2020"``). With
         ``ranking="asymmetric"`` pictures and features are ranked by their logits against the codes: the
         result has ``scores``, the largest first.
+
+        ``rescore="features"`` orders the first k x ``oversample`` items (none: 4, or what ``tune`` found) by
+        the ``metric``, cosine (none) or inner_product, of their stored vectors and the queries' own, which
+        ``scores`` hold then. Of pictures, features and ids the server knows the vectors; codes come with
+        theirs, ``features`` (q, width).
         """
         bound = {"k": int(k), "ranking": ranking, "where": where}
-        parts = self._run(self._search(as_queries(queries, ids), bound, labels, exclude_self))
+        bound |= {"rescore": rescore, "oversample": oversample, "metric": metric}
+        given = with_vectors(as_queries(queries, ids), features)
+        parts = self._run(self._search(given, bound, labels, exclude_self))
         return join_parts(parts, k)
 
     def search_radius(
@@ -95,7 +106,8 @@ class Client(BaseClient):
     def encode(self, batch: Any) -> np.ndarray:
         """Packed codes, uint8 (n, n_bits // 8), of pictures or features."""
         parts = self._run(self._encode(batch))
-        return np.concatenate(parts) if parts else np.zeros((0, self.info()["n_bits"] // 8), np.uint8)
+        codes = [part.values for part in parts]
+        return np.concatenate(codes) if codes else np.zeros((0, self.info()["n_bits"] // 8), np.uint8)
 
     def info(self) -> dict[str, Any]:
         """What is served: n_bits, size, kind, version, lineage, modality, classes, limits."""
@@ -110,16 +122,24 @@ class Client(BaseClient):
         return self._send(ApiRequest("GET", f"/v1/items/{int(id)}/thumbnail")).content
 
     def add(
-        self, queries: Any, ids: Any, labels: Any = None, *, columns: Any = None, upsert: bool = False
+        self,
+        queries: Any,
+        ids: Any,
+        labels: Any = None,
+        *,
+        columns: Any = None,
+        features: Any = None,
+        upsert: bool = False,
     ) -> int:
         """Adds items under new ``ids``; returns the index version that holds them. Needs the write token.
 
         ``labels`` is one list of class ids, or of class names, per item; ``columns`` an Arrow table or
         name → values: any index takes "uri" and "key", others only where it has such a column. With
-        ``upsert``, items that have one of the ids are replaced. All items are added or none (beyond 250,000
-        the error says how many were). Later reads by this client see them.
+        ``upsert``, items that have one of the ids are replaced. An index with vectors for rescoring also
+        needs those of codes, ``features`` (n, width). All items are added or none (beyond 250,000, or 24 MB
+        of vectors, the error says how many were). Later reads by this client see them.
         """
-        return self._run(self._add(queries, ids, labels, columns, upsert))
+        return self._run(self._add(queries, ids, labels, columns, features, upsert))
 
     def remove(self, ids: Any) -> int:
         """Removes items; returns the index version without them. Needs the write token."""
@@ -192,10 +212,16 @@ class AsyncClient(BaseClient):
         exclude_self: bool = False,
         ranking: str = "hamming",
         where: str | None = None,
+        rescore: str | None = None,
+        oversample: float | None = None,
+        features: Any = None,
+        metric: str | None = None,
     ) -> SearchResult:
         """The ``k`` nearest items of each query, as Client.search."""
         bound = {"k": int(k), "ranking": ranking, "where": where}
-        parts = await self._run(self._search(as_queries(queries, ids), bound, labels, exclude_self))
+        bound |= {"rescore": rescore, "oversample": oversample, "metric": metric}
+        given = with_vectors(as_queries(queries, ids), features)
+        parts = await self._run(self._search(given, bound, labels, exclude_self))
         return join_parts(parts, k)
 
     async def search_radius(
@@ -216,7 +242,8 @@ class AsyncClient(BaseClient):
     async def encode(self, batch: Any) -> np.ndarray:
         """Packed codes, uint8 (n, n_bits // 8), of pictures or features."""
         parts = await self._run(self._encode(batch))
-        return np.concatenate(parts) if parts else np.zeros((0, (await self.info())["n_bits"] // 8), np.uint8)
+        codes = [part.values for part in parts]
+        return np.concatenate(codes) if codes else np.zeros((0, (await self.info())["n_bits"] // 8), np.uint8)
 
     async def info(self) -> dict[str, Any]:
         """What is served, as Client.info."""
@@ -231,10 +258,17 @@ class AsyncClient(BaseClient):
         return (await self._send(ApiRequest("GET", f"/v1/items/{int(id)}/thumbnail"))).content
 
     async def add(
-        self, queries: Any, ids: Any, labels: Any = None, *, columns: Any = None, upsert: bool = False
+        self,
+        queries: Any,
+        ids: Any,
+        labels: Any = None,
+        *,
+        columns: Any = None,
+        features: Any = None,
+        upsert: bool = False,
     ) -> int:
         """Adds items under new ``ids``, as Client.add."""
-        return await self._run(self._add(queries, ids, labels, columns, upsert))
+        return await self._run(self._add(queries, ids, labels, columns, features, upsert))
 
     async def remove(self, ids: Any) -> int:
         """Removes items; returns the index version without them."""

@@ -20,12 +20,13 @@ import numpy as np
 
 from hashnet import __version__
 from hashnet.client import wire
-from hashnet.client.wire import ARROW, Queries, as_ids, as_queries, label_lists
+from hashnet.client.wire import ARROW, Queries, as_ids, as_queries, label_lists, with_vectors
 from hashnet.errors import ClientError, DataError, RequestRejected, ServerFailed, ServerUnavailable
 from hashnet.results import SearchResult
 
 R = TypeVar("R")
 WRITE_ROWS = 250_000  # in one request to add or remove: 8 MB with codes of 64 bits and a label each
+WRITE_BYTES = 24_000_000  # of vectors in one request to add, which is made whole or not at all
 ROUNDS = 5  # how often parts answered by an older index version are requested again
 
 
@@ -99,8 +100,8 @@ class BaseClient:
     ) -> Exchange[list[Any]]:
         """One result per part of the queries, all from one index version where that can be had.
 
-        ``bound`` is ``{"k": …, …}`` or ``{"radius": …, …}``. An index that keeps changing faster
-        than parts can be requested again is given up on after ROUNDS.
+        ``bound`` is ``{"k": …, …}`` or ``{"radius": …, …}``; options that are None are left out. An index
+        that keeps changing faster than parts can be requested again is given up on after ROUNDS.
         """
         params = {name: value for name, value in bound.items() if value is not None} | _label_params(labels)
         if params.get("ranking") == "hamming":  # the default: servers of before know no other
@@ -122,17 +123,21 @@ class BaseClient:
                 parts[i] = wire.read_hits(body)
         return parts
 
-    def _encode(self, batch: Any) -> Exchange[list[np.ndarray]]:
+    def _encode(self, batch: Any, vectors: bool = False) -> Exchange[list[Queries]]:
+        """Codes and, with ``vectors``, those that an index rescores by which has any of this model."""
         queries = as_queries(batch)
         if queries.kind not in ("images", "features"):
             raise DataError(f"only pictures and features can be encoded, got {queries.kind}")
+        params = {"vectors": "true"} if vectors else {}
         bodies = yield [
-            ApiRequest("POST", "/v1/encode", {}, wire.write_queries(part))
+            ApiRequest("POST", "/v1/encode", params, wire.write_queries(part))
             for part in queries.parts(self.batch)
         ]
         return [wire.read_codes(body) for body in bodies]
 
-    def _add(self, queries: Any, ids: Any, labels: Any, columns: Any, upsert: bool) -> Exchange[int]:
+    def _add(
+        self, queries: Any, ids: Any, labels: Any, columns: Any, features: Any, upsert: bool
+    ) -> Exchange[int]:
         """Pictures and features are encoded first, so that all items fit into one request: all or nothing."""
         items, ids = as_queries(queries), as_ids(ids)
         for name, column in (("ids", ids), ("labels", labels)):
@@ -141,30 +146,37 @@ class BaseClient:
         lists = None if labels is None else label_lists(labels)
         table = None if columns is None else wire.as_columns(columns, len(items))
         if len(items) and items.kind in ("images", "features"):
-            items = Queries("codes", np.concatenate((yield from self._encode(items))))
-        requests = []
-        for rows in _write_parts(len(items)):
+            encoded = yield from self._encode(items, vectors=features is None)
+            found = [part.vectors for part in encoded if part.vectors is not None]
+            codes = np.concatenate([part.values for part in encoded])
+            items = Queries("codes", codes, np.concatenate(found) if found else None)
+        items = with_vectors(items, features)
+        requests, most = [], WRITE_ROWS
+        if items.vectors is not None and len(items):
+            most = max(1, min(most, WRITE_BYTES // items.vectors[0].nbytes))
+        for rows in _write_parts(len(items), most):
             some = None if lists is None else lists[rows]
-            further = None if table is None else table.slice(rows.start, WRITE_ROWS)
-            part = Queries(items.kind, items.values[rows])
-            body = wire.write_items(part, ids[rows], some, further, upsert)
+            further = None if table is None else table.slice(rows.start, most)
+            body = wire.write_items(items.rows(rows), ids[rows], some, further, upsert)
             requests.append(ApiRequest("POST", "/v1/items", {}, body, idempotent=upsert))
-        return (yield from self._write(requests, len(items), "added"))
+        return (yield from self._write(requests, len(items), most, "added"))
 
     def _remove(self, ids: Any) -> Exchange[int]:
         ids = as_ids(ids)
-        bodies = [wire.write_queries(Queries("ids", ids[rows])) for rows in _write_parts(len(ids))]
+        bodies = [
+            wire.write_queries(Queries("ids", ids[rows])) for rows in _write_parts(len(ids), WRITE_ROWS)
+        ]
         requests = [ApiRequest("POST", "/v1/items/remove", {}, body, idempotent=False) for body in bodies]
-        return (yield from self._write(requests, len(ids), "removed"))
+        return (yield from self._write(requests, len(ids), WRITE_ROWS, "removed"))
 
-    def _write(self, requests: list[ApiRequest], n: int, verb: str) -> Exchange[int]:
+    def _write(self, requests: list[ApiRequest], n: int, each: int, verb: str) -> Exchange[int]:
         """One after another; the error of a later one says what the earlier ones did."""
         for number, request in enumerate(requests):
             try:
                 (body,) = yield [request]
             except ClientError as error:
                 if number:
-                    done = f"the first {number * WRITE_ROWS:,} of {n:,} were {verb} before"
+                    done = f"the first {number * each:,} of {n:,} were {verb} before"
                     error.args = (f"{error.args[0]}; {done}, the others were not", *error.args[1:])
                 raise
             self._written = max(self._written, wire.read_version(body))
@@ -175,9 +187,9 @@ class BaseClient:
         return {"min_version": self._written} if self._written else {}
 
 
-def _write_parts(n: int) -> list[slice]:
+def _write_parts(n: int, most: int) -> list[slice]:
     """Rows of each request of a write; almost always one, which is made whole or not at all."""
-    return [slice(start, start + WRITE_ROWS) for start in range(0, n, WRITE_ROWS)]
+    return [slice(start, start + most) for start in range(0, n, most)]
 
 
 def _label_params(labels: Sequence[int | str] | None) -> dict[str, Any]:

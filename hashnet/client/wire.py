@@ -1,10 +1,11 @@
 """The wire format of bulk requests and responses: Arrow IPC streams, read as untrusted input.
 
     request   one column: code (fixed-size binary), image (binary), feature (list of float) or id (int64);
-              to add items: code, image or feature, with id and, where known, labels
+              with code, also vector (list of float): what hits are rescored by; to add items: code, image
+              or feature, with id and, where known, labels and vector
     response  ids and distances, one list per query (fixed-size lists from a k search, -1 in unused
-              slots; with scores from asymmetric ranking); code alone from encode. The schema's metadata
-              carries ``version``.
+              slots; with scores from asymmetric ranking and rescoring); code and, if requested, vector from
+              encode. The schema's metadata carries ``version``.
 
 Streams with compressed bodies or dictionaries are refused: a small body must stay small.
 
@@ -36,6 +37,8 @@ from hashnet.results import SearchResult
 
 ARROW = "application/vnd.apache.arrow.stream"
 COLUMNS = {"codes": "code", "images": "image", "features": "feature", "ids": "id"}
+VECTOR = "vector"  # the column of vectors beside codes
+MAX_CODE_BYTES = 512  # codes have at most 4,096 bits
 MAX_MESSAGES = 1024  # record batches in one stream
 
 
@@ -51,16 +54,26 @@ def query_column(queries: Queries) -> pa.Array:
     if queries.kind == "codes":
         return binary_column(queries.values)
     if queries.kind == "features":
-        features = np.ascontiguousarray(queries.values, dtype=np.float32)
-        return pa.FixedSizeListArray.from_arrays(features.ravel(), features.shape[1])
+        return _float_lists(queries.values)
     if queries.kind == "ids":
         return pa.array(np.asarray(queries.values, dtype=np.int64))
     return pa.array(queries.values, pa.binary())
 
 
+def _float_lists(values: np.ndarray) -> pa.Array:
+    """float (n, d) as a column."""
+    rows = np.ascontiguousarray(values, dtype=np.float32)
+    return pa.FixedSizeListArray.from_arrays(rows.ravel(), rows.shape[1])
+
+
+def _query_columns(queries: Queries) -> dict[str, pa.Array]:
+    columns = {COLUMNS[queries.kind]: query_column(queries)}
+    return columns if queries.vectors is None else columns | {VECTOR: _float_lists(queries.vectors)}
+
+
 def write_queries(queries: Queries) -> bytes:
     """The body of a bulk search or encode request."""
-    return write_table(pa.table({COLUMNS[queries.kind]: query_column(queries)}))
+    return write_table(pa.table(_query_columns(queries)))
 
 
 def write_items(
@@ -71,7 +84,7 @@ def write_items(
     upsert: bool = False,
 ) -> bytes:
     """The body of a bulk add request; ``further`` are columns of the user's, ``upsert`` is metadata."""
-    columns = {COLUMNS[queries.kind]: query_column(queries), "id": pa.array(ids, pa.int64())}
+    columns = _query_columns(queries) | {"id": pa.array(ids, pa.int64())}
     if labels is not None:
         named = any(isinstance(label, str) for row in labels for label in row)
         column = pa.array([list(row) for row in labels], pa.list_(pa.string() if named else pa.int32()))
@@ -91,7 +104,7 @@ def as_columns(columns: Any, n: int) -> pa.Table:
         raise DataError(f"columns= must be an Arrow table or name → values: {error}") from error
     if table.num_rows != n:
         raise DataError(f"{n} items came with columns of {table.num_rows} rows")
-    taken = set(table.column_names) & {"labels", *COLUMNS.values()}
+    taken = set(table.column_names) & {"labels", VECTOR, *COLUMNS.values()}
     if taken:
         raise DataError(f"a column cannot be called {', '.join(sorted(taken))}; rename it")
     return table
@@ -106,21 +119,33 @@ def read_queries(table: pa.Table, also: tuple[str, ...] = ()) -> Queries:
             f"got {', '.join(table.column_names) or 'none'}",
         )
     kind = kinds[0]
-    extra = set(table.column_names) - {COLUMNS[kind], *also}
+    extra = set(table.column_names) - {COLUMNS[kind], VECTOR, *also}
     if extra or len(set(table.column_names)) != len(table.column_names):
         raise _bad_arrow(f"unknown or repeated columns: {', '.join(sorted(extra) or table.column_names)}")
-    column = table[COLUMNS[kind]].combine_chunks()
+    values = _values(kind, _column(table, COLUMNS[kind]))
+    return Queries(kind, values, _vectors(table) if VECTOR in table.column_names else None)
+
+
+def _column(table: pa.Table, name: str) -> pa.Array:
+    column = table[name].combine_chunks()
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
     if column.null_count:
-        raise _bad_arrow(f"the column {COLUMNS[kind]} has {column.null_count} nulls; leave those rows out")
-    return Queries(kind, _values(kind, column))
+        raise _bad_arrow(f"the column {name} has {column.null_count} nulls; leave those rows out")
+    return column
+
+
+def _vectors(table: pa.Table) -> np.ndarray:
+    column = _column(table, VECTOR)
+    if not is_float_list(column.type):
+        raise _bad_arrow(f"the column {VECTOR} must hold lists of float of one length, got {column.type}")
+    return _matrix(column)
 
 
 def _values(kind: str, column: pa.Array) -> Any:
     type_ = column.type
     name = COLUMNS[kind]
-    if kind == "codes" and pa.types.is_fixed_size_binary(type_) and 0 < type_.byte_width <= 128:
+    if kind == "codes" and pa.types.is_fixed_size_binary(type_) and 0 < type_.byte_width <= MAX_CODE_BYTES:
         return binary_matrix(column, type_.byte_width)
     if kind == "ids" and pa.types.is_integer(type_):
         try:
@@ -206,15 +231,14 @@ def read_version(data: bytes) -> int:
     return int(json.loads(data)["version"])
 
 
-def write_codes(codes: np.ndarray) -> bytes:
+def write_codes(codes: np.ndarray, vectors: np.ndarray | None = None) -> bytes:
     """The body of a bulk encode response."""
-    return write_table(pa.table({"code": binary_column(codes)}))
+    return write_queries(Queries("codes", codes, vectors))
 
 
-def read_codes(data: bytes) -> np.ndarray:
-    """uint8 (n, n_bits // 8) of a bulk encode response."""
-    column = read_table(data)["code"]
-    return binary_matrix(column, column.type.byte_width)
+def read_codes(data: bytes) -> Queries:
+    """Codes and, where they were requested and there are any, vectors of a bulk encode response."""
+    return read_queries(read_table(data))
 
 
 # ---------------------------------------------------------------- streams
@@ -280,20 +304,30 @@ MAX_PICTURES = 64  # in one request: even a large model on a CPU encodes them in
 
 @dataclass(frozen=True)
 class Queries:
-    """Queries of one kind: codes uint8 (n, bytes), features float32 (n, d), ids int64 (n,), or pictures."""
+    """Queries of one kind: codes uint8 (n, bytes), features float32 (n, d), ids int64 (n,), or pictures.
+
+    ``vectors`` float32 (n, width) come with codes where hits are rescored by them.
+    """
 
     kind: str  # codes | images | features | ids
     values: Any
+    vectors: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.values)
 
+    def rows(self, rows: slice) -> Queries:
+        """Some of the queries."""
+        vectors = None if self.vectors is None else self.vectors[rows]
+        return Queries(self.kind, self.values[rows], vectors)
+
     def parts(self, rows: int, max_bytes: int = 8 << 20) -> Iterator[Queries]:
         """The queries in parts of at most ``rows`` rows (pictures: MAX_PICTURES) and ``max_bytes``."""
         if self.kind != "images":
-            rows = max(1, min(rows, max_bytes * len(self) // max(1, self.values.nbytes)))
+            size = self.values.nbytes + (0 if self.vectors is None else self.vectors.nbytes)
+            rows = max(1, min(rows, max_bytes * len(self) // max(1, size)))
             for first in range(0, len(self), rows):
-                yield Queries(self.kind, self.values[first : first + rows])
+                yield self.rows(slice(first, first + rows))
             return
         part: list[bytes] = []
         size = 0
@@ -305,6 +339,20 @@ class Queries:
             size += len(picture)
         if part:
             yield Queries(self.kind, part)
+
+
+def with_vectors(queries: Queries, vectors: Any) -> Queries:
+    """The queries with the vectors to rescore by, (n, width); None: without."""
+    if vectors is None:
+        return queries
+    if queries.kind != "codes":
+        raise DataError(
+            f"features= are the vectors of codes; those of {queries.kind} are the server's to find"
+        )
+    rows = _features(as_array(vectors, "features"))
+    if len(rows) != len(queries):
+        raise DataError(f"{len(queries)} codes came with {len(rows)} rows of features")
+    return Queries(queries.kind, queries.values, rows)
 
 
 def as_queries(queries: Any = None, ids: Any = None) -> Queries:

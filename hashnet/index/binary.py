@@ -47,7 +47,7 @@ from hashnet.index.rows import (
     refuse_names,
     schema_of,
 )
-from hashnet.index.search import Request, search
+from hashnet.index.search import Request, default_oversample, search
 from hashnet.index.snapshot import Snapshot
 from hashnet.index.validation import (
     check_dtype,
@@ -608,6 +608,13 @@ class BinaryIndex:
         assert state.features is not None
         return state.features.take(ids)
 
+    def feature_scores(self, vectors: np.ndarray, ids: np.ndarray, metric: str = "cosine") -> np.ndarray:
+        """The ``metric`` of vectors (q, width) and those of the items with ids (q, m); -inf for id -1."""
+        checked = check_rescoring("features", vectors, metric, len(ids), self._state)
+        assert self._state.features is not None
+        assert checked is not None
+        return self._state.features.scores(checked, ids, metric)
+
     def attach_features(self, store: FeatureStore | str | Path) -> None:
         """Gives the index the vectors of a feature store, which stays where it is, for rescoring.
 
@@ -622,6 +629,21 @@ class BinaryIndex:
             features.check_ids(state.ids())
             version = state.version + 1
             self._commit(dataclasses.replace(state, features=features, version=version, changes=None))
+
+    @property
+    def n_features(self) -> int | None:
+        """Values of each item's vector, for rescoring; None for an index without vectors."""
+        return None if self._state.features is None else self._state.features.width
+
+    @property
+    def oversample(self) -> float | None:
+        """Candidates per result that are rescored unless a search says otherwise; None without vectors."""
+        return None if self._state.features is None else default_oversample(self._state)
+
+    @property
+    def features_model(self) -> str | None:
+        """sha256 of the model whose features the vectors are; None for vectors from elsewhere, or none."""
+        return None if self._state.features is None else self._state.features.model_sha256
 
     @property
     def schema(self) -> pa.Schema | None:

@@ -33,7 +33,7 @@ class StoreReference:
     sha256: str
 
     @cached_property
-    def vectors(self) -> Vectors:
+    def store(self) -> FeatureStore:
         """LineageMismatch where another store lies there by now, FormatError where it is missing."""
         try:
             store = FeatureStore.open(self.uri)
@@ -44,7 +44,11 @@ class StoreReference:
                 f"{self.uri} holds other vectors than those this index was built with "
                 f"({store.sha256[:12]}…, not {self.sha256[:12]}…); {BUILD_AGAIN}"
             )
-        return store.vectors()
+        return store
+
+    @cached_property
+    def vectors(self) -> Vectors:
+        return self.store.vectors()
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +88,11 @@ class IndexFeatures:
         """Of vectors float32 (n, width)."""
         layer = Layer(Vectors.of_arrays(ids, vectors, dtype))
         return cls(vectors.shape[1], dtype, None, (layer,))
+
+    @property
+    def model_sha256(self) -> str | None:
+        """The model whose features they are; None for vectors from elsewhere."""
+        return None if self.store is None else self.store.store.lineage.get("model_sha256")
 
     def newest_first(self) -> Iterator[Vectors]:
         yield from (layer.vectors for layer in reversed(self.layers))

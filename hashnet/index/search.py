@@ -69,7 +69,7 @@ def search(state: Snapshot, request: Request, nearest: Nearest) -> SearchResult:
     names = check_names(request.columns or (), state.schema)
     wanted = k
     if vectors is not None:
-        oversample = (state.tuned or {}).get("oversample", RESCORED) if oversample is None else oversample
+        oversample = default_oversample(state) if oversample is None else oversample
         wanted, oversample = check_oversample(oversample, k, len(queries)), None
     fetch = wanted if exclude is None else wanted + 1  # one of them may be the query itself
     scores = None
@@ -87,6 +87,11 @@ def search(state: Snapshot, request: Request, nearest: Nearest) -> SearchResult:
         ids, distances, scores = best(ids, distances, scores, k)
     table = None if request.columns is None else state.columns_of(ids.reshape(-1), names)
     return SearchResult(ids, distances, state.version, scores, table)
+
+
+def default_oversample(state: Snapshot) -> float:
+    """Candidates per result that are rescored unless a request says otherwise."""
+    return (state.tuned or {}).get("oversample", RESCORED)
 
 
 def _by_score(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         SearchOptions,
         SearchRequest,
         SearchResponse,
+        check_width,
     )
     from hashnet.server.middleware import READ_TOKEN, WRITE_TOKEN, Access, Telemetry, is_loopback
     from hashnet.server.schemas import ApiError, error_response

@@ -91,7 +91,9 @@ class Routes:
         add("GET", "/readyz", self.readyz, options(s.StateOut, [503]))
         add("GET", "/v1/info", self.info, options(s.InfoOut, [422]))
         add("POST", "/v1/search", self.search, search)
-        add("POST", "/v1/encode", self.encode, options(s.EncodeOut, errors, encode_body, arrow))
+        encode = options(s.EncodeOut, errors, encode_body, arrow)
+        encode["openapi_extra"]["parameters"] = openapi.query_parameters(s.EncodeParams)
+        add("POST", "/v1/encode", self.encode, encode)
         add("GET", "/v1/items", self.sample, options(s.ItemsOut, [422]))
         add("POST", "/v1/items", self.add, options(s.WrittenOut, write_errors, add_body))
         add("POST", "/v1/items/remove", self.remove, options(s.WrittenOut, write_errors, remove_body))
@@ -154,10 +156,14 @@ class Routes:
         """The packed codes of pictures or features."""
         queries = parsing.read_encode(record, self.limits, self.backend.served)
         record.queries, record.kind = len(queries), queries.kind
-        codes = await self.backend.encode(queries)
+        params = s.parse_query(s.EncodeParams, record.query_string)
+        encoded = await self.backend.encode(queries, bool(params.vectors))
+        codes, vectors = encoded.values, encoded.vectors
         if parsing.accepts_arrow(record):
-            return Response(wire.write_codes(codes), media_type=wire.ARROW)
-        return _json({"n_bits": codes.shape[1] * 8, "codes": [row.tobytes().hex() for row in codes]})
+            return Response(wire.write_codes(codes, vectors), media_type=wire.ARROW)
+        response = {"n_bits": codes.shape[1] * 8, "codes": [row.tobytes().hex() for row in codes]}
+        further = {} if vectors is None else {"vectors": np.ascontiguousarray(vectors)}
+        return _json(response | further)
 
     async def sample(
         self,
@@ -211,7 +217,7 @@ class Routes:
             }
             for code, hits in zip(response.query_codes, rows, strict=True)
         ]
-        if request.options.asymmetric:
+        if request.options.asymmetric or request.options.rescore:
             for result, hits in zip(results, rows, strict=True):
                 result["scores"] = hits.scores
         if request.with_items:

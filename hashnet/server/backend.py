@@ -45,6 +45,8 @@ class Index(Protocol):
 
     async def info(self, min_version: int = 0) -> IndexInfo: ...
 
+    async def check_vectors(self, model_sha256: str | None, min_version: int = 0) -> None: ...
+
 
 class Model(Protocol):
     """The process that holds the model."""
@@ -91,22 +93,32 @@ class Backend:
         if self.model is not None:
             await self.model.ready()
 
-    async def logits(self, queries: Queries) -> np.ndarray:
-        """float32 (n, n_bits) of pictures or features."""
+    async def logits(self, queries: Queries, vectors: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
+        """(logits float32 (n, n_bits), if requested the vectors to rescore by) of pictures or features."""
         assert self.model is not None  # what cannot be encoded was refused by the parser
-        return await self.model.encode(EncodeRequest(queries, time.time() + self.timeout_s))
+        request = EncodeRequest(queries, time.time() + self.timeout_s, vectors)
+        found, n_bits = await self.model.encode(request), self.served.n_bits
+        return found[:, :n_bits], found[:, n_bits:] if vectors else None
 
-    async def encode(self, queries: Queries) -> np.ndarray:
-        """Codes uint8 (n, n_bits // 8) of pictures or features."""
-        return pack_signs(await self.logits(queries))
+    async def encode(self, queries: Queries, vectors: bool = False) -> Queries:
+        """Pictures or features as codes; with ``vectors`` where the index has any of this model."""
+        if vectors:
+            try:
+                await self.index.check_vectors(self.served.model_sha256)
+            except ApiError:
+                vectors = False
+        logits, found = await self.logits(queries, vectors)
+        return Queries("codes", pack_signs(logits), found)
 
     async def search(self, request: SearchRequest) -> SearchResponse:
         """Encodes the queries where needed, then searches."""
         queries = request.queries
         by_code, logits = queries.kind != "ids", None
         if queries.kind not in ("codes", "ids"):
-            logits = await self.logits(queries)
-            queries = Queries("codes", pack_signs(logits))
+            if rescore := request.options.rescore:
+                await self.index.check_vectors(self.served.model_sha256, request.min_version)
+            logits, vectors = await self.logits(queries, rescore)
+            queries = Queries("codes", pack_signs(logits), vectors)
         response = await self.index.search(
             replace(
                 request,
@@ -120,8 +132,8 @@ class Backend:
 
     async def add(self, queries: Queries, change: AddItems) -> Written:
         """Adds items, encoding them where needed."""
-        codes = queries.values if queries.kind == "codes" else await self.encode(queries)
-        return await self.write(replace(change, codes=codes))
+        items = queries if queries.kind == "codes" else await self.encode(queries, vectors=True)
+        return await self.write(replace(change, codes=items.values, vectors=items.vectors))
 
     async def items(self, ids: np.ndarray, min_version: int = 0) -> list[ItemOut]:
         """The items with these ids; ApiError (unknown_id) where one is not indexed."""

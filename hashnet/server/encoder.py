@@ -1,7 +1,8 @@
 """The model: BatchEncoder in its process, and EncoderProcess, which reaches it through a Unix socket.
 
 Torch and faiss never share a process, so pictures and features travel to this one: a request is an Arrow
-stream as in the API, the response float32 logits or an error. Whatever arrives together is encoded together.
+stream as in the API, the response an array of float32 or an error. Whatever arrives together is encoded
+together.
 """
 
 from __future__ import annotations
@@ -25,16 +26,21 @@ from hashnet.server.schemas import ApiError
 
 CHUNK = 256  # rows that are decoded, and held in memory, at a time: 40 MB of pictures of 224 x 224
 MAX_TOGETHER = 1024  # rows of requests encoded together
-HEADER = struct.Struct("<dI")  # of a request: deadline as time.time(), bytes that follow
+HEADER = struct.Struct("<d?I")  # of a request: deadline as time.time(), with_vectors, bytes that follow
 RESULT = struct.Struct("<?II")  # of a response: whether it worked, rows, bytes that follow
 
 
 @dataclass(frozen=True)
 class EncodeRequest:
-    """Pictures or features of one request, and until when (as time.time()) anybody needs the result."""
+    """Pictures or features of one request, and until when (as time.time()) anybody needs the result.
+
+    The result is float32 (n, n_bits), the logits; ``with_vectors``, (n, n_bits + width), behind them the
+    model's features, by which hits are rescored.
+    """
 
     queries: Queries
     deadline: float
+    with_vectors: bool = False
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -60,14 +66,17 @@ class BatchEncoder:
         self._map: Any = pool.map if self.encoder.modality == "image" else map
 
     def encode(self, requests: Sequence[EncodeRequest]) -> list[np.ndarray | ApiError]:
-        """One result per request: logits float32 (n, n_bits), or why it cannot be encoded.
+        """One result per request, as EncodeRequest says, or why it cannot be encoded.
 
         Rows of all requests are handled in chunks, so that memory does not grow with them. A request is
         dropped after the chunk in which its deadline passes or a row turns out to be unusable: nobody needs
         its other rows.
         """
-        n_bits = self.encoder.n_bits
-        results: list[Any] = [np.zeros((len(request), n_bits), np.float32) for request in requests]
+        n_bits, width = self.encoder.n_bits, self.encoder.n_features
+        results: list[Any] = [
+            np.zeros((len(request), n_bits + request.with_vectors * width), np.float32)
+            for request in requests
+        ]
         places = [(i, j) for i, request in enumerate(requests) for j in range(len(request))]
         for start in range(0, len(places), self.chunk):
             chunk = [(i, j) for i, j in places[start : start + self.chunk] if not _failed(results[i])]
@@ -79,18 +88,28 @@ class BatchEncoder:
         return results
 
     def _encode_rows(self, chunk: list[tuple[int, int]], rows: list[Any], results: list[Any]) -> None:
-        """Writes the logits of a chunk's rows into the results of their requests."""
+        """Writes the logits and vectors of a chunk's rows into the results of their requests."""
         usable = [n for n, (i, _) in enumerate(chunk) if not _failed(results[i])]
         if not usable:
             return
-        logits = self.encoder.logits(np.stack([rows[n] for n in usable]))
-        finite = ~np.isnan(logits).any(axis=1)
-        for n, row, ok in zip(usable, logits, finite, strict=True):
+        with_vectors = any(results[chunk[n][0]].shape[1] > self.encoder.n_bits for n in usable)
+        found = self._outputs(np.stack([rows[n] for n in usable]), with_vectors)
+        finite = ~np.isnan(found).any(axis=1)
+        for n, row, ok in zip(usable, found, finite, strict=True):
             i, j = chunk[n]
             if not ok:
                 results[i] = ApiError("not_finite", f"row {j} is too large for the model")
             elif not _failed(results[i]):
-                results[i][j] = row
+                results[i][j] = row[: results[i].shape[1]]
+
+    def _outputs(self, rows: np.ndarray, with_vectors: bool) -> np.ndarray:
+        """Logits and, if requested, the features behind them, float32; equal to Encoder's own."""
+        if not with_vectors:
+            return self.encoder.logits(rows)
+        features = self.encoder.features(rows)
+        is_picture = self.encoder.modality == "image"  # whose logits are those of its features
+        logits = self.encoder.head(features) if is_picture else self.encoder.logits(rows)
+        return np.concatenate([logits, features], axis=1)
 
     def _row(self, request: EncodeRequest, number: int) -> np.ndarray | ApiError:
         """One query as the model takes it, or why it cannot be used."""
@@ -119,11 +138,11 @@ async def serve_encoder(encoder: BatchEncoder, path: str) -> None:
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            deadline, size = HEADER.unpack(await reader.readexactly(HEADER.size))
+            deadline, with_vectors, size = HEADER.unpack(await reader.readexactly(HEADER.size))
             queries = wire.read_queries(wire.read_table(await reader.readexactly(size)))
             try:
-                logits = await batcher.submit(EncodeRequest(queries, deadline))
-                found, rows, body = True, len(logits), logits.tobytes()
+                result = await batcher.submit(EncodeRequest(queries, deadline, with_vectors))
+                found, rows, body = True, len(result), result.tobytes()
             except ApiError as error:
                 described = {"code": error.code, "message": error.message, "status": error.status}
                 found, rows, body = False, 0, json.dumps(described).encode()
@@ -146,12 +165,13 @@ class EncoderProcess:
         self.path = path
 
     async def encode(self, request: EncodeRequest) -> np.ndarray:
-        """Logits float32 (n, n_bits); waits for the process while the deadline allows."""
+        """The result of the request; waits for the process while the deadline allows."""
         body = wire.write_queries(request.queries)
+        header = HEADER.pack(request.deadline, request.with_vectors, len(body))
         pause = 0.02
         while True:
             try:
-                return await self._ask(HEADER.pack(request.deadline, len(body)), body)
+                return await self._ask(header, body)
             except (OSError, asyncio.IncompleteReadError) as error:
                 if time.time() + pause > request.deadline:
                     sentence = "the model is being loaded; try again"

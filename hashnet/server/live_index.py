@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -39,6 +39,9 @@ class SearchOptions:
     exclude_self: bool = False  # leave a queried id out of its own hits
     asymmetric: bool = False  # rank by logits against codes, not by Hamming distance
     where: str | None = None  # a condition on the items' columns
+    rescore: bool = False  # order the first k x oversample by the vectors of items and queries
+    oversample: float | None = None  # None: the index's choice
+    metric: str = "cosine"  # of the vectors: cosine | inner_product
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ class IndexInfo:
     engine: str
     version: int
     n_classes: int | None
+    n_vector: int | None  # values of the vectors to rescore by
+    oversample: float | None  # candidates per hit that are rescored unless requested
     lineage: dict[str, Any]
 
 
@@ -103,13 +108,16 @@ class IndexService:
         self.index, self.follow_s, self.telemetry = index, follow_s, telemetry
         self._small: Batcher = Batcher(self._search, max_rows=MAX_TOGETHER, inline_s=INLINE_S, name="search")
         self._bulk: Batcher = Batcher(self._search, max_rows=1, name="bulk")
+        # Reads rows of a file that may be larger than memory: never on the event loop.
+        self._rescored: Batcher = Batcher(self._search, max_rows=MAX_TOGETHER, name="rescore")
         self._following = asyncio.Lock()
         self._follower: asyncio.Task | None = None
 
     async def search(self, request: SearchRequest) -> SearchResponse:
         """The response to one request, from its ``min_version`` or a newer one."""
         await self._reach(request.min_version)
-        return await (self._bulk if len(request) >= BULK else self._small).submit(request)
+        batcher = self._bulk if len(request) >= BULK else self._small
+        return await (self._rescored if request.options.rescore else batcher).submit(request)
 
     async def lookup(self, ids: np.ndarray, with_labels: bool = False, min_version: int = 0) -> IndexedItems:
         """As LiveIndex.lookup."""
@@ -120,6 +128,19 @@ class IndexService:
         """As LiveIndex.info."""
         await self._reach(min_version)
         return self.index.info()
+
+    async def check_vectors(self, model_sha256: str | None, min_version: int = 0) -> None:
+        """As LiveIndex.check_vectors."""
+        await self._reach(min_version)
+        await asyncio.to_thread(self.index.check_vectors, model_sha256)
+
+    async def vectors(self, ids: np.ndarray) -> np.ndarray:
+        """The vectors of indexed items, float32 (n, width)."""
+        return await asyncio.to_thread(self.index.index.features, ids)
+
+    async def vector_scores(self, vectors: np.ndarray, ids: np.ndarray, metric: str) -> np.ndarray:
+        """float32 (q, m) of vectors (q, width) and the items with ids (q, m); -inf for id -1."""
+        return await asyncio.to_thread(self.index.index.feature_scores, vectors, ids, metric)
 
     async def follow(self) -> None:
         """Looks for a new version once; where storage cannot be read, the version held here stays."""
@@ -192,6 +213,8 @@ class LiveIndex:
             engine=index.describe()["engine"],
             version=index.version,
             n_classes=index.n_classes,
+            n_vector=index.n_features,
+            oversample=index.oversample,
             lineage=index.lineage,
         )
 
@@ -225,6 +248,7 @@ class LiveIndex:
         index = self.index
         results: list[SearchResponse | HashnetError | None] = [None] * len(requests)
         codes: list[np.ndarray] = [np.empty(0)] * len(requests)
+        vectors: list[Any] = [None] * len(requests)
         groups: dict[SearchOptions, list[int]] = defaultdict(list)
         now = time.time()
         for i, request in enumerate(requests):
@@ -235,11 +259,14 @@ class LiveIndex:
                     raise _version_behind(index.version, request.min_version)
                 queries = request.queries
                 codes[i] = index.codes(queries.values) if queries.kind == "ids" else queries.values
+                vectors[i] = _vectors(index, request)
                 groups[request.options].append(i)
             except HashnetError as error:
                 results[i] = ApiError.of(error) or error
         for members in groups.values():
-            found = _search_group(index, [requests[i] for i in members], [codes[i] for i in members])
+            found = _search_group(
+                index, *([of_all[i] for i in members] for of_all in cast("Any", (requests, codes, vectors)))
+            )
             for i, result in zip(members, found, strict=True):
                 results[i] = result
         return results  # type: ignore[return-value] # every place was filled
@@ -257,6 +284,35 @@ class LiveIndex:
             columns = None if index.schema is None else index.columns(ids[held]).to_pylist()
         return IndexedItems(index.version, held, codes, labels, columns)
 
+    def check_vectors(self, model_sha256: str | None) -> None:
+        """Refuses to rescore by vectors of this model where the index has none, or those of another."""
+        index = self.index
+        check_width(index.n_features, None)
+        made_with = index.features_model
+        if made_with is None or made_with != model_sha256:
+            theirs = f"of model {made_with[:12]}…" if made_with else "not of a model"
+            sentence = f"the vectors of this index are {theirs}, the server's model is {model_sha256}"
+            raise ApiError("lineage_mismatch", f"{sentence}; search by codes with their own vectors", 409)
+
+
+def _vectors(index: Any, request: SearchRequest) -> np.ndarray | None:
+    """The vectors that a request's hits are rescored by, float32 (q, width); None where they are not."""
+    if not request.options.rescore:
+        return None
+    queries = request.queries
+    check_width(index.n_features, queries.vectors)
+    return index.features(queries.values) if queries.kind == "ids" else queries.vectors
+
+
+def check_width(n_vector: int | None, vectors: np.ndarray | None) -> None:
+    """Refuses to rescore by an index without vectors, or by vectors of another width than its own."""
+    if n_vector is None:
+        sentence = "this index has no vectors to rescore by"
+        raise ApiError("no_vectors", f"{sentence}; encode with output=codes,features and build it again")
+    if vectors is not None and vectors.shape[1] != n_vector:
+        sentence = f"the index has vectors of {n_vector} values, got {vectors.shape[1]}"
+        raise ApiError("wrong_width", sentence)
+
 
 def _version_behind(version: int, min_version: int) -> ApiError:
     sentence = f"the index is at version {version}, the request needs {min_version}; try again"
@@ -264,11 +320,14 @@ def _version_behind(version: int, min_version: int) -> ApiError:
 
 
 def _search_group(
-    index: Any, requests: list[SearchRequest], codes: list[np.ndarray]
+    index: Any, requests: list[SearchRequest], codes: list[np.ndarray], vectors: list[np.ndarray]
 ) -> list[SearchResponse | HashnetError]:
-    """Responses to requests with equal options, from one search; ``codes`` are uint8 (q, bytes) of each."""
+    """Responses to requests with equal options, from one search.
+
+    ``codes`` are uint8 (q, bytes) of each, ``vectors`` float32 (q, width) where they are rescored.
+    """
     try:
-        hits = _hits(index, requests, codes)
+        hits = _hits(index, requests, codes, vectors)
     except HashnetError as error:
         return [ApiError.of(error) or error] * len(requests)
     bounds = np.cumsum([0, *map(len, codes)])
@@ -284,7 +343,7 @@ def _search_group(
 
 
 def _hits(
-    index: Any, requests: list[SearchRequest], codes: list[np.ndarray]
+    index: Any, requests: list[SearchRequest], codes: list[np.ndarray], vectors: list[np.ndarray]
 ) -> SearchResult | list[SearchResult]:
     """The hits of all queries of all requests, in order."""
     options = requests[0].options
@@ -298,12 +357,16 @@ def _hits(
         return _search_radius(index, joined, requests, where or None, own_ids)
     if len(index) == 0:
         unused = np.full((len(joined), options.k), -1)
-        scores = np.full(unused.shape, -np.inf, np.float32) if options.asymmetric else None
+        scored = options.asymmetric or options.rescore
+        scores = np.full(unused.shape, -np.inf, np.float32) if scored else None
         return SearchResult(unused.astype(np.int64), unused.astype(np.int32), index.version, scores)
+    how: dict[str, Any] = {"k": options.k, "where": where or None, "exclude_self": own_ids}
+    if options.rescore:
+        how |= {"rescore": "features", "features": np.concatenate(vectors)}
+        how |= {"oversample": options.oversample, "metric": options.metric}
     if options.asymmetric:
-        logits = np.concatenate([request.logits for request in requests])
-        return index.search(logits=logits, k=options.k, where=where or None, exclude_self=own_ids)
-    return index.search(joined, k=options.k, where=where or None, exclude_self=own_ids)
+        return index.search(logits=np.concatenate([request.logits for request in requests]), **how)
+    return index.search(joined, **how)
 
 
 def _search_radius(

@@ -80,7 +80,7 @@ def read_add(record: RequestRecord, limits: Limits, served: ServedRun) -> tuple[
         labels, columns = parsed.labels, _columns(parsed)
     elif kind == wire.ARROW:
         table = wire.read_table(body)
-        own = ("id", "labels", *wire.COLUMNS.values())
+        own = ("id", "labels", wire.VECTOR, *wire.COLUMNS.values())
         further = [name for name in table.column_names if name not in own]
         queries = wire.read_queries(table, also=("id", "labels", *further))
         ids, labels = _ids(table), _labels(table)
@@ -137,9 +137,20 @@ def check_queries(queries: Queries, limits: Limits | None, served: ServedRun) ->
         if width != served.n_features:
             sentence = f"the model takes {served.n_features} features, the rows have {width}"
             raise ApiError("wrong_width", sentence)
-        if not np.isfinite(queries.values).all():
-            row = int((~np.isfinite(queries.values)).any(axis=1).argmax())
-            raise ApiError("not_finite", f"features row {row} holds NaN or infinity")
+        _check_finite("features", queries.values)
+    if queries.vectors is not None:
+        if queries.kind != "codes":
+            raise ApiError("invalid_request", f"vectors come with codes; those of {queries.kind} are known")
+        if len(queries.vectors) != len(queries):
+            sentence = f"{len(queries)} codes came with {len(queries.vectors)} vectors"
+            raise ApiError("invalid_request", sentence)
+        _check_finite("vectors", queries.vectors)
+
+
+def _check_finite(name: str, rows: np.ndarray) -> None:
+    if not np.isfinite(rows).all():
+        row = int((~np.isfinite(rows)).any(axis=1).argmax())
+        raise ApiError("not_finite", f"{name} row {row} holds NaN or infinity")
 
 
 def _search_request(
@@ -161,6 +172,7 @@ def _search_request(
     if asymmetric and (radius is not None or queries.kind not in ("images", "features")):
         sentence = "ranking=asymmetric is for the k nearest of pictures or features: it needs their logits"
         raise ApiError("invalid_request", sentence)
+    _check_rescoring(queries, given, k, limits)
     max_hits = limits.max_hits
     if as_json:
         _check_json_hits((k or 0) * len(queries), with_items)
@@ -176,6 +188,9 @@ def _search_request(
             exclude_self,
             asymmetric,
             given.get("where"),
+            given.get("rescore") is not None,
+            given.get("oversample"),
+            given.get("metric") or "cosine",
         ),
         max_hits=max_hits,
         min_version=given.get("min_version") or 0,
@@ -183,6 +198,25 @@ def _search_request(
         with_codes=as_json,
         text_ids=bool(given.get("text_ids")),
     )
+
+
+def _check_rescoring(queries: Queries, given: Mapping[str, Any], k: int | None, limits: Limits) -> None:
+    if given.get("rescore") is None:
+        unused = [name for name in ("oversample", "metric") if given.get(name) is not None]
+        if queries.vectors is not None:
+            unused.append("vectors")
+        if unused:
+            raise ApiError("invalid_request", f"{', '.join(unused)}: only with rescore=features")
+        return
+    if k is None:
+        raise ApiError("invalid_request", "rescore=features is for the k nearest, not for a radius")
+    if queries.kind == "codes" and queries.vectors is None:
+        sentence = "rescore=features needs the queries' own vectors: send them with the codes, as vectors"
+        raise ApiError("vectors_needed", sentence)
+    n_candidates = k * (given.get("oversample") or 1) * len(queries)
+    if n_candidates > limits.max_hits:
+        sentence = f"k x oversample of {len(queries)} queries is more than {limits.max_hits} candidates"
+        raise ApiError("too_many_hits", sentence, 413)
 
 
 def _check_k(k: int, n_queries: int, limits: Limits) -> None:

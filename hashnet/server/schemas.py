@@ -22,10 +22,18 @@ from pydantic import (
 from starlette.responses import Response
 
 from hashnet.client import Queries
-from hashnet.errors import CodeError, HashnetError, IndexMismatch, RequestRejected, UnknownId, Unsupported
+from hashnet.errors import (
+    CodeError,
+    HashnetError,
+    IndexMismatch,
+    LineageMismatch,
+    RequestRejected,
+    UnknownId,
+    Unsupported,
+)
 
 Hex = Annotated[
-    str, Field(pattern=r"^([0-9a-fA-F]{2}){1,128}$", description="a packed code, two hex digits per byte")
+    str, Field(pattern=r"^([0-9a-fA-F]{2}){1,512}$", description="a packed code, two hex digits per byte")
 ]
 
 
@@ -98,6 +106,9 @@ def _exactly_one(*names: str) -> ConfigDict:
     return ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in names]})
 
 
+VECTORS = "with codes: the vector of each, which hits are rescored by"
+
+
 class QueryBody(Strict):
     """Exactly one of the four: codes, images, features, ids."""
 
@@ -109,6 +120,7 @@ class QueryBody(Strict):
         None, min_length=1, description="feature vectors, where the model takes features"
     )
     ids: Ids | None = Field(None, min_length=1, description="ids of indexed items")
+    vectors: Features | None = Field(None, min_length=1, description=VECTORS)
 
 
 Ranking = Literal["hamming", "asymmetric"]
@@ -123,8 +135,16 @@ SEARCH_OPTIONS = {
     "text_ids",
     "ranking",
     "where",
+    "rescore",
+    "oversample",
+    "metric",
 }
 WHERE = "a condition on the items' columns, such as: year >= 2020 and city in ('Rome', 'Oslo')"
+Rescore = Literal["features"]
+Metric = Literal["cosine", "inner_product"]
+RESCORE = "order the nearest by their stored vectors and the queries' own"
+OVERSAMPLE = "rescore this many candidates per hit (4, or what the index was tuned to)"
+METRIC = "of the vectors"
 TEXT_IDS = "write ids as text, for clients whose numbers are not exact above 2^53"
 
 
@@ -141,6 +161,9 @@ class SearchParams(BaseModel):
     text_ids: bool | None = Field(None, description=TEXT_IDS)
     ranking: Ranking | None = Field(None, description=RANKING)
     where: str | None = Field(None, max_length=MAX_CONDITION, description=WHERE)
+    rescore: Rescore | None = Field(None, description=RESCORE)
+    oversample: float | None = Field(None, ge=1, allow_inf_nan=False, description=OVERSAMPLE)
+    metric: Metric | None = Field(None, description=METRIC)
 
     def given(self) -> dict[str, Any]:
         """The options that were given, by the names they have in a JSON body."""
@@ -181,6 +204,17 @@ class SearchBody(QueryBody):
     text_ids: bool = Field(False, strict=True, description=TEXT_IDS)
     ranking: Ranking = Field("hamming", description=RANKING)
     where: str | None = Field(None, max_length=MAX_CONDITION, description=WHERE)
+    rescore: Rescore | None = Field(None, description=RESCORE)
+    oversample: Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)] | None = Field(
+        None, description=OVERSAMPLE
+    )
+    metric: Metric | None = Field(None, description=METRIC)
+
+
+class EncodeParams(BaseModel):
+    """The options of encoding in the query string."""
+
+    vectors: bool | None = Field(None, description="also the vectors that this index is rescored by")
 
 
 class EncodeBody(Strict):
@@ -203,6 +237,7 @@ class AddBody(Strict):
     codes: Codes | None = Field(None, min_length=1)
     images: Images | None = Field(None, min_length=1)
     features: Features | None = Field(None, min_length=1)
+    vectors: Features | None = Field(None, min_length=1, description=VECTORS)
     labels: LabelLists | None = Field(None, description="classes of each item, ids or names")
     upsert: bool = Field(False, strict=True, description="replace items that have one of these ids")
     keys: Annotated[list[str], FIRST] | None = Field(None, description="a key of each item")
@@ -230,7 +265,9 @@ class HitsOut(BaseModel):
     code: str = Field(description="the query's code, hex")
     ids: list[OutId] = Field(description="nearest first; equal distances by id")
     distances: list[int] = Field(description="bits that differ")
-    scores: list[float] | None = Field(None, description="of asymmetric ranking, the largest first")
+    scores: list[float] | None = Field(
+        None, description="of asymmetric ranking or rescoring, the largest first"
+    )
     items: list[ItemOut] | None = Field(None, description="one per hit, where requested")
 
 
@@ -243,6 +280,7 @@ class SearchOut(BaseModel):
 class EncodeOut(BaseModel):
     n_bits: int
     codes: list[str] = Field(description="packed codes, hex")
+    vectors: list[list[float]] | None = Field(None, description="where requested, and the index has any")
 
 
 class WrittenOut(BaseModel):
@@ -267,6 +305,8 @@ class InfoOut(BaseModel):
     n_classes: int | None
     class_names: list[str] | None
     pictures: bool = Field(description="whether items have thumbnails")
+    n_vector: int | None = Field(description="values of the vectors to rescore by; null without")
+    oversample: float | None = Field(description="candidates per hit that are rescored unless requested")
     writable: bool = Field(description="whether the server was started with a write token")
     lineage: dict[str, Any]
     limits: dict[str, int | float]
@@ -323,7 +363,7 @@ def explain(error: ValidationError) -> ApiError:
     code = "invalid_request"
     if kinds == {"finite_number"}:
         code = "not_finite"
-    elif places in ({"k"}, {"radius"}):
+    elif places in ({"k"}, {"radius"}, {"oversample"}):
         code = f"{places.pop()}_out_of_range"
     return ApiError(code, f"{listed}{more}")
 
@@ -364,16 +404,24 @@ def queries_of(body: Any) -> Queries:
             raise ApiError(
                 "wrong_width", f"codes differ in length: {min(widths) * 4} to {max(widths) * 4} bits"
             )
-        rows = np.frombuffer(bytes.fromhex("".join(values)), dtype=np.uint8)
-        return Queries(kind, rows.reshape(len(values), -1))
+        rows = np.frombuffer(bytes.fromhex("".join(values)), dtype=np.uint8).reshape(len(values), -1)
+        vectors = getattr(body, "vectors", None)
+        return Queries(kind, rows, None if vectors is None else _matrix("vectors", vectors))
+    if getattr(body, "vectors", None) is not None:
+        raise ApiError("invalid_request", f"vectors come with codes; those of {kind} are known")
     if kind == "images":
         return Queries(kind, [_picture(i, text) for i, text in enumerate(values)])
     if kind == "features":
-        widths = {len(row) for row in values}
-        if len(widths) > 1:
-            raise ApiError("wrong_width", f"features differ in length: {min(widths)} to {max(widths)}")
-        return Queries(kind, np.asarray(values, dtype=np.float32))
+        return Queries(kind, _matrix(kind, values))
     return Queries(kind, np.asarray(values, dtype=np.int64))
+
+
+def _matrix(name: str, rows: list[list[float]]) -> np.ndarray:
+    """float32 (n, d) of lists."""
+    widths = {len(row) for row in rows}
+    if len(widths) > 1:
+        raise ApiError("wrong_width", f"{name} differ in length: {min(widths)} to {max(widths)}")
+    return np.asarray(rows, dtype=np.float32)
 
 
 def _picture(number: int, text: str) -> bytes:
@@ -418,6 +466,8 @@ class ApiError(HashnetError):
             return cls("unknown_id", message, 404)
         if isinstance(error, Unsupported):
             return cls("unsupported", message)
+        if isinstance(error, LineageMismatch):
+            return cls("lineage_mismatch", message, 409)
         if isinstance(error, (IndexMismatch, CodeError)):
             return cls("invalid_request", message)
         return None

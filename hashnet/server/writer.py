@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,7 @@ class AddItems:
     labels: list[list[int]] | None = None
     upsert: bool = False
     columns: pa.Table | None = None  # the user's, keys as "key"
+    vectors: np.ndarray | None = None  # float32 (n, width), for an index that is rescored by them
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -61,7 +62,8 @@ class AddItems:
         own = np.flatnonzero(self.ids % n == number)
         labels = None if self.labels is None else [self.labels[row] for row in own]
         columns = None if self.columns is None else self.columns.take(pa.array(own))
-        return replace(self, codes=self.codes[own], ids=self.ids[own], labels=labels, columns=columns)
+        vectors = None if self.vectors is None else self.vectors[own]
+        return AddItems(self.codes[own], self.ids[own], labels, self.upsert, columns, vectors)
 
 
 @dataclass(frozen=True)
@@ -163,12 +165,13 @@ def _is_loose(index: Any) -> bool:
 
 
 def _runs(changes: Sequence[Change]) -> list[list[Change]]:
-    """Neighbours that can be made as one change: of one kind, all with labels or all without."""
+    """Neighbours that can be made as one change: of one kind, with the same things given of each item."""
 
     def kind(change: Change) -> tuple:
         if isinstance(change, RemoveItems):
             return (RemoveItems,)
-        return AddItems, change.upsert, change.labels is None, change.columns is None
+        width = None if change.vectors is None else change.vectors.shape[1]
+        return AddItems, change.upsert, change.labels is None, change.columns is None, width
 
     return [list(run) for _, run in groupby(changes, kind)]
 
@@ -185,7 +188,9 @@ def _joined(run: list[Any]) -> Change:
     if isinstance(run[0], RemoveItems):
         return RemoveItems(ids)
     labels = None if run[0].labels is None else [row for change in run for row in change.labels]
-    return AddItems(np.concatenate([change.codes for change in run]), ids, labels, run[0].upsert)
+    vectors = None if run[0].vectors is None else np.concatenate([change.vectors for change in run])
+    codes = np.concatenate([change.codes for change in run])
+    return AddItems(codes, ids, labels, run[0].upsert, vectors=vectors)
 
 
 def _try(drafts: list[Any], change: Change) -> HashnetError | None:
@@ -214,7 +219,7 @@ def _apply(draft: Any, change: Change) -> None:
         return
     labels = _multi_hot(change, draft.n_classes)
     write = draft.upsert if change.upsert else draft.add
-    write(change.codes, change.ids, labels, columns=change.columns)
+    write(change.codes, change.ids, labels, columns=change.columns, features=change.vectors)
 
 
 def _multi_hot(change: AddItems, n_classes: int | None) -> np.ndarray | None:

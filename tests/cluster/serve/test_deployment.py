@@ -170,7 +170,7 @@ def test_requests_are_counted_in_this_process_and_in_ray(monkeypatch: pytest.Mon
     monkeypatch.setattr(telemetry, "observe", lambda name, seconds, **tags: sent.append((name, tags)))
     counted = replicas.RayTelemetry("demo")
     counted.request("POST", "/v1/search", 200, seconds=0.01, queries=3)
-    info = IndexInfo(64, 400, "flat", "kernel", 1, None, {})
+    info = IndexInfo(64, 400, "flat", "kernel", 1, None, None, None, {})
     text = counted.text(info).decode()
     assert 'hashnet_requests_total{method="POST",route="/v1/search",status="200"} 1.0' in text
     assert sent == [

@@ -18,6 +18,7 @@ from hashnet.client import Queries
 from hashnet.errors import RequestRejected
 from hashnet.results import SearchResult
 from hashnet.server import (
+    ApiError,
     IndexService,
     LiveIndex,
     SearchOptions,
@@ -26,7 +27,7 @@ from hashnet.server import (
     ServeConfig,
     Telemetry,
 )
-from hashnet.store import write_store
+from hashnet.store import write_features, write_store
 from tests.support.local_cluster import free_ports
 from tests.support.small_run import some_codes
 
@@ -131,6 +132,52 @@ def test_any_number_of_slices_is_one_index(own_run: str, n: int, engine: str) ->
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("oversample", [None, 1, 2.5])
+def test_slices_are_rescored_as_one_index(own_run: str, n: int, oversample: float | None) -> None:
+    store, rng = CodeStore.open(f"{own_run}/codes"), np.random.default_rng(0)
+    features = write_features(f"{own_run}/features", rng.normal(size=(len(store), 12)), store)
+    whole, folders = BinaryIndex.build(store), slice_folders(f"{own_run}/index", n)
+    whole.attach_features(features)
+    for number, folder in enumerate(folders):
+        build_slice(store, folder, number, n, features)
+    sliced, ids = SlicedIndex([LocalSlice(folder, "kernel") for folder in folders], 60.0), whole.ids()[:20]
+    logits, vectors = rng.normal(size=(20, 64)).astype(np.float32), rng.normal(size=(20, 12))
+    given = Queries("codes", np.packbits(logits >= 0, axis=1), vectors.astype(np.float32))
+    how: dict[str, Any] = {"rescore": "features", "oversample": oversample}
+
+    async def search(queries: Queries, logits: Any = None, **options: Any) -> Any:
+        options = {"k": 5, "rescore": True, "oversample": oversample, **options}
+        request = SearchRequest(queries, SearchOptions(**options), max_hits=10**6, logits=logits)
+        return (await sliced.search(request)).hits
+
+    async def main() -> None:
+        assert await search(given) == whole.search(given.values, 5, features=vectors, **how)
+        by_score = await search(given, logits, asymmetric=True, metric="inner_product", labels=(3, 5))
+        where = {"labels": [3, 5]}
+        assert by_score == whole.search(
+            logits=logits, k=5, features=vectors, metric="inner_product", where=where, **how
+        )
+        own = await search(Queries("ids", ids), exclude_self=True)
+        codes = whole.codes(ids)
+        assert own == whole.search(codes, 5, exclude_self=ids, features=whole.features(ids), **how)
+        few = await search(given, k=300, labels=(3,))  # fewer than k have it
+        assert few == whole.search(
+            given.values,
+            300,
+            features=vectors,
+            where={"labels": [3]},
+            rescore="features",
+            oversample=oversample,
+        )
+        with pytest.raises(ApiError, match="vectors of 12 values, got 3"):
+            await search(Queries("codes", given.values, np.ones((20, 3), np.float32)))
+        with pytest.raises(ApiError, match="not of a model"):
+            await sliced.check_vectors("a" * 64)
+
+    asyncio.run(main())
+
+
 @pytest.fixture(scope="module")
 def second_ray(own_ray: Any) -> Any:
     """A Ray in a process that has used Serve on another one: to Serve they look alike, jobs 01 of both."""
@@ -152,8 +199,17 @@ def server(second_ray: Any, run: str) -> Iterator[Server]:
         patch.delenv("HASHNET_TOKEN", raising=False)
         patch.setenv("HASHNET_WRITE_TOKEN", WRITE)
         config = ServeConfig(run=run, port=free_ports(1)[0], slices=3, model="off", follow_s=0.2)
+        vectors = np.random.default_rng(1).normal(size=(400, 12))
+        write_features(f"{run}/features", vectors, CodeStore.open(f"{run}/codes"))
         with Server(config) as started:
             yield started
+
+
+def with_vectors(run: str) -> BinaryIndex:
+    """The whole index with the vectors that the slices have."""
+    index = BinaryIndex.build(f"{run}/codes")
+    index.attach_features(f"{run}/features")
+    return index
 
 
 def test_a_client_sees_no_difference(server: Server, run: str) -> None:
@@ -169,15 +225,19 @@ def test_a_client_sees_no_difference(server: Server, run: str) -> None:
         ids = index.ids()[:30]
         expected = index.search(index.codes(ids), k=4, exclude_self=ids)
         assert client.search(ids=ids, k=4, exclude_self=True) == expected
+        queries, vectors = codes[:60], np.random.default_rng(0).normal(size=(60, 12)).astype(np.float32)
+        assert client.search(queries, k=4, rescore="features", features=vectors) == with_vectors(run).search(
+            queries, k=4, rescore="features", features=vectors
+        )
         assert client.item(int(ids[3]))["labels"] == (index.labels(ids[3:4]) or [[]])[0]
         with pytest.raises(RequestRejected, match="no id 99999"):
             client.search(ids=[99_999])
         new = np.arange(9000, 9007)
-        client.add(codes[:7], ids=new, labels=[[1]] * 7)
+        client.add(codes[:7], ids=new, labels=[[1]] * 7, features=np.ones((7, 12)))
         assert (client.search(codes[:7], k=1).ids[:, 0] == new).all()
         assert client.item(9005)["labels"] == [1]
         with pytest.raises(RequestRejected, match="already"):
-            client.add(codes[:3], ids=[9100, 9101, 9006])
+            client.add(codes[:3], ids=[9100, 9101, 9006], features=np.ones((3, 12)))
         assert client.info()["size"] == len(index) + 7  # nothing of it was added
         client.remove(new)
         assert client.search(codes[:7], k=5) == index.search(codes[:7], k=5)

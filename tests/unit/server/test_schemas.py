@@ -15,9 +15,9 @@ def test_validation_of_a_large_list_stops_at_the_first_mistake() -> None:
     """A body of 32 MB holds millions of them; each would be an object of its own."""
     wrong = ["?", -1, [None], {}] * 1000
     bodies = [
-        (s.SearchBody, ("codes", "images", "features", "ids", "labels")),
+        (s.SearchBody, ("codes", "images", "features", "ids", "labels", "vectors")),
         (s.EncodeBody, ("images", "features")),
-        (s.AddBody, ("item_ids", "codes", "images", "features", "labels", "keys")),
+        (s.AddBody, ("item_ids", "codes", "images", "features", "labels", "keys", "vectors")),
         (s.RemoveBody, ("ids",)),
     ]
     for model, names in bodies:
@@ -25,7 +25,10 @@ def test_validation_of_a_large_list_stops_at_the_first_mistake() -> None:
         lists -= {"columns"}  # values of any type: pyarrow says what is wrong with them
         assert lists == set(names)
         for name in names:
-            for entries in (wrong[1:], [wrong[1:]] if name in ("features", "labels") else wrong[2:]):
+            for entries in (
+                wrong[1:],
+                [wrong[1:]] if name in ("features", "labels", "vectors") else wrong[2:],
+            ):
                 with pytest.raises(ValidationError) as caught:
                     model.model_validate_json(json.dumps({name: entries}))
                 mistakes = [one for one in caught.value.errors() if one["type"] != "missing"]

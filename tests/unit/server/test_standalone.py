@@ -114,7 +114,7 @@ def test_a_client_reads_its_own_writes_from_every_worker(client: Client, served:
 
 def test_the_command_line_adds_and_removes(served: Served, client: Client, tmp_path: Path) -> None:
     picture = tmp_path / "new.png"
-    picture.write_bytes(client.thumbnail(int(client.search(some_codes(1), k=1).ids[0, 0])))
+    picture.write_bytes(client.thumbnail(int(BinaryIndex.load(f"{served.run}/index").ids()[0])))
 
     def items(*words: str) -> str:
         command = [sys.executable, "-m", "hashnet.cli", "items", *words, "--url", served.url]
