@@ -200,6 +200,10 @@ class HeldOutScore:
     value: float
     ap: np.ndarray
 
+    @property
+    def map(self) -> float:
+        return float(self.ap.mean())
+
     @classmethod
     def of(cls, codes: np.ndarray, labels: np.ndarray) -> HeldOutScore:
         """The score of codes uint8 (n, n_bits / 8) with labels (n, n_classes); 0 for fewer than four rows."""

@@ -47,13 +47,11 @@ def standardise(
     *,
     seed: int = 0,
     device: str | torch.device = "cpu",
-    scaling: str = "one",
 ) -> None:
     """Sets the model's feature mean and scale from a seeded sample of its training rows.
 
-    Vectors are divided by one number, ``typical_deviation / TYPICAL``, which changes with no rotation; with
-    ``scaling="columns"`` first by the deviation of each column. The columns of a picture's features are the
-    backbone's own units, and each is divided by its deviation.
+    Vectors are divided by one number, ``typical_deviation / TYPICAL``, which changes with no rotation. The
+    columns of a picture's features are the backbone's own units, and each is divided by its deviation.
     """
     source = ArraySource(source) if isinstance(source, np.ndarray) else source
     order = np.random.default_rng([seed, 0]).permutation(len(source))
@@ -69,15 +67,12 @@ def standardise(
     sample = torch.as_tensor(values)[torch.from_numpy(usable)].double()
     mean = sample.mean(dim=0) if len(sample) else torch.zeros(sample.shape[1])
     centred = sample - mean
-    if model.modality == "features" and scaling == "one":
+    if model.modality == "features":
         model.set_scaling(mean, typical_deviation(centred) / TYPICAL)
         return
     deviation = centred.square().mean(dim=0).sqrt()
     # A unit that hardly ever fires stays small: it would outweigh all others when it does.
-    deviation = torch.where(deviation > 1e-7 * mean.abs(), deviation, deviation.max() or 1.0)
-    if model.modality == "features":
-        deviation *= typical_deviation(centred / deviation) / TYPICAL
-    model.set_scaling(mean, deviation)
+    model.set_scaling(mean, torch.where(deviation > 1e-7 * mean.abs(), deviation, deviation.max() or 1.0))
 
 
 def typical_deviation(centred: torch.Tensor) -> float:
@@ -228,7 +223,7 @@ def train_head_first(
     Its J and L are None where no step was logged, as on every worker but the first.
     """
     probe = probe_of(model)
-    if config.scaling != "off" and world()[0] == 0:
+    if config.scaling and world()[0] == 0:
         standardise(probe, features, seed=config.seed)
     n_rows = sampler.steps_per_epoch * config.batch_size if sampler else len(features)  # per epoch
     epochs = max(int(config.head_epochs or 0), -(-MIN_HEAD_STEPS * config.batch_size // max(n_rows, 1)))

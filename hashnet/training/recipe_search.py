@@ -1,9 +1,10 @@
-"""Scaling, noise and learning rate of a head on vectors: the best of a few, each tried for 300 steps.
+"""Noise and learning rate of a head on vectors: the best of a few, each tried for 300 steps.
 
 Part of the training rows is held out; every candidate trains a copy of the head on others, and the codes of
-the held-out rows are scored by MAP and by precision within Hamming radius 2. The first candidate, one scale
-for all columns with the default noise and rate, stays unless another is better by more than chance explains:
-twice the standard error of their difference over the held-out rows.
+the held-out rows are scored by MAP. The first candidate, the default noise and rate, stays unless another is
+better by more than chance explains: twice the standard error of their difference over the held-out rows.
+Precision within Hamming radius 2 does not count: so early it is that of empty balls, and says nothing about
+the end of training.
 """
 
 from __future__ import annotations
@@ -38,9 +39,8 @@ STANDARD_ERRORS = 2.0
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a search decides: how vectors are scaled (``one`` or ``columns``), noise, and learning rate."""
+    """What a search decides."""
 
-    scaling: str
     lr: float
     noise: float
 
@@ -63,33 +63,24 @@ def find_recipe(
     or too few rows. Every worker calls this.
     """
     lr = config.lr or KINDS["features"].lr * config.lr_scale
-    first = Recipe(config.scaling or "one", lr, model.noise.level)
+    first = Recipe(lr, model.noise.level)
     kept = storage.join(Run(config.run).checkpoints, "recipe.json")
     if storage.exists(kept):
         found = storage.read_json(kept)
-        return Recipe(found["scaling"], float(found["lr"]), float(found["noise"]))
+        return Recipe(float(found["lr"]), float(found["noise"]))
     rates = [first.lr / FACTOR, first.lr * FACTOR] if config.lr is None else []
     levels = [first.noise / FACTOR] if config.noise is None and first.noise else []
-    scalings = ["columns"] if config.scaling is None and columns_differ(source) else []
     if labels is None or config.pairs is not None or len(source) < MIN_ROWS:
         return first
-    if not (rates or levels or scalings):
+    if not (rates or levels):
         return first
     trials = _Trials(config, model, source, labels, device)
-    best = trials.best([first] + [dataclasses.replace(first, scaling=scaling) for scaling in scalings])
-    best = trials.best([best] + [dataclasses.replace(best, noise=level) for level in levels])
+    best = trials.best([first] + [dataclasses.replace(first, noise=level) for level in levels])
     best = trials.best([best] + [dataclasses.replace(best, lr=lr) for lr in rates])
-    logger.info("scaling=%s noise=%.3g lr=%.3g (%s)", best.scaling, best.noise, best.lr, trials.summary())
+    logger.info("noise=%.3g lr=%.3g (%s)", best.noise, best.lr, trials.summary())
     values = {"kind": "recipe", "format_version": 1, **dataclasses.asdict(best)}
     storage.write_json(kept, values)
     return best
-
-
-def columns_differ(source: ArraySource) -> bool:
-    """Whether some columns vary at least twice as much as others, so that their scale may matter."""
-    deviation = source.array[: 4 * MAX_HELD].float().std(dim=0)
-    low, high = np.quantile(deviation.numpy(), [0.1, 0.9])
-    return bool(high > 2 * low)
 
 
 class _Trials:
@@ -120,17 +111,17 @@ class _Trials:
         best, *others = recipes
         for other in others:
             if from_first(float(self.beats(other, recipes[0]))) > 0.5 and (
-                best == recipes[0] or from_first(float(self._value(other) > self._value(best))) > 0.5
+                best == recipes[0] or from_first(float(self._map(other) > self._map(best))) > 0.5
             ):
                 best = other
         return best
 
     def beats(self, one: Recipe, other: Recipe) -> bool:
-        """Whether ``one`` scores higher than ``other`` by two standard errors of the difference."""
+        """Whether the MAP of ``one`` is higher than that of ``other`` by two standard errors."""
         challenger, holder = self.score(one), self.score(other)
         if challenger is None or holder is None:
             return challenger is not None
-        return challenger.value - holder.value > STANDARD_ERRORS * challenger.standard_error(holder)
+        return challenger.map - holder.map > STANDARD_ERRORS * challenger.standard_error(holder)
 
     def score(self, recipe: Recipe) -> HeldOutScore | None:
         """The held-out score of a copy of the model trained with this recipe; None where it diverged."""
@@ -140,12 +131,12 @@ class _Trials:
 
     def summary(self) -> str:
         """Every trial with its score."""
-        found = (f"{r.scaling} {r.noise:.3g} {r.lr:.3g}: {self._value(r):.3f}" for r in self.scores)
-        return "held-out scores: " + ", ".join(found)
+        found = (f"{r.noise:.3g} {r.lr:.3g}: {self._map(r):.3f}" for r in self.scores)
+        return "held-out MAP: " + ", ".join(found)
 
-    def _value(self, recipe: Recipe) -> float:
+    def _map(self, recipe: Recipe) -> float:
         score = self.score(recipe)
-        return -1.0 if score is None else score.value
+        return -1.0 if score is None else score.map
 
     def _train(self, recipe: Recipe) -> HeldOutScore | None:
         settings = dataclasses.replace(
@@ -153,8 +144,8 @@ class _Trials:
         )
         model = copy.deepcopy(self.model).to(self.device)
         recipe.apply_noise(model)
-        if self.config.scaling != "off":
-            standardise(model, self.train, seed=self.config.seed, scaling=recipe.scaling)
+        if self.config.scaling:
+            standardise(model, self.train, seed=self.config.seed)
         epochs = max(1, STEPS * settings.batch_size // len(self.rows))
         try:
             fit(model, self.train, copy.deepcopy(self.loss), plain(epochs), settings)

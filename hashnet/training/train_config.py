@@ -93,7 +93,8 @@ def _known_backbone(name: str) -> None:
 @dataclass(frozen=True)
 class TrainConfig:
     RENAMED: ClassVar = {
-        "standardise": Renamed("scaling", {True: None, False: "off"}),
+        "standardise": Renamed("scaling"),
+        "scaling": Renamed("scaling", {None: True, "one": True, "columns": True, "off": False}),
         "gpu": Renamed("device", {True: "cuda", False: "cpu", None: "auto"}),
         "batchnorm": Renamed("batchnorm", {"auto": None}),  # older versions saved "auto" and 0
         "cpus_per_worker": Renamed("cpus_per_worker", {0: None}),
@@ -157,11 +158,10 @@ class TrainConfig:
         "none: itq for pairs=neighbours, else random",
         choices=("random", "itq"),
     )
-    scaling: str | None = key(
-        None, "centre vectors on the training rows' mean and divide them by one number, or each column by "
-        "its deviation; none: one number, unless columns are better on held-out rows",
-        choices=("one", "columns", "off"),
-    )  # fmt: skip
+    scaling: bool = key(
+        True,
+        "centre features on the training rows' mean and divide them by one number that depends on no basis",
+    )
     freeze_backbone: bool = key(False, "train the hash layer alone, on centre crops")
     train_last: int | None = key(
         None,

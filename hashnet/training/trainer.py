@@ -137,9 +137,9 @@ def train_run(
         recipe = find_recipe(config, learner, source, labels, device)
         config = dataclasses.replace(config, lr=recipe.lr)
         recipe.apply_noise(learner)
-        if config.scaling != "off" and rank == 0 and (not begun or itq):  # others get worker 0's weights
-            standardise(learner, source, seed=config.seed, device=device, scaling=recipe.scaling)
-    elif config.scaling != "off" and rank == 0 and not begun:
+        if config.scaling and rank == 0 and (not begun or itq):  # others get worker 0's weights
+            standardise(learner, source, seed=config.seed, device=device)
+    elif config.scaling and rank == 0 and not begun:
         standardise(learner, source, seed=config.seed, device=device)
     if parts is not None:
         kept_views = activations(config, model, parts, manifest, rows.source, device)

@@ -31,7 +31,7 @@ def compared(tmp_path):
             (tmp_path / broken).write_bytes(b"no picture")
         manifest = make_manifest("listfile", str(tmp_path / "m"), path=str(tmp_path))
         values = {"run": str(tmp_path / "run"), "manifest": manifest.uri, "backbone": "small_cnn"}
-        values |= {"resize": SIDE, "crop": SIDE, "features": "pixels", "scaling": "off", "zero_shot": 0}
+        values |= {"resize": SIDE, "crop": SIDE, "features": "pixels", "scaling": False, "zero_shot": 0}
         config = configs.from_dict(CompareConfig, values)
         return shallow_features(config, manifest, str(tmp_path / "run"))
 

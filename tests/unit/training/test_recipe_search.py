@@ -1,4 +1,4 @@
-"""The search for scaling and learning rate: it finds usable ones, keeps them, and does without labels."""
+"""The search for noise and learning rate: it finds usable ones, keeps them, and does without labels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from hashnet.io import storage
 from hashnet.models import build_model
+from hashnet.run import Run
 from hashnet.training import ArraySource, TrainConfig
 from hashnet.training import recipe_search as search
 from hashnet.training.diagnostics import HeldOutScore
@@ -16,7 +18,7 @@ from hashnet.training.recipe_search import Recipe
 from hashnet.training.train_config import KINDS
 
 LR = KINDS["features"].lr
-FIRST = Recipe("one", LR, 0.0)
+FIRST = Recipe(LR, 0.0)
 
 
 def of(ap: list[float]) -> HeldOutScore:
@@ -42,18 +44,16 @@ def test_a_recipe_must_win_by_more_than_chance(problem, monkeypatch):
     # ap differs by +0.3 and -0.2: mean 0.05, standard error 0.25 / sqrt(2) = 0.18
     scores = {
         FIRST: of([0.5, 0.5]),
-        Recipe("one", LR / 3, 0.0): of([0.8, 0.3]),
-        Recipe("one", LR * 3, 0.0): None,
+        Recipe(LR / 3, 0.0): of([0.8, 0.3]),
+        Recipe(LR * 3, 0.0): None,
     }
     trained_with(monkeypatch, scores)
     assert search.find_recipe(*problem) == FIRST
 
 
 def test_a_clearly_better_rate_is_taken_and_kept(problem, monkeypatch):
-    better = Recipe("one", LR / 3, 0.0)
-    trained_with(
-        monkeypatch, {FIRST: of([0.5, 0.4]), better: of([0.6, 0.5]), Recipe("one", LR * 3, 0.0): None}
-    )
+    better = Recipe(LR / 3, 0.0)
+    trained_with(monkeypatch, {FIRST: of([0.5, 0.4]), better: of([0.6, 0.5]), Recipe(LR * 3, 0.0): None})
     assert search.find_recipe(*problem) == better
     trained_with(monkeypatch, {})  # a run that goes on does not search again
     assert search.find_recipe(*problem) == better
@@ -62,30 +62,30 @@ def test_a_clearly_better_rate_is_taken_and_kept(problem, monkeypatch):
 def test_the_best_of_several_winners_is_taken(problem, monkeypatch):
     scores = {
         FIRST: of([0.5, 0.4]),
-        Recipe("one", LR / 3, 0.0): of([0.7, 0.6]),
-        Recipe("one", LR * 3, 0.0): of([0.6, 0.5]),
+        Recipe(LR / 3, 0.0): of([0.7, 0.6]),
+        Recipe(LR * 3, 0.0): of([0.6, 0.5]),
     }
     trained_with(monkeypatch, scores)
-    assert search.find_recipe(*problem) == Recipe("one", LR / 3, 0.0)
+    assert search.find_recipe(*problem) == Recipe(LR / 3, 0.0)
 
 
 def test_a_default_that_diverges_is_replaced(problem, monkeypatch):
-    scores = {FIRST: None, Recipe("one", LR / 3, 0.0): of([0.1, 0.2]), Recipe("one", LR * 3, 0.0): None}
+    scores = {FIRST: None, Recipe(LR / 3, 0.0): of([0.1, 0.2]), Recipe(LR * 3, 0.0): None}
     trained_with(monkeypatch, scores)
-    assert search.find_recipe(*problem) == Recipe("one", LR / 3, 0.0)
+    assert search.find_recipe(*problem) == Recipe(LR / 3, 0.0)
 
 
 def test_what_is_set_is_not_searched(problem, monkeypatch):
     config, *rest = problem
     trained_with(monkeypatch, {})
-    given = dataclasses.replace(config, lr=0.5, scaling="columns")
-    assert search.find_recipe(given, *rest) == Recipe("columns", 0.5, 0.0)
+    given = dataclasses.replace(config, lr=0.5)
+    assert search.find_recipe(given, *rest) == Recipe(0.5, 0.0)
 
 
 def test_less_noise_is_taken_where_it_is_clearly_better(problem, monkeypatch):
     config, _, source, labels = problem
     noisy = build_model("features", 16, n_features=12, noise=1.2)
-    first, less = Recipe("one", LR, 1.2), Recipe("one", LR, 1.2 / 3)
+    first, less = Recipe(LR, 1.2), Recipe(LR, 1.2 / 3)
     scores = {
         first: of([0.5, 0.4]), less: of([0.6, 0.5]),
         dataclasses.replace(less, lr=LR / 3): None, dataclasses.replace(less, lr=LR * 3): None,
@@ -97,16 +97,21 @@ def test_less_noise_is_taken_where_it_is_clearly_better(problem, monkeypatch):
     assert noisy.noise.level == noisy.arguments["noise"] == pytest.approx(0.4)
 
 
-def test_columns_of_very_different_size_are_scaled_one_by_one(problem):
+def test_precision_in_the_ball_does_not_choose(problem, monkeypatch):
+    """Three hundred steps with little noise fill the ball; the codes at the end of training are worse."""
     config, _, source, labels = problem
-    rng = np.random.default_rng(1)
-    # the classes are in small columns; one number for all would leave them in the shadow of large noise
-    large = 100 * rng.normal(size=(300, 12)).astype(np.float32)
-    mixed = ArraySource(np.concatenate([source.array.numpy(), large], axis=1))
-    wide = build_model("features", 16, n_features=24, noise=1.0)
-    assert search.columns_differ(mixed)
-    assert not search.columns_differ(ArraySource(large))
-    assert search.find_recipe(config, wide, mixed, labels).scaling == "columns"
+    noisy = build_model("features", 16, n_features=12, noise=1.2)
+    ball = HeldOutScore(0.9, np.array([0.5, 0.4]))  # the same MAP with 0.45 of precision within radius 2
+    scores = {Recipe(LR, 1.2): of([0.5, 0.4]), Recipe(LR, 1.2 / 3): ball}
+    trained_with(monkeypatch, scores | {Recipe(LR / 3, 1.2): ball, Recipe(LR * 3, 1.2): ball})
+    assert search.find_recipe(config, noisy, source, labels) == Recipe(LR, 1.2)
+
+
+def test_a_recipe_of_an_older_version_is_kept(problem):
+    config, *rest = problem
+    values = {"kind": "recipe", "format_version": 1, "scaling": "columns", "lr": 0.5, "noise": 0.1}
+    storage.write_json(storage.join(Run(config.run).checkpoints, "recipe.json"), values)
+    assert search.find_recipe(config, *rest) == Recipe(0.5, 0.1)
 
 
 def test_trials_train_copies_and_measure_held_out_rows(problem):
@@ -118,7 +123,7 @@ def test_trials_train_copies_and_measure_held_out_rows(problem):
     assert score is not None
     assert score.ap.mean() > 0.7
     assert score.value > score.ap.mean()  # precision within radius 2 counts
-    assert trials.score(Recipe("one", 1e30, 0.0)) is None  # diverged: never chosen
+    assert trials.score(Recipe(1e30, 0.0)) is None  # diverged: never chosen
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 

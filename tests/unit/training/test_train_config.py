@@ -125,6 +125,9 @@ def test_a_configuration_saved_by_an_older_version_is_read(tmp_path):
     )
     config = configs.load(TrainConfig, str(tmp_path / "config.yaml"), saved=True)
     assert (config.device, config.batchnorm, config.cpus_per_worker) == ("cuda", None, None)
-    assert config.scaling is None
+    assert config.scaling is True
+    for old, now in (("columns", True), ("one", True), ("'off'", False), ("null", True)):
+        (tmp_path / "config.yaml").write_text(f"run: r\nscaling: {old}\n")
+        assert configs.load(TrainConfig, str(tmp_path / "config.yaml"), saved=True).scaling is now
     with pytest.raises(ConfigError, match="gpu is now called device: write device=cpu"):
         _config("gpu=false")
