@@ -19,7 +19,7 @@ PYTEST = "$(BIN)/python" -m pytest -q $(or $(ARGS),--numprocesses=logical --maxp
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test test-all browser lint format cluster-demo scale bench audit clean
+.PHONY: help setup demo test test-all test-cluster browser lint format cluster-demo scale bench audit clean
 help:  ## this list
 	@echo "hashnet: learned binary codes, trained and encoded on Ray, searched with FAISS"; echo
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ test: setup  ## the tests that every change must pass (under ten minutes on two 
 
 test-all: setup browser lint  ## every test, the browser's and the slow ones too (an hour or so)
 	@export HASHNET_REQUIRE_BROWSER=1; $(PYTEST) && "$(BIN)/python" -m pytest --slow -m slow -v $(ARGS)  # these one by one
+
+test-cluster: setup  ## all jobs, and faults, on hosts that share nothing: network namespaces, an S3 server (needs root)
+	@"$(BIN)/python" -m pytest --slow -m hosts -v -rs $(or $(ARGS),tests/cluster/hosts)
 
 browser:  ## install Chromium for the browser tests where it is missing (Debian's package)
 	@command -v chromium chromium-browser google-chrome >/dev/null || { apt-get update -q && apt-get install -qy chromium; } \

@@ -220,6 +220,7 @@ def _run_tasks(tasks: list[BlockTask]) -> Iterator[BlockRecord]:
     size = {"CPU": 1.0}
     workers = min(len(tasks), capacity.workers_that_fit(size)) or 1
     capacity.require("dedup", [Need("join", workers, size, at_least=1)])
+    capacity.require_shared(tasks[0].out)
     remote = ray.remote(_run_task).options(num_cpus=1, max_retries=3)
     waiting = list(tasks)
     running: list[Any] = []

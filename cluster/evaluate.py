@@ -385,6 +385,7 @@ def run_ranges(
     size = {"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}
     counters = min(len(ranges) * len(groups), capacity.workers_that_fit(size)) or 1
     capacity.require("evaluate", [Need("counter", counters, size, at_least=1, fix="use device=cpu")])
+    capacity.require_shared(storage.parent_folder(store.uri))
     count = ray.remote(_count).options(num_cpus=1, num_gpus=1 if gpu else 0, max_retries=3)
     merge_some = ray.remote(_merge).options(num_cpus=1, max_retries=3)
     finish = ray.remote(_finish).options(num_cpus=1, max_retries=3)

@@ -51,6 +51,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     apart = config.placement == "strict_spread"
     need = Need("worker", config.num_workers, resources, fewest, one_per_node=apart, fix="lower num_workers")
     capacity.require("train", [need])
+    capacity.require_shared(config.run)
     storage.delete(storage.join(Run(config.run).checkpoints, ERROR))
     logger.info("starting the workers, which takes some seconds")
     summary = _fit(prepared.config, resources)
@@ -127,7 +128,7 @@ def worker_resources(config: TrainConfig) -> dict[str, float]:
 
 def _fit(config: TrainConfig, resources: dict[str, float]) -> TrainingSummary:
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchTrainer
     from ray.train.v2.api.exceptions import TrainingFailedError
 
     filesystem, path = storage.resolve(storage.join(Run(config.run).checkpoints, "ray"))
@@ -140,7 +141,7 @@ def _fit(config: TrainConfig, resources: dict[str, float]) -> TrainingSummary:
             "cpus": resources["CPU"],
             "gpus": resources.get("GPU", 0),
         },
-        torch_config=TorchConfig(backend=config.collective),
+        torch_config=ray_internals.torch_config(config.collective),
         scaling_config=ScalingConfig(
             num_workers=elastic,
             use_gpu="GPU" in resources,

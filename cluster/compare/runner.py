@@ -87,6 +87,7 @@ class CellRunner:
         else:
             gpu = self.resources.use_gpu()
             capacity.require(self.job, cell_needs([task.cell for task in tasks], self.resources, gpu))
+            capacity.require_shared(tasks[0].folder)
             outcomes = self._outcomes(tasks, gpu)
         found: dict[Cell, CellResult] = {}
         failed: list[str] = []

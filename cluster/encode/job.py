@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from cluster.encode import pipeline, planner, summary
 from cluster.encode.pipeline import refuse_other_model
-from cluster.runtime import connection, reraise_hashnet_error, telemetry
+from cluster.runtime import capacity, connection, reraise_hashnet_error, telemetry
 from hashnet.data import Manifest
 from hashnet.encoding import (
     BOTH,
@@ -373,6 +373,7 @@ class _Job:
         config, engine = self.config, self.plan.lineage["engine"]
         gpus = planner.gpus_of_an_actor(engine, config.gpus_per_actor)
         n_actors = planner.reserve_actors(config.num_actors, gpus, rows)
+        capacity.require_shared(self.uri)
         try:
             engine = planner.engine_of_workers(engine, config.compile, self.info.modality, gpus)
         except ModelError as error:

@@ -17,8 +17,10 @@ import json
 import logging
 import math
 import os
+import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ import yaml
 
 from cluster.runtime import connection, ray_internals
 from hashnet.errors import ClusterError, ConfigError
-from hashnet.io import counted, duration
+from hashnet.io import counted, duration, storage
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ BOOTSTRAP = "~/ray_bootstrap_config.yaml"  # `ray up` leaves it on the head
 POOL = "hashnet.io/pool"  # node label of this project: cpu or gpu
 GRACE_S = 3.0  # a node may be about to join: a refusal waits this long
 LINE_EVERY_S = 15.0
+ANSWER_S = 60.0  # a busy node takes seconds to start a worker
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,50 @@ def require(stage: str, needs: Sequence[Need]) -> None:
         _wait(needs, wait_s)
     elif joins and (busy := _in_use(needs)):
         logger.info("busy: %s; this starts when there is room", busy)
+
+
+def require_shared(folder: str) -> None:
+    """ConfigError for a local folder that another node, with a disk of its own, does not see.
+
+    Workers there would write where this process never looks. Checked on the nodes that are up and answer.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    if not storage.is_local(folder):
+        return
+    connection.connect()
+    own = ray.util.get_node_ip_address()
+    others = {
+        record["NodeID"]: record.get("NodeName") or record["NodeManagerAddress"]
+        for record in ray.nodes()
+        if record["Alive"] and record["NodeManagerAddress"] != own and record["Resources"].get("CPU")
+    }
+    if not others:
+        return
+    probe = storage.join(folder, f".shared-{secrets.token_hex(8)}")
+    storage.make_folder(folder)
+    storage.write_bytes(probe, b"")
+    try:
+        look = ray.remote(num_cpus=0, max_retries=0)(storage.exists)
+        looks = {}
+        for node, name in others.items():
+            there = NodeAffinitySchedulingStrategy(node, soft=False)
+            looks[look.options(scheduling_strategy=there).remote(probe)] = name
+        unseen = []
+        for answer in ray.wait(list(looks), num_returns=len(looks), timeout=ANSWER_S)[0]:
+            with suppress(ray.exceptions.RayError):  # that node is about to leave
+                unseen += [] if ray.get(answer) else [looks[answer]]
+    finally:
+        storage.delete(probe)
+    if unseen:
+        names = ", ".join(sorted(unseen)[:3]) + (" and others" if len(unseen) > 3 else "")
+        raise ConfigError(
+            [
+                f"{folder} is on this node's own disk: {names} cannot see it; give a folder that all nodes "
+                "share, or a URI such as s3://bucket/runs/demo"
+            ]
+        )
 
 
 def too_large(needs: Sequence[Need], nodes: Sequence[Node]) -> list[Need]:

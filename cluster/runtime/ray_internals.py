@@ -136,6 +136,39 @@ def leave_interrupts_alone(trainer: Any) -> None:
     trainer._register_sigint_handler = lambda controller: None
 
 
+def torch_config(backend: str | None) -> Any:
+    """Ray Train's settings of the workers' process group, which listens on the address that Ray uses.
+
+    gloo listens on the address that the host's own name stands for. Debian and Ubuntu let that be
+    127.0.1.1: workers on other hosts could not connect to it.
+    """
+    from ray.train.torch import TorchConfig
+    from ray.train.torch.config import _TorchBackend
+
+    class Backend(_TorchBackend):
+        def on_start(self, worker_group: Any, backend_config: Any) -> None:
+            worker_group.execute(listen_on_node_address)
+            super().on_start(worker_group, backend_config)
+
+    class Config(TorchConfig):
+        backend_cls = Backend
+
+    return Config(backend=backend)
+
+
+def listen_on_node_address() -> None:
+    """Has gloo use the network interface of Ray's address in this process; a user's own setting wins."""
+    import os
+
+    import psutil  # Ray brings it
+    import ray
+
+    address = ray.util.get_node_ip_address()
+    for interface, addresses in psutil.net_if_addrs().items():
+        if address in (found.address for found in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
 def serve_client() -> Any:
     """Ray's client of the Serve that runs in this cluster; None where there is none."""
     from ray.serve.context import _get_global_client

@@ -59,6 +59,7 @@ class Server:
         with _without_tokens():
             connection.connect()
         capacity.require("serve", needs(self.config, self.served))
+        capacity.require_shared(self.config.run)
         from ray import serve
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)

@@ -47,3 +47,18 @@ def test_what_workers_print_is_shown_and_what_ray_says_is_recorded(monkeypatch, 
     recorded = log.getvalue().splitlines()
     assert recorded[0] == "(RayTrainWorker pid=7) Traceback (most recent call last):"
     assert recorded[1:] == ["( pid=raylet) Raylet is terminated.", " - bytes in use: 2348"]
+
+
+def test_gloo_listens_on_the_address_that_ray_uses(monkeypatch):
+    # Debian's /etc/hosts maps the host's name to 127.0.1.1, where gloo would listen by default.
+    address = SimpleNamespace(address="10.1.2.3")
+    interfaces = {"lo": [SimpleNamespace(address="127.0.0.1")], "ens5": [address]}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: interfaces)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.1.2.3")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # put back at the end
+    del os.environ["GLOO_SOCKET_IFNAME"]
+    ray_internals.listen_on_node_address()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "ens5"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    ray_internals.listen_on_node_address()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"  # a user's own

@@ -80,6 +80,7 @@ class FakeServe:
         self.running, self.calls = running, list[str]()
         patch.setattr("cluster.serve.server.connection.connect", lambda: None)
         patch.setattr("cluster.serve.server.capacity.require", lambda stage, needs: None)
+        patch.setattr("cluster.serve.server.capacity.require_shared", lambda folder: None)
         patch.setattr("cluster.serve.deployment.connection.resources", lambda: {"CPU": 2.0})
         patch.setattr("ray.is_initialized", lambda: True)
         patch.setattr("ray.serve.context._get_global_client", lambda **_: self.client())
