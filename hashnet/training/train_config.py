@@ -160,7 +160,7 @@ class TrainConfig:
     )
     scaling: bool = key(
         True,
-        "centre features on the training rows' mean and divide them by one number that depends on no basis",
+        "centre features on the training rows' mean and divide vectors by one number, the same in any basis",
     )
     freeze_backbone: bool = key(False, "train the hash layer alone, on centre crops")
     train_last: int | None = key(
@@ -190,7 +190,7 @@ class TrainConfig:
     alpha: float | None = key(None, "scale of the sigmoid; none: 10 / n_bits, for DHN 1", low=1e-9)
     threshold: float | None = key(
         None, "a pair is as likely similar as not where alpha <g_i, g_j> has this value; none: 0 as in the "
-        "paper, 3 for hashnet+l and hashnet+c+l",
+        "paper, 1.5 for hashnet+l, 3 for hashnet+c+l",
     )  # fmt: skip
     label_weight: float = key(0.1, "hashnet+l: weight of the label term beside the pair loss", low=0)
     quantisation: float = key(0.1, "weight of DHN's quantisation term", low=0)

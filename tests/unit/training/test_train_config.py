@@ -107,7 +107,8 @@ def test_mistakes_are_reported_together():
 
 def test_the_papers_variants_have_no_threshold_and_ours_one_that_can_be_set():
     thresholds = {name: _config(f"variant={name}").threshold_value for name in METHODS}
-    assert {name for name, value in thresholds.items() if value} == {"hashnet+l", "hashnet+c+l"}
+    # 3 for hashnet+l lost 1.9 and 1 point against 0 on single-label COCO at 16 and 48 bits
+    assert {name: t for name, t in thresholds.items() if t} == {"hashnet+l": 1.5, "hashnet+c+l": 3}
     assert _config("variant=hashnet", "threshold=2").threshold_value == 2
     assert _config("variant=hashnet+l", "threshold=0").threshold_value == 0
 
