@@ -1,10 +1,9 @@
-"""Noise and learning rate of a head on vectors: the best of a few, each tried for 300 steps.
+"""Noise and learning rate of a head on vectors: the best of a few, each tried for 1,000 steps.
 
 Part of the training rows is held out; every candidate trains a copy of the head on others, and the codes of
 the held-out rows are scored by MAP. The first candidate, the default noise and rate, stays unless another is
 better by more than chance explains: twice the standard error of their difference over the held-out rows.
-Precision within Hamming radius 2 does not count: so early it is that of empty balls, and says nothing about
-the end of training.
+Shorter trials, or precision within Hamming radius 2 so early, prefer too little noise: see docs/reproduce.md.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from hashnet.training.train_config import KINDS, TrainConfig
 
 logger = logging.getLogger(__name__)
 FACTOR = 3.0  # rates tried besides the default: this times as large, and as small; noise: as small
-STEPS, MAX_ROWS, MAX_HELD, MIN_ROWS = 300, 5000, 1000, 100
+STEPS, MAX_ROWS, MAX_HELD, MIN_ROWS = 1000, 5000, 1000, 100
 SHARE = 0.2  # of the rows, held out
 STANDARD_ERRORS = 2.0
 
