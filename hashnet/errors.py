@@ -127,7 +127,7 @@ class Unsupported(HashnetError):
 
 EXTRAS = {  # module that may be missing → the extra that brings it; Ray and anything else: "cluster"
     **dict.fromkeys(("faiss", "numba", "scipy", "PIL", "simplejpeg", "yaml", "tqdm"), "search"),
-    **dict.fromkeys(("fastapi", "starlette", "pydantic", "orjson", "prometheus_client"), "serve"),
+    **dict.fromkeys(("pydantic", "orjson", "prometheus_client"), "serve"),
     **dict.fromkeys(("uvicorn", "uvloop", "httptools"), "serve"),
     **dict.fromkeys(("torch", "torchvision", "safetensors", "sklearn", "threadpoolctl"), "train"),
     **dict.fromkeys(("matplotlib", "jinja2"), "train"),

@@ -24,9 +24,18 @@ if TYPE_CHECKING:
         SearchResponse,
         check_width,
     )
-    from hashnet.server.middleware import READ_TOKEN, WRITE_TOKEN, Access, Telemetry, is_loopback
+    from hashnet.server.middleware import Telemetry
     from hashnet.server.schemas import ApiError, error_response
-    from hashnet.server.settings import NO_MODEL, Limits, ServeConfig, ServedRun
+    from hashnet.server.settings import (
+        NO_MODEL,
+        READ_TOKEN,
+        WRITE_TOKEN,
+        Access,
+        Limits,
+        ServeConfig,
+        ServedRun,
+        is_loopback,
+    )
     from hashnet.server.standalone import listen, serve_standalone
     from hashnet.server.writer import AddItems, Change, IndexWriter, RemoveItems, Written
 

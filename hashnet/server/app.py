@@ -1,4 +1,4 @@
-"""The HTTP application over a Backend: the endpoints, errors and the search page, as one ASGI application."""
+"""The HTTP application over a Backend: the endpoints and the search page, as one ASGI application."""
 
 from __future__ import annotations
 
@@ -8,29 +8,22 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.resources import files
 from itertools import islice
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import orjson
-from fastapi import FastAPI, Path, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 
 import hashnet
 from hashnet.client import wire
-from hashnet.errors import HashnetError
-from hashnet.server import openapi, parsing
+from hashnet.server import parsing
 from hashnet.server import schemas as s
 from hashnet.server.backend import Backend
 from hashnet.server.live_index import SearchRequest, SearchResponse
-from hashnet.server.middleware import Access, Handler, RequestMiddleware, RequestRecord, Telemetry
-from hashnet.server.schemas import ApiError, error_response, server_failure
-from hashnet.server.settings import Limits
+from hashnet.server.middleware import Handler, RequestMiddleware, RequestRecord, Router, Telemetry
+from hashnet.server.schemas import Response
+from hashnet.server.settings import Access, Limits
 from hashnet.server.writer import RemoveItems
 
-ItemId = Annotated[int, Path(ge=0, le=2**63 - 1, description="id of an indexed item")]
-MinVersion = Annotated[int, Query(ge=0, le=2**63 - 1, description="of this index version or a newer one")]
-TextIds = Annotated[bool, Query(description=s.TEXT_IDS)]
 MEDIA_TYPES = {
     "index.html": "text/html; charset=utf-8",
     "style.css": "text/css; charset=utf-8",
@@ -40,93 +33,60 @@ MEDIA_TYPES = {
 
 
 def build_app(backend: Backend, limits: Limits, access: Access, telemetry: Telemetry) -> RequestMiddleware:
-    """The application with its middleware."""
-    app = FastAPI(
-        title="hashnet",
-        version=hashnet.__version__,
-        description=openapi.DESCRIPTION,
-        docs_url=None,  # Swagger's page loads scripts from elsewhere; the description is at /openapi.json
-        redoc_url=None,
-    )
-    routes = Routes(backend, limits, bool(access.write), telemetry)
-    routes.add_to(app)
-    _add_page(app)
-    app.add_exception_handler(HashnetError, _error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _unexpected_error)
-    return RequestMiddleware(app, limits, access, telemetry, routes.direct())
+    """The application."""
+    endpoints = Endpoints(backend, limits, bool(access.write), telemetry)
+    return RequestMiddleware(Router([*endpoints.routes(), *_page()]), limits, access, telemetry)
 
 
-class Routes:
+class Endpoints:
     """The endpoints over one backend."""
 
     def __init__(self, backend: Backend, limits: Limits, writable: bool, telemetry: Telemetry) -> None:
         self.backend, self.limits, self.writable, self.telemetry = backend, limits, writable, telemetry
+        self._description = b""
 
-    def add_to(self, app: FastAPI) -> None:
-        """Adds every endpoint with its part of the OpenAPI description."""
-        limits, served = self.limits, self.backend.served
-        options, errors, write_errors = openapi.route_options, openapi.ERRORS, openapi.WRITE_ERRORS
-        search_body = openapi.request_body(s.SearchBody, limits, served, pictures=True)
-        encode_body = openapi.request_body(s.EncodeBody, limits, served, pictures=True)
-        add_body, remove_body = (
-            openapi.request_body(body, limits, served) for body in (s.AddBody, s.RemoveBody)
-        )
-        arrow = {200: {"content": {wire.ARROW: {"schema": {"type": "string", "format": "binary"}}}}}
-        picture: dict[int, Any] = {200: {"content": {kind: {} for kind in ("image/jpeg", "image/png")}}}
-        text = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
-        not_json = {"response_class": Response}
-        search = options(s.SearchOut, errors, search_body, arrow)
-        search["openapi_extra"]["parameters"] = openapi.query_parameters(s.SearchParams)
+    def routes(self) -> list[tuple[str, str, Handler]]:
+        """(method, path, handler) of every endpoint."""
+        return [
+            ("GET", "/healthz", self.healthz),
+            ("GET", "/readyz", self.readyz),
+            ("GET", "/openapi.json", self.description),
+            ("GET", "/v1/info", self.info),
+            ("POST", "/v1/search", self.search),
+            ("POST", "/v1/encode", self.encode),
+            ("GET", "/v1/items", self.sample),
+            ("POST", "/v1/items", self.add),
+            ("POST", "/v1/items/remove", self.remove),
+            ("GET", "/v1/items/{id}", self.item),
+            ("GET", "/v1/items/{id}/thumbnail", self.thumbnail),
+            ("GET", "/metrics", self.metrics),
+        ]
 
-        direct = self.direct()
+    async def description(self, record: RequestRecord) -> Response:
+        """The OpenAPI description of this server."""
+        if not self._description:
+            from hashnet.server import openapi  # only now: it takes longer than most servers need it
 
-        def add(method: str, path: str, endpoint: Any, described: dict[str, Any]) -> None:
-            if (method, path) in direct:
-                endpoint = _described(endpoint)
-            app.add_api_route(path, endpoint, methods=[method], **described)
+            routes = [route for route in self.routes() if route[1] != record.path]
+            self._description = orjson.dumps(openapi.describe(routes, self.limits, self.backend.served))
+        return Response(self._description)
 
-        add("GET", "/healthz", self.healthz, options(s.StateOut, []))
-        add("GET", "/readyz", self.readyz, options(s.StateOut, [503]))
-        add("GET", "/v1/info", self.info, options(s.InfoOut, [422]))
-        add("POST", "/v1/search", self.search, search)
-        encode = options(s.EncodeOut, errors, encode_body, arrow)
-        encode["openapi_extra"]["parameters"] = openapi.query_parameters(s.EncodeParams)
-        add("POST", "/v1/encode", self.encode, encode)
-        add("GET", "/v1/items", self.sample, options(s.ItemsOut, [422]))
-        add("POST", "/v1/items", self.add, options(s.WrittenOut, write_errors, add_body))
-        add("POST", "/v1/items/remove", self.remove, options(s.WrittenOut, write_errors, remove_body))
-        add("GET", "/v1/items/{id}", self.item, options(s.ItemOut, [404, 422]))
-        thumbnail = options(None, [304, 404, 422], further=picture) | not_json
-        add("GET", "/v1/items/{id}/thumbnail", self.thumbnail, thumbnail)
-        add("GET", "/metrics", self.metrics, options(None, [], further=text) | not_json)
-
-    def direct(self) -> dict[tuple[str, str], Handler]:
-        """The endpoints that the middleware calls itself."""
-        return {
-            ("POST", "/v1/search"): self.search,
-            ("POST", "/v1/encode"): self.encode,
-            ("POST", "/v1/items"): self.add,
-            ("POST", "/v1/items/remove"): self.remove,
-        }
-
-    async def healthz(self) -> Response:
+    async def healthz(self, record: RequestRecord) -> Response:
         """The process responds."""
         return _json({"status": "ok"})
 
-    async def readyz(self) -> Response:
+    async def readyz(self, record: RequestRecord) -> Response:
         """Index (and model, where there is one) are loaded and respond."""
         await self.backend.ready()
         return _json({"status": "ready"})
 
-    async def info(self, min_version: MinVersion = 0) -> Response:
+    async def info(self, record: RequestRecord) -> Response:
         """What is served: code length, size, kind, version, lineage, classes and limits."""
-        served = self.backend.served
+        params, served = s.parse_query(s.InfoParams, record.query_string), self.backend.served
         limits = asdict(self.limits) | {"max_radius": min(self.limits.max_radius, served.n_bits)}
         del limits["max_inflight"]
         described = s.InfoOut(
-            **vars(await self.backend.index.info(min_version)),
+            **vars(await self.backend.index.info(params.min_version)),
             modality=served.modality,
             accepts=served.accepts,
             n_features=served.n_features,
@@ -141,8 +101,8 @@ class Routes:
     async def search(self, record: RequestRecord) -> Response:
         """The nearest items of each query. Options go into the query string or, with JSON, into the body."""
         started = time.perf_counter()
-        params = s.parse_query(s.SearchParams, record.query_string) if record.query_string else s.NO_PARAMS
-        parsed = parsing.read_search(record, params, self.limits, self.backend.served)
+        given = s.parse_query(s.SearchParams, record.query_string).given() if record.query_string else {}
+        parsed = parsing.read_search(record, given, self.limits, self.backend.served)
         record.queries, record.kind = len(parsed.queries), parsed.queries.kind
         response = await self.backend.search(parsed)
         record.version = response.version
@@ -165,27 +125,24 @@ class Routes:
         further = {} if vectors is None else {"vectors": np.ascontiguousarray(vectors)}
         return _json(response | further)
 
-    async def sample(
-        self,
-        n: Annotated[int, Query(ge=1, le=100)] = 24,
-        seed: Annotated[int, Query(ge=0, le=2**32 - 1)] = 0,
-        text_ids: TextIds = False,
-    ) -> Response:
+    async def sample(self, record: RequestRecord) -> Response:
         """Some indexed items to start from."""
-        version, items = await self.backend.sample(n, seed)
-        return _json({"version": version, "items": _items(items, text_ids)})
+        params = s.parse_query(s.SampleParams, record.query_string)
+        version, items = await self.backend.sample(params.n, params.seed)
+        return _json({"version": version, "items": _items(items, params.text_ids)})
 
-    async def item(self, id: ItemId, min_version: MinVersion = 0, text_ids: TextIds = False) -> Response:
+    async def item(self, record: RequestRecord) -> Response:
         """One indexed item: uri, labels, code."""
-        items = await self.backend.items(np.array([id], dtype=np.int64), min_version)
-        return _json(_items(items, text_ids)[0])
+        params = s.parse_query(s.ItemParams, record.query_string)
+        items = await self.backend.items(np.array([_id(record)], dtype=np.int64), params.min_version)
+        return _json(_items(items, params.text_ids)[0])
 
-    async def thumbnail(self, id: ItemId, request: Request) -> Response:
+    async def thumbnail(self, record: RequestRecord) -> Response:
         """A small picture of an indexed item."""
-        picture = await self.backend.thumbnail(id)
+        picture = await self.backend.thumbnail(_id(record))
         headers = {"etag": picture.etag, "cache-control": "private, max-age=3600"}
-        if picture.etag in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=headers)
+        if picture.etag in record.header(b"if-none-match"):
+            return Response(status=304, headers=headers)
         return Response(picture.data, media_type=picture.media_type, headers=headers)
 
     async def add(self, record: RequestRecord) -> Response:
@@ -200,10 +157,10 @@ class Routes:
         record.queries, record.kind = len(ids), "ids"
         return _json(asdict(await self.backend.write(RemoveItems(ids))))
 
-    async def metrics(self) -> Response:
+    async def metrics(self, record: RequestRecord) -> Response:
         """Counters in the Prometheus text format."""
         text = self.telemetry.text(await self.backend.index.info())
-        return Response(text, media_type="text/plain; version=0.0.4")
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _results(self, response: SearchResponse, request: SearchRequest) -> list[dict[str, Any]]:
         """One HitsOut per query, as plain dicts: models take half as long again to write."""
@@ -229,66 +186,35 @@ class Routes:
         return results
 
 
-def _described(handler: Handler) -> Any:
-    """A handler as FastAPI takes it. The middleware calls it directly: this is for the description."""
-
-    async def endpoint(request: Request) -> Response:
-        return await handler(_record(request))
-
-    endpoint.__name__, endpoint.__doc__ = handler.__name__, handler.__doc__  # type: ignore[attr-defined]
-    return endpoint
-
-
-def _add_page(app: FastAPI) -> None:
-    """Adds ``/`` and ``/static/NAME``; they are not in the OpenAPI description."""
+def _page() -> list[tuple[str, str, Handler]]:
+    """The search page, ``/``, and its parts, ``/static/NAME``."""
     folder = files("hashnet.server") / "page"
-    content = {name: (folder / name).read_bytes() for name in MEDIA_TYPES}
-    tags = {name: f'"{hashlib.sha256(data).hexdigest()[:16]}"' for name, data in content.items()}
 
-    def add(path: str, name: str) -> None:
-        async def endpoint(request: Request) -> Response:
-            headers = {"etag": tags[name], "cache-control": "no-cache"}
-            if tags[name] in request.headers.get("if-none-match", ""):
-                return Response(status_code=304, headers=headers)
-            return Response(content[name], media_type=MEDIA_TYPES[name], headers=headers)
+    def handler(name: str) -> Handler:
+        content = (folder / name).read_bytes()
+        tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
 
-        app.add_api_route(path, endpoint, methods=["GET"], include_in_schema=False)
+        async def respond(record: RequestRecord) -> Response:
+            headers = {"etag": tag, "cache-control": "no-cache"}
+            if tag in record.header(b"if-none-match"):
+                return Response(status=304, headers=headers)
+            return Response(content, media_type=MEDIA_TYPES[name], headers=headers)
 
-    for name in MEDIA_TYPES:
-        add("/" if name == "index.html" else f"/static/{name}", name)
+        return respond
+
+    paths = {name: "/" if name == "index.html" else f"/static/{name}" for name in MEDIA_TYPES}
+    return [("GET", path, handler(name)) for name, path in paths.items()]
 
 
-def _record(request: Request) -> RequestRecord:
-    return request.scope["hashnet"]
+def _id(record: RequestRecord) -> int:
+    """The id in the path of an item."""
+    return s.validate(s.ItemPath, {"id": record.path_id}).id
 
 
 def _json(value: Any) -> Response:
-    return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), media_type=parsing.JSON)
+    return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def _items(items: Iterable[s.ItemOut], text_ids: bool) -> list[dict[str, Any]]:
     listed = [item.model_dump() for item in items]
     return [item | {"id": str(item["id"])} for item in listed] if text_ids else listed
-
-
-def _error(request: Request, error: Exception) -> Response:
-    return _record(request).response_to(error)
-
-
-def _unexpected_error(request: Request, error: Exception) -> Response:
-    """The response alone; the middleware, which Starlette passes the error to, logs it."""
-    return error_response(server_failure(_record(request).request_id), _record(request).request_id)
-
-
-def _validation_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    return _error(request, ApiError("invalid_request", f"{first['loc'][-1]}: {first['msg']}"))
-
-
-def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    response = _error(request, ApiError(code, str(error.detail), error.status_code))
-    response.headers.update(error.headers or {})
-    return response

@@ -11,8 +11,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from hashnet.server.middleware import Access
-from hashnet.server.settings import ServeConfig, ServedRun
+from hashnet.server.settings import Access, ServeConfig, ServedRun
 
 HEADERS_S = 10.0  # within which the headers of a request must have arrived
 KEEP_ALIVE_S = 75  # an idle connection is kept: longer than a proxy in front or a client's pool keeps it

@@ -7,15 +7,12 @@ the request id that the client was told.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
-import ipaddress
 import os
 import re
 import secrets
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -23,12 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
-from starlette.responses import Response
 
-from hashnet.errors import ConfigError
 from hashnet.io import events
-from hashnet.server.schemas import ApiError, error_response, server_failure
-from hashnet.server.settings import Limits
+from hashnet.server.schemas import ApiError, Response, error_response, server_failure
+from hashnet.server.settings import Access, Limits
 
 if TYPE_CHECKING:
     from hashnet.server.live_index import IndexInfo
@@ -50,7 +45,7 @@ SECURITY_HEADERS = {
 BODIES_AT_ONCE = 8  # bodies of the largest size that may be arriving together; their memory is bounded by it
 
 _HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
-_CACHE_CONTROL = b"cache-control"
+_ITEM_PATH = re.compile(r"(/v1/items)/([^/]+)(/thumbnail)?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PROCESS, _NUMBERS = secrets.token_hex(5), count(1)  # the parts of a request id
 
@@ -119,15 +114,17 @@ class Telemetry:
 
 @dataclass
 class RequestRecord:
-    """One request: its body, and what is logged of it. The application finds it as ``scope["hashnet"]``."""
+    """One request as its handler gets it, and what is logged of it."""
 
     request_id: str
+    path: str
     headers: dict[bytes, bytes]
     query_string: bytes = b""
     body: bytes = b""
     arrived: bool = True  # whether the body is complete
-    bytes_out: int = 0
-    status: int = 0
+    route: str = "unmatched"  # the path with {id} in the place of an id
+    path_id: str = ""  # what stands in that place
+    allowed: str = ""  # the methods that the path takes, where the request's is another
     queries: int | None = None
     kind: str | None = None  # of the queries
     version: int | None = None  # of the index that was searched
@@ -150,58 +147,69 @@ class RequestRecord:
 Handler = Callable[[RequestRecord], Awaitable[Response]]
 
 
-def is_write(scope: dict) -> bool:
-    """Whether a request may change the index."""
-    return scope["path"].startswith("/v1/items") and scope["method"] not in ("GET", "HEAD", "OPTIONS")
+class Router:
+    """Handlers by method and path. ``{id}`` in a path stands for a part of it, ``record.path_id``."""
+
+    def __init__(self, routes: Iterable[tuple[str, str, Handler]]) -> None:
+        self._handlers: dict[str, dict[str, Handler]] = {}  # path → method → handler
+        for method, path, handler in routes:
+            self._handlers.setdefault(path, {})[method] = handler
+
+    def find(self, method: str, record: RequestRecord) -> Handler:
+        """The handler of a request; ApiError (404, 405) where there is none. Sets ``record.route``."""
+        handlers = self._handlers.get(record.path)
+        record.route = record.path
+        if handlers is None and (item := _ITEM_PATH.fullmatch(record.path)) is not None:
+            record.path_id, record.route = item[2], f"{item[1]}/{{id}}{item[3] or ''}"
+            handlers = self._handlers.get(record.route)
+        if handlers is None:
+            record.route = "unmatched"
+            raise ApiError("not_found", "there is nothing at this path; /openapi.json lists what is", 404)
+        handler = handlers.get(method)
+        if handler is None:
+            record.allowed = ", ".join(handlers)
+            raise ApiError("method_not_allowed", f"{record.route} takes {record.allowed}", 405)
+        return handler
 
 
 class RequestMiddleware:
-    """Checks each request, receives its body, runs it within the time limit, and records how it went.
+    """The ASGI application: checks each request, receives its body, runs its handler within the time limit,
+    and records how it went.
 
     A request counts as in flight once its body is here: clients that send slowly take no other's place.
-    ``direct`` are handlers by (method, path) that are called without the application's routing, which takes
-    longer than a search.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        limits: Limits,
-        access: Access,
-        telemetry: Telemetry,
-        direct: dict[tuple[str, str], Handler],
-    ) -> None:
-        self.app, self.limits, self.access, self.telemetry = app, limits, access, telemetry
-        self.direct = direct
+    def __init__(self, router: Router, limits: Limits, access: Access, telemetry: Telemetry) -> None:
+        self.router, self.limits, self.access, self.telemetry = router, limits, access, telemetry
         self.in_flight = 0
         self.arriving_bytes = 0  # of bodies that are not complete
 
     async def __call__(self, scope: dict, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await _lifespan(receive, send)
             return
         started = time.perf_counter()
-        record = scope["hashnet"] = _new_record(scope)
-        send = _recording(send, record)
-        is_open = scope["path"] in OPEN or scope["path"].startswith(OPEN_BELOW)
+        record, method = _new_record(scope), scope["method"]
+        is_open = record.path in OPEN or record.path.startswith(OPEN_BELOW)
         try:
-            await self._run(scope, record, receive, send, is_open)
+            response = await self._response(method, record, receive, is_open)
         except Exception as error:
             response = record.response_to(error)
             if not record.arrived:  # nobody reads the rest of it
                 response.headers["connection"] = "close"
-            if not record.status:  # nothing has been sent yet
-                await response(scope, receive, send)
+            if record.allowed:
+                response.headers["allow"] = record.allowed
+        try:
+            await _send(response, send)
         finally:
             seconds = time.perf_counter() - started
-            direct = (scope["method"], scope["path"]) in self.direct
-            route = scope["path"] if direct else getattr(scope.get("route"), "path", "unmatched")
-            self.telemetry.request(scope["method"], route, record.status, seconds, record.queries or 0)
+            status = response.status
+            self.telemetry.request(method, record.route, status, seconds, record.queries or 0)
             if not is_open:
-                events.event("request", **_log_line(scope["method"], route, seconds, record))
+                events.event("request", **_log_line(method, seconds, record, response))
 
-    async def _run(self, scope: dict, record: RequestRecord, receive: Any, send: Any, is_open: bool) -> None:
-        write = is_write(scope)
+    async def _response(self, method: str, record: RequestRecord, receive: Any, is_open: bool) -> Response:
+        write = record.path.startswith("/v1/items") and method not in ("GET", "HEAD", "OPTIONS")
         self.access.check_host(record.header(b"host"))
         if not is_open:
             self.access.check_token(record.header(b"authorization"), write)
@@ -212,7 +220,8 @@ class RequestMiddleware:
                     record.body = await self._body(record, receive)
                     record.arrived = True
                     limit.reschedule(asyncio.get_running_loop().time() + self.limits.timeout_s)
-                await self._admitted(scope, receive, send, is_open)
+                handler = self.router.find(method, record)
+                return await (handler(record) if is_open else self._admitted(handler, record))
         except TimeoutError:
             seconds = f"{self.limits.timeout_s:g} s"
             if not record.arrived:
@@ -223,22 +232,14 @@ class RequestMiddleware:
             sentence = f"no response within {seconds}; try again, or send fewer queries at once"
             raise ApiError("timeout", sentence, 503) from None
 
-    async def _admitted(self, scope: dict, receive: Any, send: Any, is_open: bool) -> None:
-        """Runs the application unless too many requests are in flight."""
-        if is_open:
-            await self.app(scope, receive, send)
-            return
+    async def _admitted(self, handler: Handler, record: RequestRecord) -> Response:
+        """Runs the handler unless too many requests are in flight."""
         if self.in_flight >= self.limits.max_inflight:
             sentence = f"{self.limits.max_inflight} requests are in flight; try again"
             raise ApiError("overloaded", sentence, 429)
         self.in_flight += 1
         try:
-            handler = self.direct.get((scope["method"], scope["path"]))
-            if handler is None:
-                await self.app(scope, receive, send)
-            else:
-                response = await handler(scope["hashnet"])
-                await response(scope, receive, send)
+            return await handler(record)
         finally:
             self.in_flight -= 1
 
@@ -272,124 +273,42 @@ class RequestMiddleware:
             self.arriving_bytes -= arriving
 
 
+async def _lifespan(receive: Any, send: Any) -> None:
+    """Nothing is to be done when a server starts and ends."""
+    for stage in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{stage}.complete"})
+
+
 def _new_record(scope: dict) -> RequestRecord:
     headers = dict(scope["headers"])
     given = headers.get(b"x-request-id", b"").decode("latin-1")
     if not given or not _REQUEST_ID.fullmatch(given):
         given = f"{_PROCESS}{next(_NUMBERS):06x}"
-    return RequestRecord(given, headers, scope["query_string"])
+    return RequestRecord(given, scope["path"], headers, scope["query_string"])
 
 
-def _recording(send: Any, record: RequestRecord) -> Any:
-    """``send`` that adds the security headers and records status and size."""
-
-    async def send_recorded(message: dict) -> None:
-        if message["type"] == "http.response.start":
-            record.status = message["status"]
-            headers = message["headers"]
-            cached = any(name == _CACHE_CONTROL for name, _ in headers)
-            message["headers"] = [*headers, *(_HEADERS[:-1] if cached else _HEADERS)]
-        elif message["type"] == "http.response.body":
-            record.bytes_out += len(message.get("body", b""))
-        await send(message)
-
-    return send_recorded
+async def _send(response: Response, send: Any) -> None:
+    """Sends a response with the security headers."""
+    headers = [(name.encode(), value.encode("latin-1")) for name, value in response.headers.items()]
+    if response.status != 304:
+        headers.append((b"content-type", response.media_type.encode()))
+        headers.append((b"content-length", b"%d" % len(response.body)))
+    headers += _HEADERS[:-1] if "cache-control" in response.headers else _HEADERS
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "http.response.body", "body": response.body})
 
 
-def _log_line(method: str, route: str, seconds: float, record: RequestRecord) -> dict[str, Any]:
+def _log_line(method: str, seconds: float, record: RequestRecord, response: Response) -> dict[str, Any]:
     """The fields of the request log: which route, how it went, how much; never the contents."""
     line = {
         "request_id": record.request_id,
         "method": method,
-        "route": route,
-        "status": record.status,
+        "route": record.route,
+        "status": response.status,
         "ms": round(seconds * 1000, 2),
         "bytes_in": len(record.body),
-        "bytes_out": record.bytes_out,
+        "bytes_out": len(response.body),
     }
     further = {name: getattr(record, name) for name in ("queries", "kind", "version", "code")}
     return line | {name: value for name, value in further.items() if value is not None}
-
-
-# ---------------------------------------------------------------- tokens and host names
-# Who may do what: the read and the write token, and the host names a local server responds to.
-
-READ_TOKEN, WRITE_TOKEN = "HASHNET_TOKEN", "HASHNET_WRITE_TOKEN"
-
-
-@dataclass(frozen=True)
-class Access:
-    """sha256 digests of the tokens, "" for none. The tokens themselves stay in the launcher.
-
-    ``local_only``: a server on loopback without a read token responds to local host names alone, so
-    that a web page from elsewhere cannot reach it through a name it controls (DNS rebinding).
-    """
-
-    read: str = ""
-    write: str = ""
-    local_only: bool = True
-
-    @classmethod
-    def of(cls, read: str = "", write: str = "", *, local_only: bool = True) -> Access:
-        """The rules for these tokens."""
-        return cls(_digest(read), _digest(write), local_only)
-
-    @classmethod
-    def from_environment(cls, host: str) -> Access:
-        """The rules for the tokens of the environment; refuses to listen on ``host`` without one."""
-        read, write = (os.environ.get(name, "").strip() for name in (READ_TOKEN, WRITE_TOKEN))
-        mistakes = []
-        if not is_loopback(host) and not read:
-            mistakes.append(
-                f"host={host} is reachable from other machines: set {READ_TOKEN} to a long random text "
-                "(clients send it as a bearer token), or listen on host=127.0.0.1"
-            )
-        if read and read == write:
-            mistakes.append(
-                f"{READ_TOKEN} and {WRITE_TOKEN} are the same; readers could write: make them differ"
-            )
-        for name, value in ((READ_TOKEN, read), (WRITE_TOKEN, write)):
-            if value and len(value) < 16:
-                mistakes.append(
-                    f"{name} has {len(value)} characters; use at least 16, for example openssl rand -hex 24"
-                )
-        if mistakes:
-            raise ConfigError(mistakes)
-        return cls.of(read, write, local_only=is_loopback(host) and not read)
-
-    def check_host(self, host: str) -> None:
-        """Refuses a Host header that is not a local name, where only those are served."""
-        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-        if self.local_only and not is_loopback(name.strip("[]").lower()):
-            raise ApiError("wrong_host", "this server responds only to its local name", 421)
-
-    def check_token(self, authorization: str, write: bool) -> None:
-        """Refuses an Authorization header that does not allow reading or, with ``write``, writing."""
-        scheme, _, token = authorization.partition(" ")
-        given = _digest(token.strip()) if scheme.lower() == "bearer" else ""
-        may_write = bool(self.write) and hmac.compare_digest(given, self.write)
-        if write:
-            if not self.write:
-                raise ApiError(
-                    "writes_off", f"this server was started without a write token ({WRITE_TOKEN})", 403
-                )
-            if not may_write:
-                status = 403 if given else 401
-                raise ApiError("write_token_needed", "adding and removing need the write token", status)
-        elif self.read and not (hmac.compare_digest(given, self.read) or may_write):
-            raise ApiError("unauthorized", "send the token as: Authorization: Bearer TOKEN", 401)
-
-
-@lru_cache(maxsize=100)
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _digest(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest() if token else ""

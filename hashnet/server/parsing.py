@@ -30,11 +30,10 @@ def accepts_arrow(record: RequestRecord) -> bool:
 
 
 def read_search(
-    record: RequestRecord, params: s.SearchParams, limits: Limits, served: ServedRun
+    record: RequestRecord, options: dict[str, Any], limits: Limits, served: ServedRun
 ) -> SearchRequest:
-    """The search of a request; its options come from the query string or from a JSON body."""
+    """The search of a request; its options come from the query string (``options``) or a JSON body."""
     kind, body = _content_type(record), record.body
-    options = params.given()
     if kind == JSON:
         parsed: s.SearchBody = _parsed(s.SearchBody, body, limits)
         in_body = parsed.model_dump(include=s.SEARCH_OPTIONS, exclude_unset=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs
 
@@ -19,7 +20,6 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from starlette.responses import Response
 
 from hashnet.client import Queries
 from hashnet.errors import (
@@ -84,7 +84,13 @@ Ids = Annotated[list[Id], FIRST]
 LabelLists = Annotated[list[Annotated[list[Label], Field(max_length=MAX_LABELS, fail_fast=True)]], FIRST]
 
 
-class Strict(BaseModel):
+class Schema(BaseModel):
+    """A model that is built when it is first used: a server starts sooner."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class Strict(Schema):
     """Refuses unknown fields, and null where a field should be left out."""
 
     model_config = ConfigDict(extra="forbid")
@@ -148,7 +154,7 @@ METRIC = "of the vectors"
 TEXT_IDS = "write ids as text, for clients whose numbers are not exact above 2^53"
 
 
-class SearchParams(BaseModel):
+class SearchParams(Schema):
     """The options of a search in the query string."""
 
     k: int | None = Field(None, ge=1)
@@ -173,7 +179,30 @@ class SearchParams(BaseModel):
         return options
 
 
-NO_PARAMS = SearchParams.model_validate({})
+class InfoParams(Schema):
+    """The options of /v1/info in the query string."""
+
+    min_version: int = Field(0, ge=0, le=2**63 - 1, description="of this index version or a newer one")
+
+
+class ItemParams(InfoParams):
+    """The options of /v1/items/{id} in the query string."""
+
+    text_ids: bool = Field(False, description=TEXT_IDS)
+
+
+class SampleParams(Schema):
+    """The options of /v1/items in the query string."""
+
+    n: int = Field(24, ge=1, le=100)
+    seed: int = Field(0, ge=0, le=2**32 - 1)
+    text_ids: bool = Field(False, description=TEXT_IDS)
+
+
+class ItemPath(Schema):
+    """What the path of an item says."""
+
+    id: int = Field(ge=0, le=2**63 - 1, description="id of an indexed item")
 
 
 class SearchBody(QueryBody):
@@ -211,7 +240,7 @@ class SearchBody(QueryBody):
     metric: Metric | None = Field(None, description=METRIC)
 
 
-class EncodeParams(BaseModel):
+class EncodeParams(Schema):
     """The options of encoding in the query string."""
 
     vectors: bool | None = Field(None, description="also the vectors that this index is rescored by")
@@ -251,7 +280,7 @@ class RemoveBody(Strict):
 OutId = int | Annotated[str, Field(description="where text_ids is true")]
 
 
-class ItemOut(BaseModel):
+class ItemOut(Schema):
     id: OutId
     uri: str | None = Field(description="where it came from; null where unknown")
     labels: list[int] | None = Field(description="class ids; null where the database has none")
@@ -261,7 +290,7 @@ class ItemOut(BaseModel):
     columns: dict[str, Any] | None = Field(None, description="its key and further columns, where it has them")
 
 
-class HitsOut(BaseModel):
+class HitsOut(Schema):
     code: str = Field(description="the query's code, hex")
     ids: list[OutId] = Field(description="nearest first; equal distances by id")
     distances: list[int] = Field(description="bits that differ")
@@ -271,29 +300,29 @@ class HitsOut(BaseModel):
     items: list[ItemOut] | None = Field(None, description="one per hit, where requested")
 
 
-class SearchOut(BaseModel):
+class SearchOut(Schema):
     version: int = Field(description="the index version that all results come from")
     took_ms: float
     results: list[HitsOut]
 
 
-class EncodeOut(BaseModel):
+class EncodeOut(Schema):
     n_bits: int
     codes: list[str] = Field(description="packed codes, hex")
     vectors: list[list[float]] | None = Field(None, description="where requested, and the index has any")
 
 
-class WrittenOut(BaseModel):
+class WrittenOut(Schema):
     version: int = Field(description="the index version that holds the change")
     size: int = Field(description="items in that version")
 
 
-class ItemsOut(BaseModel):
+class ItemsOut(Schema):
     version: int
     items: list[ItemOut]
 
 
-class InfoOut(BaseModel):
+class InfoOut(Schema):
     n_bits: int
     size: int
     kind: str
@@ -313,17 +342,17 @@ class InfoOut(BaseModel):
     hashnet: str = Field(description="version of the server software")
 
 
-class StateOut(BaseModel):
+class StateOut(Schema):
     status: str
 
 
-class Problem(BaseModel):
+class Problem(Schema):
     code: str = Field(description="a stable word for programs")
     message: str = Field(description="a sentence for people")
     request_id: str
 
 
-class ErrorOut(BaseModel):
+class ErrorOut(Schema):
     error: Problem
 
 
@@ -339,7 +368,11 @@ def parse_query(model: type[BaseModel], query_string: bytes) -> Any:
     """The validated query string, or ApiError."""
     given = parse_qs(query_string.decode("latin-1"), keep_blank_values=True)
     lists = {"labels", "label_ids"}
-    values = {name: listed if name in lists else listed[-1] for name, listed in given.items()}
+    return validate(model, {name: listed if name in lists else listed[-1] for name, listed in given.items()})
+
+
+def validate(model: type[BaseModel], values: dict[str, Any]) -> Any:
+    """The validated values, or ApiError."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -478,12 +511,22 @@ def server_failure(request_id: str) -> ApiError:
     return ApiError("internal", f"the server failed; its log has the details of request {request_id}", 500)
 
 
+@dataclass
+class Response:
+    """What a client is sent."""
+
+    body: bytes = b""
+    status: int = 200
+    media_type: str = "application/json"
+    headers: dict[str, str] = field(default_factory=dict)
+
+
 def error_response(error: ApiError, request_id: str) -> Response:
     """The HTTP response that tells a client about an error."""
-    headers = {}
+    headers: dict[str, str] = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     body = {"error": {"code": error.code, "message": error.message, "request_id": request_id}}
-    return Response(orjson.dumps(body), error.status, headers, media_type="application/json")
+    return Response(orjson.dumps(body), error.status, headers=headers)

@@ -26,18 +26,15 @@ from typing import Any
 from hashnet.errors import ConfigError, HashnetError
 from hashnet.io import config as configs
 from hashnet.io import events
-from hashnet.server.middleware import READ_TOKEN, WRITE_TOKEN, Access
-from hashnet.server.settings import ServeConfig, ServedRun
+from hashnet.server.settings import READ_TOKEN, WRITE_TOKEN, Access, ServeConfig, ServedRun
 
 GRACE_S = 8.0  # for children to end by themselves
 RESTART_S = (0.0, 0.5, 5.0)  # before the first, second and any further restart of a child that dies young
 YOUNG_S = 10.0
 SOCKET, LOCK, METRICS = "encoder.sock", "writer.lock", "metrics"  # in the log folder
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-NOT_NEEDED = (
-    "pandas",
-    "scipy",
-)  # imported by pyarrow and numba wherever they are installed: a third of a start
+# Imported by pyarrow and numba wherever they are installed: a third of a start.
+NOT_NEEDED = ("pandas", "scipy", "cffi")
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from cluster.build_index import IndexConfig, build_index
 from cluster.encode import EncodeConfig, encode_database

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import numpy as np
-from fastapi.testclient import TestClient
 from PIL import Image
+from starlette.testclient import TestClient
 
 from hashnet.server import (
     Access,

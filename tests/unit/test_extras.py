@@ -12,7 +12,6 @@ from hashnet.errors import EXTRAS
 PROVIDES = {
     "faiss-cpu": {"faiss"},
     "faiss-gpu": {"faiss"},
-    "fastapi": {"fastapi", "starlette", "pydantic"},
     "pillow": {"PIL"},
     "prometheus-client": {"prometheus_client"},
     "pyyaml": {"yaml"},

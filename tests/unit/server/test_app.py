@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from hashnet import AsyncClient, BinaryIndex, Encoder
 from hashnet.server import (
@@ -50,6 +50,21 @@ def test_health_info_and_description(http: TestClient, index: BinaryIndex) -> No
         "/v1/items/{id}",
         "/metrics",
     }
+
+
+def test_paths_and_methods_that_are_not_there(http: TestClient) -> None:
+    for path in ("/v1", "/v1/items/1/x", "/v1/info/", "/static/none.js"):
+        assert error_of(http.get(path)) == (404, "not_found")
+    for method, path, allowed in (
+        ("GET", "/v1/search", "POST"),
+        ("POST", "/v1/info", "GET"),
+        ("HEAD", "/healthz", "GET"),
+    ):
+        response = http.request(method, path)
+        assert (response.status_code, response.headers["allow"]) == (405, allowed)
+    for wrong in ("x", "-1", str(2**63)):
+        assert error_of(http.get(f"/v1/items/{wrong}")) == (422, "invalid_request")
+    assert error_of(http.get("/v1/items?n=101")) == (422, "invalid_request")
 
 
 def test_search_by_every_kind_of_query(http: TestClient, index: BinaryIndex, run: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 
 def test_the_page_asks_nobody_else(http: TestClient) -> None:

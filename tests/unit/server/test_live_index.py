@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from hashnet import BinaryIndex
 from hashnet.client import Queries

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from hashnet.client import Queries, wire
 from hashnet.errors import StorageError

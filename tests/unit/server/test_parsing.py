@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from hashnet import BinaryIndex
 from hashnet.client import Queries, wire

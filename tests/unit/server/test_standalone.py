@@ -294,3 +294,17 @@ def test_the_tokens_stay_with_the_supervisor(served: Served) -> None:
         for child in served.children(role):
             assert "HASHNET_WRITE_TOKEN" not in child.environ()
     assert Access.of(write=WRITE).write not in ("", WRITE)
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("hashnet.server.standalone", ["pydantic", "prometheus_client", "faiss", "numba", "torch"]),
+        ("hashnet.server.app", ["fastapi", "starlette", "faiss", "numba", "torch"]),
+    ],
+)
+def test_a_process_imports_only_what_it_needs(module: str, heavy: list[str]) -> None:
+    """The time that a server takes to start is mostly that of imports."""
+    code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
