@@ -166,8 +166,11 @@ def test_the_client_gets_what_the_local_index_says(
 
 
 @pytest.mark.slow
-def test_the_description_is_true(app: Callable[..., RequestMiddleware], own_run: str) -> None:
+def test_the_description_is_true(
+    app: Callable[..., RequestMiddleware], own_run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Many more requests than the test of the real server sends, in this process."""
+    monkeypatch.setattr("hashnet.server.live_index.WAIT_FOR_VERSION_S", 0.01)  # any number is asked for
     import schemathesis
 
     from tests.support.api_description import exercise
