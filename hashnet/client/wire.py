@@ -112,24 +112,36 @@ def as_columns(columns: Any, n: int) -> pa.Table:
 
 def read_queries(table: pa.Table, also: tuple[str, ...] = ()) -> Queries:
     """The queries of a request's table; any column besides them must be in ``also``."""
-    kinds = [kind for kind, name in COLUMNS.items() if name in table.column_names and name not in also]
+    names = table.column_names
+    kinds = [kind for kind, name in COLUMNS.items() if name in names and name not in also]
     if len(kinds) != 1:
         raise _bad_arrow(
             f"the stream must have exactly one of the columns {', '.join(COLUMNS.values())}, "
-            f"got {', '.join(table.column_names) or 'none'}",
+            f"got {', '.join(names) or 'none'}",
         )
     kind = kinds[0]
-    extra = set(table.column_names) - {COLUMNS[kind], VECTOR, *also}
-    if extra or len(set(table.column_names)) != len(table.column_names):
-        raise _bad_arrow(f"unknown or repeated columns: {', '.join(sorted(extra) or table.column_names)}")
+    extra = set(names) - {COLUMNS[kind], VECTOR, *also}
+    if extra or len(set(names)) != len(names):
+        raise _bad_arrow(f"unknown or repeated columns: {', '.join(sorted(extra) or names)}")
     values = _values(kind, _column(table, COLUMNS[kind]))
-    return Queries(kind, values, _vectors(table) if VECTOR in table.column_names else None)
+    return Queries(kind, values, _vectors(table) if VECTOR in names else None)
+
+
+def read_ids(table: pa.Table) -> np.ndarray:
+    """The ids int64 (n,) that a table has beside other columns."""
+    if table.column_names.count("id") != 1:
+        raise _bad_arrow("the stream must have one column id")
+    return _values("ids", _column(table, "id"))
 
 
 def _column(table: pa.Table, name: str) -> pa.Array:
-    column = table[name].combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+    column = table[name]
+    if column.num_chunks == 1:
+        column = column.chunk(0)
+    else:
+        column = column.combine_chunks()
+        if isinstance(column, pa.ChunkedArray):
+            column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
     if column.null_count:
         raise _bad_arrow(f"the column {name} has {column.null_count} nulls; leave those rows out")
     return column
@@ -149,7 +161,7 @@ def _values(kind: str, column: pa.Array) -> Any:
         return binary_matrix(column, type_.byte_width)
     if kind == "ids" and pa.types.is_integer(type_):
         try:
-            return column.cast(pa.int64()).to_numpy()
+            return (column if type_ == pa.int64() else column.cast(pa.int64())).to_numpy()
         except pa.ArrowInvalid as error:
             raise _bad_arrow(f"the column id does not fit int64: {error}") from error
     if kind == "images" and (pa.types.is_binary(type_) or pa.types.is_large_binary(type_)):

@@ -82,7 +82,7 @@ def read_add(record: RequestRecord, limits: Limits, served: ServedRun) -> tuple[
         own = ("id", "labels", wire.VECTOR, *wire.COLUMNS.values())
         further = [name for name in table.column_names if name not in own]
         queries = wire.read_queries(table, also=("id", "labels", *further))
-        ids, labels = _ids(table), _labels(table)
+        ids, labels = wire.read_ids(table), _labels(table)
         columns = table.select(further) if further else None
         upsert = (table.schema.metadata or {}).get(b"upsert") == b"true"
     else:
@@ -91,7 +91,7 @@ def read_add(record: RequestRecord, limits: Limits, served: ServedRun) -> tuple[
         raise ApiError("invalid_request", f"{len(queries)} items came with {len(ids)} ids")
     if labels is not None and len(labels) != len(queries):
         raise ApiError("invalid_request", f"{len(queries)} items came with {len(labels)} lists of labels")
-    if len(np.unique(ids)) != len(ids) or (ids < 0).any():
+    if (len(ids) > 1 and len(np.unique(ids)) != len(ids)) or ids.min(initial=0) < 0:
         raise ApiError("invalid_request", "ids must be different from each other and not negative")
     check_queries(queries, None if queries.kind == "codes" else limits, served)
     class_ids = None if labels is None else _class_id_lists(labels, served.class_names or [])
@@ -115,7 +115,7 @@ def read_remove(record: RequestRecord, limits: Limits) -> np.ndarray:
     if kind == JSON:
         ids = np.asarray(_parsed(s.RemoveBody, body, limits).ids, dtype=np.int64)
     elif kind == wire.ARROW:
-        ids = _ids(wire.read_table(body))
+        ids = wire.read_ids(wire.read_table(body))
     else:
         raise _wrong_type(kind, f"{JSON} or {wire.ARROW}")
     _check_rows(len(ids), None)
@@ -295,12 +295,6 @@ def _check_rows(n: int, limits: Limits | None) -> None:
 def _wrong_type(kind: str, expected: str) -> ApiError:
     sentence = f"content-type must be {expected}, got {kind[:60] or 'none'}"
     return ApiError("wrong_content_type", sentence, 415)
-
-
-def _ids(table: pa.Table) -> np.ndarray:
-    if table.column_names.count("id") != 1:
-        raise ApiError("bad_arrow", "the stream must have one column id", 400)
-    return wire.read_queries(table.select(["id"])).values
 
 
 def _labels(table: pa.Table) -> list[list[int | str]] | None:
