@@ -154,7 +154,8 @@ class IndexService:
     async def _reach(self, version: int) -> None:
         """Returns when this version is served here; 503 when it does not come in time."""
         if self._follower is None:  # the first call: an event loop is running now
-            self._follower = asyncio.create_task(self._follow_forever())
+            await self.follow()  # nobody has looked since it was loaded, however long ago
+            self._follower = self._follower or asyncio.create_task(self._follow_forever())
         if self.index.version >= version:
             return
         until = time.monotonic() + WAIT_FOR_VERSION_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +15,12 @@ from hashnet import BinaryIndex
 from hashnet.client import Queries
 from hashnet.server import (
     ApiError,
+    IndexService,
     LiveIndex,
     SearchOptions,
     SearchRequest,
     SearchResponse,
+    Telemetry,
 )
 from hashnet.server.middleware import RequestMiddleware
 from hashnet.store import CodeStore
@@ -38,6 +41,19 @@ def test_a_version_of_another_model_is_not_taken_over(own_run: str) -> None:
     BinaryIndex.from_arrays(some_codes(5), lineage=first.lineage).save(f"{own_run}/index")
     assert live.follow()
     assert len(live.index) == 5
+
+
+def test_the_first_search_sees_what_was_written_while_nobody_searched(own_run: str) -> None:
+    service = IndexService(LiveIndex(f"{own_run}/index"), follow_s=3600, telemetry=Telemetry())
+    codes = some_codes(1, seed=9)
+    BinaryIndex.load(f"{own_run}/index").add(codes, [9000])
+
+    async def main() -> None:
+        requests = [SearchRequest(Queries("codes", codes), SearchOptions(k=1), max_hits=10) for _ in range(3)]
+        found = await asyncio.gather(*map(service.search, requests))
+        assert [one.hits.ids.tolist() for one in found] == [[[9000]]] * 3  # type: ignore[union-attr]
+
+    asyncio.run(main())
 
 
 def test_an_index_built_anew_is_followed(tmp_path: Path) -> None:
