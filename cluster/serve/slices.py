@@ -204,7 +204,7 @@ class SlicedIndex:
             used = np.concatenate([one.ids for one in hits] if isinstance(hits, list) else [_used(hits)])
             hit_codes = (await self.lookup(used)).codes
         version = sum(one.version for one in parts)
-        return SearchResponse(version, hits, queries.values if request.with_codes else None, hit_codes)
+        return SearchResponse(version, hits, queries.values, hit_codes)
 
     async def _with_vectors(self, request: SearchRequest) -> tuple[Queries, int]:
         """(the queries with the vectors to rescore by, how many candidates are rescored)."""

@@ -112,23 +112,16 @@ class Backend:
 
     async def search(self, request: SearchRequest) -> SearchResponse:
         """Encodes the queries where needed, then searches."""
-        queries = request.queries
-        by_code, logits = queries.kind != "ids", None
-        if queries.kind not in ("codes", "ids"):
-            if rescore := request.options.rescore:
-                await self.index.check_vectors(self.served.model_sha256, request.min_version)
-            logits, vectors = await self.logits(queries, rescore)
-            queries = Queries("codes", pack_signs(logits), vectors)
-        response = await self.index.search(
-            replace(
-                request,
-                queries=queries,
-                logits=logits if request.options.asymmetric else None,
-                with_codes=request.with_codes and not by_code,  # they are known here already
-                deadline=time.time() + self.timeout_s,
-            )
+        if request.queries.kind in ("codes", "ids"):
+            return await self.index.search(request)
+        rescore, asymmetric = request.options.rescore, request.options.asymmetric
+        if rescore:
+            await self.index.check_vectors(self.served.model_sha256, request.min_version)
+        logits, vectors = await self.logits(request.queries, rescore)
+        queries = Queries("codes", pack_signs(logits), vectors)
+        return await self.index.search(
+            replace(request, queries=queries, logits=logits if asymmetric else None)
         )
-        return replace(response, query_codes=queries.values) if by_code else response
 
     async def add(self, queries: Queries, change: AddItems) -> Written:
         """Adds items, encoding them where needed."""

@@ -54,7 +54,6 @@ class SearchRequest:
     logits: np.ndarray | None = None  # float32 (q, n_bits), of asymmetric ranking
     min_version: int = 0
     with_items: bool = False  # describe the hits: the response needs their codes
-    with_codes: bool = False  # the response needs the codes of the queries
     text_ids: bool = False  # write ids as text, for clients whose numbers are not exact
     deadline: float = float("inf")  # as time.time()
 
@@ -68,7 +67,7 @@ class SearchResponse:
 
     version: int
     hits: SearchResult | list[SearchResult]
-    query_codes: np.ndarray | None = None  # uint8 (q, bytes), where requested
+    query_codes: np.ndarray  # uint8 (q, bytes)
     hit_codes: np.ndarray | None = None  # uint8, of all used hits, query after query, where requested
 
 
@@ -339,7 +338,7 @@ def _search_group(
             results.append(_too_many(request))
             continue
         hit_codes = index.codes(_used_ids(part)) if request.with_items and len(index) else None
-        results.append(SearchResponse(index.version, part, own if request.with_codes else None, hit_codes))
+        results.append(SearchResponse(index.version, part, own, hit_codes))
     return results
 
 

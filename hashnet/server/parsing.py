@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -194,8 +195,8 @@ def _search_request(
         max_hits=max_hits,
         min_version=given.get("min_version") or 0,
         with_items=with_items,
-        with_codes=as_json,
         text_ids=bool(given.get("text_ids")),
+        deadline=time.time() + limits.timeout_s,
     )
 
 

@@ -73,7 +73,7 @@ def test_merging_is_the_search_of_everything() -> None:
     logits = np.random.default_rng(0).normal(size=(20, 16)).astype(np.float32)
 
     def merge(search: Any, k: int | None) -> Any:
-        return _merged([SearchResponse(1, search(part)) for part in slices], k)
+        return _merged([SearchResponse(1, search(part), codes) for part in slices], k)
 
     assert merge(lambda part: part.search(queries, k=7), 7) == whole.search(queries, k=7)
     assert merge(lambda part: part.search_radius(queries, 3), None) == whole.search_radius(queries, 3)
