@@ -119,7 +119,7 @@ class ServerProcess:
         env = {key: value for key, value in os.environ.items() if not key.startswith("HASHNET_")}
         env |= {"HASHNET_WRITE_TOKEN": WRITE_TOKEN, "PYTHONPATH": str(REPO)}
         started = time.perf_counter()
-        # A session of its own for each, as the workers of `hashnet serve` have: on a busy machine the scheduler
+        # A session for each, as the workers of `hashnet serve` have: on a busy machine the scheduler
         # would favour a server that shares the load generator's, by up to a factor of two.
         self.process = subprocess.Popen(
             words, cwd=REPO, env=env, stdout=subprocess.DEVNULL, stderr=None, start_new_session=True
