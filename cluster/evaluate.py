@@ -213,13 +213,7 @@ def _evaluate_neighbours(
     started = time.monotonic()
     made_from = {"database": store.sha256, "queries": queries.sha256, "seed": config.seed}
     if config.artefacts.manifest.open(verify=False).modality == "image":  # the vectors are the backbone's
-        for split in ("database", "query"):
-            model = config.artefacts.model.uri
-            encode_database(
-                EncodeConfig(
-                    run=config.run, model=model, output="features", split=split, base_uri=config.base_uri
-                )
-            )
+        _encode_database_features(config)  # the queries' were written with their codes
     connection.connect()
     measure = ray.remote(write_neighbour_report).options(num_cpus=1, max_retries=3)
     page = ray.get(measure.remote(config.artefacts, made_from, config.seed, page_name))
@@ -243,6 +237,15 @@ def _evaluate_neighbours(
         **{name: getattr(report, name) for name in told},
         "seconds": round(time.monotonic() - started, 3),
     }
+
+
+def _encode_database_features(config: EvaluateConfig) -> None:
+    """Writes RUN/features, or what is missing there, in the type it was begun with."""
+    stored = Run(config.run).store("features", "database")
+    encode = EncodeConfig(
+        run=config.run, model=config.artefacts.model.uri, output="features", base_uri=config.base_uri
+    )
+    encode_database(replace(encode, features_dtype=stored.open().dtype) if stored.exists() else encode)
 
 
 def _device_of(store: CodeStore) -> tuple[str, bool | None]:

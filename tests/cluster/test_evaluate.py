@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from PIL import Image
 
 import hashnet
 from cluster import evaluate as evaluation
@@ -18,6 +19,7 @@ from cluster.evaluate import EvaluateConfig, Evaluation, evaluate_run
 from cluster.runtime import connection
 from hashnet import Encoder, EvalReport, Manifest
 from hashnet.codes import pack_signs
+from hashnet.data import make_manifest
 from hashnet.data.columns import feature_matrix
 from hashnet.data.writer import SourceRows, write_manifest
 from hashnet.errors import FormatError, LineageMismatch
@@ -202,6 +204,22 @@ def test_a_run_without_labels_is_measured_by_its_vectors(ray_local, tmp_path):
     assert told["recall"] == pytest.approx(slow_recall(folder))
     assert (told["n_queries"], told["k"], told["within"]) == (600, 10, 100)
     assert f"{told['recall']:.4f}" in (tmp_path / "run" / "report" / "report.html").read_text()
+    assert evaluate_run(EvaluateConfig(run=folder))["recall"] == told["recall"]
+
+
+def test_pictures_without_labels_are_measured_by_the_features_of_their_backbone(ray_local, tmp_path):
+    rng = np.random.default_rng(0)
+    for i in range(60):
+        pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{i:02d}.png")
+    folder = str(tmp_path / "run")
+    run = Run(folder)
+    make_manifest("imagefolder", run.manifest.uri, path=str(tmp_path), n_query=20, n_train=30)
+    torch.manual_seed(0)
+    save_bundle(run.model.uri, build_model("small_cnn", 24))
+    encode_database(EncodeConfig(run=folder, output="codes,features", features_dtype="int8", device="cpu"))
+    told = evaluate_run(EvaluateConfig(run=folder))
+    assert (told["n_queries"], told["n_database"], told["k"]) == (20, 40, 10)
     assert evaluate_run(EvaluateConfig(run=folder))["recall"] == told["recall"]
 
 
