@@ -207,14 +207,20 @@ class BinaryIndex:
         On a local disk nobody updates it meanwhile, so none is lost, however late it comes.
         """
         folder = _folder(path)
-        with self._writing, files.writer_lock(folder):
-            kept = (0, 0)
-            if IndexArtefact(folder).exists():
-                older = BinaryIndex.load(folder, engine="faiss")
-                if older._state.updates:
-                    kept = self.merge_updates(older)
-            self._save(folder)
-        return kept
+        kept = gone = np.empty(0, dtype=np.int64)
+        with self._writing:
+            older = BinaryIndex.load(folder, engine="faiss") if IndexArtefact(folder).exists() else None
+            if older is not None and older._state.updates:
+                kept, gone = self._merge(older)
+            with files.writer_lock(folder):  # what came meanwhile is little: nobody waits for long
+                if IndexArtefact(folder).exists():
+                    newest = BinaryIndex.load(folder, engine="faiss") if older is None else older.newest()
+                    if newest is not older and newest._state.updates:
+                        late, late_gone = self._merge(newest, None if older is None else older._state)
+                        gone = np.union1d(gone, np.setdiff1d(late_gone, kept))
+                        kept = np.setdiff1d(np.union1d(kept, late), late_gone)
+                self._save(folder)
+        return len(kept), len(gone)
 
     def _save(self, folder: str) -> int:
         state = self._state
@@ -424,9 +430,14 @@ class BinaryIndex:
         vectors, was added there; what was removed there is removed here. LineageMismatch where it is of
         another model, or did not keep what was removed from it.
         """
+        kept, gone = self._merge(updated)
+        return len(kept), len(gone)
+
+    def _merge(self, updated: BinaryIndex, known: Snapshot | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of ``merge_updates``. The updates of an earlier version, ``known``, are merged already."""
         updated.refuse_lost_updates(self.lineage.get("model_sha256"), self.n_bits)
         old = updated._state
-        changed = self._state.changed_in(old)
+        changed = self._state.changed_in(old, known)
         assert old.removed_ids is not None
         gone = old.removed_ids[self.contains(old.removed_ids)]
         vectors = None
@@ -449,7 +460,7 @@ class BinaryIndex:
                     columns=None if old.schema is None else updated.columns(changed),
                     features=vectors,
                 )
-        return len(changed), len(gone)
+        return changed, gone
 
     def refuse_lost_updates(self, model_sha256: str | None, n_bits: int) -> None:
         """LineageMismatch where the updates made to this index cannot be carried over to a build of codes of

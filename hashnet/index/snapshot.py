@@ -78,9 +78,11 @@ class Snapshot:
     def n_dead(self) -> int:
         return sum(len(segment.dead) for segment in self.segments)
 
-    def ids(self) -> np.ndarray:
-        """All ids, ascending int64."""
-        parts = [segment.rows.ids[segment.live_positions] for segment in self.segments]
+    def ids(self, without: Iterable[Segment] = ()) -> np.ndarray:
+        """All ids, ascending int64; not those of rows that the segments in ``without`` have."""
+        known = {id(segment.rows) for segment in without}
+        segments = [segment for segment in self.segments if id(segment.rows) not in known]
+        parts = [segment.rows.ids[segment.live_positions] for segment in segments]
         return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
 
     def new_ids(self, n: int) -> np.ndarray:
@@ -249,17 +251,19 @@ class Snapshot:
         """With one change made."""
         return self.added(change) if isinstance(change, CodeBlock) else self.removed(change.ids)
 
-    def changed_in(self, updated: Snapshot) -> np.ndarray:
+    def changed_in(self, updated: Snapshot, known: Snapshot | None = None) -> np.ndarray:
         """Ids, ascending, of the items of ``updated`` that are not here, or not with the same content.
+
+        Segments that an earlier version of it, ``known``, has too are not looked at again.
 
         Content is the code, and labels, columns and vectors where both have them; a column that is missing
         here holds nulls.
         """
-        ids = updated.ids()
+        ids = updated.ids() if known is None else updated.ids(without=known.segments)
         here = self.contains(ids)
         common = ids[here]
         differ = (updated.codes_of(common) != self.codes_of(common)).any(axis=1)
-        if self.n_classes is not None and updated.n_classes is not None:
+        if self.n_classes is not None and updated.n_classes is not None and len(common):
             differ[_unequal_labels(self, updated, common)] = True
         for name in () if updated.schema is None else updated.schema.names:
             there = updated.columns_of(common, [name])[name]
@@ -398,8 +402,6 @@ def _any_of(ascending: np.ndarray, values: np.ndarray) -> bool:
 
 def _unequal_labels(a: Snapshot, b: Snapshot, ids: np.ndarray) -> np.ndarray:
     """Positions of the ids, which are ascending and in both, that do not have the same labels in both."""
-    if not len(ids):
-        return ids
     n_classes, pairs = max(a.n_classes or 0, b.n_classes or 0), []
     for of_ids, labels in (a.label_pairs(), b.label_pairs()):
         places = np.minimum(np.searchsorted(ids, of_ids), len(ids) - 1)

@@ -167,7 +167,11 @@ def _inline(model: type[BaseModel], limits: Limits, served: ServedRun) -> dict[s
                 described |= variant
         if described.get("default", 0) is None:
             del described["default"]
-        if described.get("type") == "array" and name != "labels":
+        whole = model in (s.AddBody, s.RemoveBody) and name not in (
+            "images",
+            "features",
+        )  # any number at once
+        if described.get("type") == "array" and name != "labels" and not whole:
             described["maxItems"] = limits.max_batch
         if name in ("k", "radius"):
             described["maximum"] = limits.max_k if name == "k" else min(limits.max_radius, served.n_bits)

@@ -350,3 +350,35 @@ def test_items_added_without_vectors_are_not_dropped_by_a_build_with_them(codes_
     with pytest.raises(errors.LineageMismatch, match=r"1 items were added .* without vectors"):
         new.replace(tmp_path)
     assert BinaryIndex.load(tmp_path).contains([100]).all()
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_what_comes_while_updates_are_merged_is_kept(codes_of, tmp_path, monkeypatch, compacted):
+    """Others write between the long look at all rows and the lock."""
+    codes, labels = codes_of("random", 60, 32), np.eye(3, dtype=np.uint8)[np.arange(60) % 3]
+    old = BinaryIndex.from_arrays(codes[:40], labels=labels[:40])
+    old.save(tmp_path)
+    old.add(codes[50:53], ids=[900, 901, 902], labels=labels[:3])
+    old.remove([3])
+    merge, looks = BinaryIndex._merge, []
+
+    def slow(self, updated, known=None):
+        found = merge(self, updated, known)
+        if not looks:
+            old.add(codes[53:54], ids=[903], labels=labels[:1])
+            old.upsert(codes[8:9], ids=[8], labels=labels[:1])
+            old.remove([4, 901])
+            old.add(codes[3:4], ids=[3], labels=labels[3:4])
+            assert not compacted or old.compact()
+        looks.append(known)
+        return found
+
+    monkeypatch.setattr(BinaryIndex, "_merge", slow)
+    new = BinaryIndex.from_arrays(codes[:50], labels=labels[:50])
+    assert new.replace(tmp_path) == (5, 2)  # 900, 902, 903, 8 and 3 kept; 3, then 4 removed
+    assert len(looks) == 2
+    after = BinaryIndex.load(tmp_path)
+    assert after.ids().tolist() == [i for i in range(50) if i != 4] + [900, 902, 903]
+    assert (after.codes([8, 903]) == codes[[8, 53]]).all()
+    assert after.labels([3, 8, 903]) == [[0], [0], [0]]
+    assert after.version > old.version
