@@ -4,7 +4,7 @@ It is moto's server behind a switch. POST /_faults sets how it misbehaves from t
 counted since the last time:
 
     {"every": 5, "status": 503}        every fifth request is refused with "SlowDown"
-    {"every": 5, "status": 0}          every fifth connection is closed without an answer
+    {"every": 5, "status": 0}          every fifth request is never answered
     {"every": 3, "delay_s": 2}         every third request is answered two seconds late
     {…, "path": "/codes/"}             only requests whose path has this in it
     {…, "method": "PUT"}               only these requests
@@ -45,7 +45,7 @@ class Faults:
         if hit and "delay_s" in settings:
             time.sleep(settings["delay_s"])
         elif hit and settings.get("status", 503) == 0:
-            raise ConnectionError("closed on purpose")
+            raise ConnectionError("not answered on purpose")  # the server leaves the connection open
         elif hit:
             length = int(environ.get("CONTENT_LENGTH") or 0)
             environ["wsgi.input"].read(length)

@@ -116,7 +116,7 @@ class Hosts:
         return host
 
     def add_bare(self, name: str) -> Host:
-        """Starts a host on the network, without Ray."""
+        """Starts a host on the network, without Ray; with the token that Ray's requests must carry."""
         host = self._hold(name, own_disk=True)
         self._plug(host)
         self.run(name, ["sh", "-c", "umask 077; mkdir -p ~/.ray; cat >~/.ray/auth_token"], input=self.token)
@@ -151,13 +151,6 @@ class Hosts:
         """Puts a host back on the network."""
         self._in_network(SWITCH, f"ip link set {_port(name)} up")
 
-    def slow_down(self, name: str, rate: str | None) -> None:
-        """Limits what a host sends and receives to ``rate`` (such as 2mbit); None: no limit."""
-        limit = f"root tbf rate {rate} burst 32kb latency 400ms"
-        verb = f"replace dev {{}} {limit}" if rate else "del dev {} root"
-        self._in_network(SWITCH, f"tc qdisc {verb.format(_port(name))}")
-        self._in_network(name, f"tc qdisc {verb.format('eth0')}")
-
     @property
     def address(self) -> str:
         """Where Ray's nodes and drivers connect."""
@@ -173,10 +166,12 @@ class Hosts:
         words = ["nsenter", f"--target={host.pid}", *spaces]
         words += [f"--wd={cwd}"] if host.own_disk else []
         env = self.env | options.pop("env", {})
-        return subprocess.Popen(
+        started = subprocess.Popen(
             [*words, "--", *command], cwd=None if host.own_disk else cwd, env=env, text=True,
             start_new_session=True, **options,
         )  # fmt: skip
+        self._processes.append(started)
+        return started
 
     def run(
         self, name: str, command: Sequence[str], timeout_s: float = 600, input: str | None = None, **env: str
@@ -206,6 +201,7 @@ class Hosts:
         words = ["ray", "job", "submit", "--working-dir", CHECKOUT, *options, "--", *command]
         head = self.hosts[self._head()].address
         env = {"RAY_API_SERVER_ADDRESS": f"http://{head}:{DASHBOARD_PORT}", "RAY_AUTH_TOKEN": self.token}
+        env["PYTHONUNBUFFERED"] = "1"  # or the log comes in blocks, long after it was written
         return self.popen(DESK, words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def submit(self, command: Sequence[str], timeout_s: float = 900) -> subprocess.CompletedProcess:
@@ -227,7 +223,6 @@ class Hosts:
         words = [sys.executable, "-m", "tests.support.faulty_s3", self._address(STORAGE), str(S3_PORT)]
         log = (self.folder / "storage.log").open("ab")
         server = self.popen(STORAGE, words, stdout=subprocess.PIPE, stderr=log, env={"PYTHONPATH": CHECKOUT})
-        self._processes.append(server)
         assert server.stdout is not None
         if not server.stdout.readline():
             raise ClusterError(f"the storage did not start; see {self.folder / 'storage.log'}")
@@ -243,8 +238,9 @@ class Hosts:
 
     def stop(self) -> None:
         """Ends everything, the head last."""
-        for process in self._processes:
-            _end(process)
+        for process in self._processes:  # those on the desk do not end with a host
+            if process.poll() is None:
+                _end(process)
         for name in reversed(list(self.hosts)):
             self.kill(name)
         shutil.rmtree(self.folder, ignore_errors=True)

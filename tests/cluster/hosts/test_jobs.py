@@ -101,7 +101,7 @@ def test_the_run_is_sound_as_seen_from_the_desk(cluster, results):
 
 
 def test_a_comparison(cluster):
-    settings = ("dataset=digits", "methods=lsh,itq,hashnet", "bits=16", "k=100", "stages=2", "first_epochs=2")
+    settings = ("dataset=digits", "methods=lsh,itq,hashnet", "bits=16", "k=100", "zero_shot=0")
     done = cluster.submit(
         ["python", "jobs/compare.py", "run=s3://runs/table", "modality=features", "device=cpu", *settings]
     )
@@ -112,21 +112,23 @@ def test_a_comparison(cluster):
 
 
 def test_a_server_whose_slices_lie_on_two_hosts(cluster, results):
+    """Half a CPU each for the HTTP process and two slices: no host holds all three."""
     token = "r" * 24
     env = json.dumps({"env_vars": {"HASHNET_TOKEN": token}})
     options = ("--runtime-env-json", env, "--submission-id", "served")
-    settings = (f"run={RUN}", "host=0.0.0.0", "port=8010", "slices=2", "model=off", "threads=1")
+    settings = (f"run={RUN}", "host=0.0.0.0", "port=8010", "slices=2", "model=off")
     job = Running(cluster.start_job(["python", "jobs/serve.py", *settings], *options))
     job.wait_for("Ctrl-C stops it")
     query = f"""
 import httpx, hashnet, sys
+from hashnet.errors import HashnetError
 store = hashnet.Run({RUN!r}).codes.open()
 found = []
 for host in sys.argv[1:]:
     try:
         client = hashnet.Client(f"http://{{host}}:8010", token={token!r})
         hits = client.search(store.codes()[:5], k=10)
-    except (httpx.HTTPError, hashnet.HashnetError) as error:
+    except (httpx.HTTPError, HashnetError) as error:
         print(host, repr(error), file=sys.stderr)
         continue
     found.append(hits)
@@ -135,7 +137,7 @@ assert found, "no host answers"
 assert all((hits.ids == own.ids).all() and (hits.distances == own.distances).all() for hits in found)
 print(len(found))
 """
-    addresses = [cluster.hosts[name].address for name in ("head", "host-1", "host-2")]
+    head, *addresses = [cluster.hosts[name].address for name in ("head", "host-1", "host-2")]
     done = cluster.run("desk", ["python", "-c", query, *addresses], PYTHONPATH=".")
     assert done.returncode == 0, done.stdout
     actors = "ray list actors --filter state=ALIVE --format json"
@@ -143,9 +145,9 @@ print(len(found))
     nodes = {
         actor["node_id"]
         for actor in json.loads(listed[listed.index("[") :])
-        if "Slice" in actor["class_name"]
+        if actor["class_name"].startswith("ServeReplica:")
     }
     assert len(nodes) == 2
-    stop = cluster.run("head", ["ray", "job", "stop", "served"], RAY_ADDRESS=f"http://{addresses[0]}:8265")
+    stop = cluster.run("head", ["ray", "job", "stop", "served"], RAY_ADDRESS=f"http://{head}:8265")
     assert stop.returncode == 0, stop.stdout
     job.end(120)
