@@ -27,6 +27,7 @@ help:  ## this list
 	@echo "  PYTHON=CMD   the Python to make it with (default python3; 3.11 or newer)"
 	@echo "  EXTRA=gpu    install FAISS for GPUs instead of faiss-cpu"
 	@echo "  IMAGES=DIR   make demo on your own pictures, one folder per class or all in one"
+	@echo "  RUN=DIR      where make demo keeps its run (default runs/demo, with IMAGES runs/pictures)"
 	@echo "  OPEN=1       make demo ends with the report and the search page in a browser"
 
 setup: $(STAMP)  ## make the environment (done by the others when needed)
@@ -35,7 +36,7 @@ setup: $(STAMP)  ## make the environment (done by the others when needed)
 $(STAMP):
 	@.ci/setup "$(PYTHON)" "$(VENV_DIR)" "$(EXTRA)" "$(STAMP)"
 
-demo: setup  ## train, encode, index, evaluate, compare, query, report: on embedded data, or on pictures of yours
+demo: setup  ## train, encode, index, evaluate, compare, query, report: on built-in digits, or on pictures of yours
 	@"$(BIN)/python" jobs/demo.py run="$(abspath $(or $(RUN),runs/$(if $(IMAGES),pictures,demo)))" $(if $(IMAGES),images="$(IMAGES)") $(if $(OPEN),open=true) >/dev/null  # the result as JSON, for programs
 
 test: setup  ## the tests that every change must pass (under ten minutes on two cores)

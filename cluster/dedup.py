@@ -37,6 +37,7 @@ from hashnet.run import Run
 from hashnet.store import CodeStore
 
 log = logging.getLogger(__name__)
+MANY = 0.5  # share of the rows: more of them to remove are hardly all copies
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,13 @@ def find_duplicates(config: DedupConfig) -> dict[str, Any]:
         found = _find(config, store, other, made_from)
     page = _write_report(config, found) if config.figures else None
     info = found.info
+    if info.n_against is None and info.n_removed > MANY * info.n_rows:
+        log.warning(
+            "%s of %s rows would be removed: these codes are near each other without being copies; "
+            "use a smaller radius, more bits, or confirm=vectors",
+            f"{info.n_removed:,}",
+            f"{info.n_rows:,}",
+        )
     return {
         "run": config.run,
         "duplicates": found.uri,

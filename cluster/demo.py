@@ -141,8 +141,8 @@ def _picture_manifest(config: DemoConfig) -> Manifest:
     assert config.images is not None
     own = ManifestArtefact(storage.join(config.run, "pictures.parquet"))
     folder = storage.absolute(config.images)
+    rows = load_source("imagefolder", path=folder).rows
     if not own.exists():
-        rows = load_source("imagefolder", path=folder).rows
         if rows.n_classes == 1 or rows.n < MIN_PICTURES:
             raise ConfigError(
                 f"{folder} has {rows.n} pictures in {rows.n_classes or 'no'} class folders; give at least "
@@ -154,7 +154,8 @@ def _picture_manifest(config: DemoConfig) -> Manifest:
     made_from = manifest.source["options"]["path"]
     if made_from != folder:
         raise ConfigError(
-            f"{config.run} was made from the pictures in {made_from}; give {folder} another run="
+            f"{config.run} was made from the pictures in {made_from}; give {folder} a run of its own: "
+            "run=FOLDER (with make, RUN=FOLDER)"
         )
     return manifest
 
@@ -233,7 +234,8 @@ def _table_text(table: list[TableLine], measured: dict[str, Any]) -> list[str]:
             f"{measured['within']} by code; chance: what a random order scores"
         )
     head = f"{'method':<10}{'bits':>6}{name:>12}"
-    return ["", counts, f"({meaning})", "", head, *rows]
+    aside = f"(the queries were kept aside to measure the search: the index does not hold them; {meaning})"
+    return ["", counts, aside, "", head, *rows]
 
 
 def _summary_text(

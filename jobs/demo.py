@@ -1,4 +1,4 @@
-"""Run every stage on a small embedded data set: train, encode, index, evaluate, compare, query, report.
+"""Run every stage on a small built-in data set: train, encode, index, evaluate, compare, query, report.
 
     make demo
     python jobs/demo.py run=$PWD/runs/demo

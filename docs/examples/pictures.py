@@ -14,8 +14,12 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit("usage: python docs/examples/pictures.py PICTURES query.jpg")
     folder, query = Path(sys.argv[1]), sys.argv[2]
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    if not paths:
+        sys.exit(f"there is no picture below {folder}")
     names = [path.parent.name for path in paths]
     classes = sorted(set(names))
     labels = [classes.index(name) for name in names] if len(classes) > 1 else None

@@ -128,9 +128,11 @@ def _recall_figure(report: NeighbourReport) -> Any:
 def _cards(report: NeighbourReport) -> list[Card]:
     low, high = report.recall_interval
     chance = report.within / report.n_database
+    first = report.recall_within[0]
     cards = [
+        Card(f"found by the first {report.ranks[0]}", f"{first:.4f}", f"of the {report.k} nearest vectors"),
         Card(
-            f"recall@{report.k} within {report.within}",
+            f"among {report.within}, or rescored",
             f"{report.recall:.4f}",
             f"95 % {low:.4f} – {high:.4f}",
         ),

@@ -365,7 +365,7 @@ def _groups(shards: Sequence[ShardRecord]) -> Iterator[list[ShardRecord]]:
 def _why_not(uri: str) -> str:
     plan = read_plan(uri)
     if plan is None:
-        return f"{uri} is not a store of codes or features (it has no {SUCCESS})"
+        return f"{uri} is not a store of codes or features (it has no {SUCCESS}); run jobs/encode_db.py first"
     done = sum(not record.repair for record in read_records(uri).values())
     return (
         f"{uri} is not complete: {done} of {plan.n_shards} shards are there and no {SUCCESS}; "

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import time
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -148,6 +149,15 @@ def test_the_summary_the_clusters_and_the_page(pictures, tmp_path):
     assert "<script" not in text
     again = find_duplicates(DedupConfig(run=pictures.uri, radius=2, out=str(out), keep="largest"))
     assert {**told, "seconds": 0} == {**again, "seconds": 0}
+
+
+def test_a_radius_that_would_remove_most_rows_is_told(run, tmp_path, caplog):
+    config = DedupConfig(run=str(run), out=str(tmp_path / "near"), radius=2, figures=False)
+    find_duplicates(config)
+    assert "rows would be removed: these codes are near each other without being copies" in caplog.text
+    caplog.clear()
+    find_duplicates(replace(config, radius=0, out=str(tmp_path / "equal")))
+    assert "would be removed" not in caplog.text
 
 
 def test_radius_and_keep_are_part_of_what_is_up_to_date(pictures, tmp_path):

@@ -62,7 +62,7 @@ def test_a_run_keeps_to_its_pictures(tmp_path):
     assert (settings.backbone, settings.weights, settings.download) == ("lite0", "pretrained", False)
     again = demo._train_config(demo.DemoConfig(run=str(tmp_path / "run"), images=f"{first}/"))
     assert again.manifest == settings.manifest
-    with pytest.raises(ConfigError, match=r"give .*other another run="):
+    with pytest.raises(ConfigError, match=r"give .*other a run of its own"):
         demo._train_config(demo.DemoConfig(run=str(tmp_path / "run"), images=other))
 
 

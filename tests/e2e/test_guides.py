@@ -27,6 +27,7 @@ def test_from_vectors_to_duplicates_without_labels(repo, python, tmp_path):
     vectors = rng.normal(size=(60, 16))[rng.integers(0, 60, 1500)] + rng.normal(size=(1500, 16)) * 0.3
     vectors[1400:] = vectors[:100]  # copies
     np.save(tmp_path / "vectors.npy", vectors.astype(np.float32))
+    np.save(tmp_path / "queries.npy", vectors[:2].astype(np.float32))
     lines = commands((repo / "docs" / "no-labels.md").read_text(encoding="utf-8"))
     assert len(lines) < 10
     told = {}

@@ -92,7 +92,9 @@ def _map_cell(table: Table, method: str, n_bits: int) -> GridCell:
 def _fit_text(entries: list[Entry]) -> str:
     """Seconds and CPU seconds to fit, of the slowest code length."""
     slowest = max(entries, key=lambda entry: entry.seconds("fit_s"))
-    return f"{slowest.seconds('fit_s'):.1f} ({slowest.seconds('fit_cpu_s'):.1f})"
+    wall, cpu = slowest.seconds("fit_s"), slowest.seconds("fit_cpu_s")
+    # A network that was trained before the comparison, by a job or by several workers, has no CPU time.
+    return f"{wall:.1f} (–)" if cpu < 0.1 < wall else f"{wall:.1f} ({cpu:.1f})"
 
 
 def difference_grids(gaps: Iterable[Gap]) -> list[Grid]:
