@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from hashnet import AsyncClient, BinaryIndex, CodeStore, Encoder
+from hashnet import AsyncClient, BinaryIndex, Client, CodeStore, Encoder
 from hashnet.cli.entry import main
 from hashnet.client import Queries, wire
 from hashnet.errors import DataError, RequestRejected
@@ -21,6 +21,7 @@ from hashnet.server import Access, BatchEncoder, ServeConfig, ServedRun
 from hashnet.store import write_features
 from tests.support.serving_app import BASE, WRITE, make_app
 from tests.support.small_run import make_run, some_codes
+from tests.unit.server.test_standalone import Served
 
 K = 7
 OPTIONS: list[dict[str, Any]] = [
@@ -246,6 +247,31 @@ def test_the_command_line(pictures: str, tmp_path: Path, capsys: pytest.CaptureF
     ):
         assert main(wrong) == 2
         assert sentence in capsys.readouterr().err
+
+
+def test_a_running_server_rescores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Vectors cross the socket of the encoder process; the command line reaches them, too."""
+    run = with_features(tmp_path / "run", "image")
+    given, logits, vectors = queries_of(run)
+    codes, how = np.packbits(logits >= 0, axis=1), {"rescore": "features", "oversample": 8}
+    expected = BinaryIndex.load(f"{run}/index").search(codes, 5, features=vectors, **how)
+    (tmp_path / "q.png").write_bytes(given[0])
+    monkeypatch.delenv("HASHNET_TOKEN", raising=False)
+    served = Served(run)
+    try:
+        with Client(served.url, token=WRITE, retry_s=60) as client:
+            assert client.search(given, 5, **how) == expected
+            words = ["query", str(tmp_path / "q.png"), "--url", served.url, "-k", "5", "--json"]
+            assert main([*words, "--rescore", "--oversample", "8"]) == 0
+            (found,) = json.loads(capsys.readouterr().out)["results"]
+            assert [hit["id"] for hit in found["hits"]] == expected.ids[0].tolist()
+            client.add(given[:2], ids=[9000, 9001])
+            hits = client.search(given[:2], 1, rescore="features", oversample=50)
+            assert hits.ids.tolist() == [[9000], [9001]]
+    finally:
+        served.end()
 
 
 def test_long_codes_are_served(tmp_path: Path) -> None:
