@@ -73,10 +73,11 @@ def find_recipe(
         return first
     if not (rates or levels):
         return first
+    logger.info("trying %d settings of noise and learning rate on held-out rows", 1 + len(levels + rates))
     trials = _Trials(config, model, source, labels, device)
     best = trials.best([first] + [dataclasses.replace(first, noise=level) for level in levels])
     best = trials.best([best] + [dataclasses.replace(best, lr=lr) for lr in rates])
-    logger.info("noise=%.3g lr=%.3g (%s)", best.noise, best.lr, trials.summary())
+    logger.info("chosen: noise=%.3g lr=%.3g", best.noise, best.lr)
     values = {"kind": "recipe", "format_version": 1, **dataclasses.asdict(best)}
     storage.write_json(kept, values)
     return best
@@ -125,13 +126,10 @@ class _Trials:
     def score(self, recipe: Recipe) -> HeldOutScore | None:
         """The held-out score of a copy of the model trained with this recipe; None where it diverged."""
         if recipe not in self.scores:
-            self.scores[recipe] = self._train(recipe)
+            self.scores[recipe] = found = self._train(recipe)
+            how_good = "it diverged" if found is None else f"MAP {found.map:.3f}"
+            logger.info("tried noise=%.3g lr=%.3g: %s", recipe.noise, recipe.lr, how_good)
         return self.scores[recipe]
-
-    def summary(self) -> str:
-        """Every trial with its score."""
-        found = (f"{r.noise:.3g} {r.lr:.3g}: {self._map(r):.3f}" for r in self.scores)
-        return "held-out MAP: " + ", ".join(found)
 
     def _map(self, recipe: Recipe) -> float:
         score = self.score(recipe)
