@@ -15,7 +15,7 @@ is read-only, and the checkout is not there at all. So a host can write nothing 
 has only the code that a job brings along. The bridge leads nowhere else.
 
 A host is held by its first process, which ends with this one's: the kernel then ends everything that
-runs in it and removes its network and its mounts. Nothing stays behind, however the tests end.
+runs in it and removes its network and its mounts. Hosts end by themselves, however the tests end.
 """
 
 from __future__ import annotations
