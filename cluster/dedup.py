@@ -112,7 +112,7 @@ def find_duplicates(config: DedupConfig) -> dict[str, Any]:
     info = found.info
     if info.n_against is None and info.n_removed > MANY * info.n_rows:
         log.warning(
-            "%s of %s rows would be removed: these codes are near each other without being copies; "
+            "%s of %s rows would be removed: so many are rarely all copies; "
             "use a smaller radius, more bits, or confirm=vectors",
             f"{info.n_removed:,}",
             f"{info.n_rows:,}",
