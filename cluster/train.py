@@ -260,7 +260,9 @@ class _Report:
 
     def step(self, row: StepRecord) -> None:  # worker 0 only
         if self.progress is None:
-            self.progress = Progress(row.total_steps, "steps", "train", done=row.step)
+            at_most = self.config.patience > 0  # stages may end early
+            self.progress = Progress(row.total_steps, "steps", "train", done=row.step, at_most=at_most)
+        self.progress.total = row.total_steps
         every = max(row.step + 1 - self.progress.done, 0)  # steps since the last row
         self.progress.update(
             every,

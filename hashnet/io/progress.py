@@ -13,15 +13,27 @@ from typing import IO, Any
 
 LINE_EVERY_S = 15.0  # without a terminal: at most four lines per minute …
 FIRST_LINE_S = 5.0  # … the first one sooner
+AT_MOST_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<at most {remaining}, {rate_fmt}{postfix}]"
 
 
 class Progress:
-    """Counts up to ``total`` (None: unknown) and shows progress, rate and time left."""
+    """Counts up to ``total`` (None: unknown) and shows progress, rate and time left.
+
+    ``total`` may be changed on the way; with ``at_most`` the work may end before it is reached.
+    """
 
     def __init__(
-        self, total: int | None, unit: str, label: str, *, done: int = 0, file: IO[str] | None = None
+        self,
+        total: int | None,
+        unit: str,
+        label: str,
+        *,
+        done: int = 0,
+        at_most: bool = False,
+        file: IO[str] | None = None,
     ) -> None:
         self.total, self.unit, self.label = total, unit, label
+        self.at_most = "at most " if at_most else ""
         self.done = self._start_done = done
         self.file = file or sys.stderr
         self._started = time.monotonic()
@@ -34,7 +46,13 @@ class Progress:
             from tqdm import tqdm
 
             self._bar = tqdm(
-                total=total, initial=done, unit=f" {unit}", desc=label, file=self.file, dynamic_ncols=True
+                total=total,
+                initial=done,
+                unit=f" {unit}",
+                desc=label,
+                file=self.file,
+                dynamic_ncols=True,
+                bar_format=AT_MOST_BAR if at_most else None,
             )
 
     @property
@@ -51,6 +69,7 @@ class Progress:
         self._first = self._first or (time.monotonic(), self.done)
         self._info.update(info)
         if self._bar is not None:
+            self._bar.total = self.total
             self._bar.set_postfix(self._info, refresh=False)
             self._bar.update(n)
         elif time.monotonic() - self._last_line >= LINE_EVERY_S:
@@ -71,7 +90,7 @@ class Progress:
         parts[0] += f" {self.unit}"
         parts.append(speed(rate))
         if self.total and rate > 0:
-            parts.append(f"{duration((self.total - self.done) / rate)} left")
+            parts.append(f"{self.at_most}{duration((self.total - self.done) / rate)} left")
         parts += [f"{name} {value}" for name, value in self._info.items()]
         print(", ".join(parts), file=self.file, flush=True)
 

@@ -39,7 +39,7 @@ HISTORY = "history.json"
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step, NaN where something was not measured; ``total_steps`` of all stages, if none ends early."""
+    """One step, NaN where something was not measured; ``total_steps`` if no further stage ends early."""
 
     step: int
     epoch: int

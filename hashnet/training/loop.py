@@ -64,6 +64,7 @@ from hashnet.training.schedule import ContinuationStage, anneal
 from hashnet.training.train_config import FitSettings
 
 LOSS_LR_SCALE = 5.0  # learning rate of a loss's own weights, beside the head's
+CHECKPOINT_S = 60.0  # slow steps: a checkpoint at least once a minute, which is what an interruption may cost
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,6 @@ class _Loop:
                 f"a batch of {self.sampler.batch_size} rows cannot be divided among {self.n_workers} "
                 "workers; use fewer workers or a larger batch_size"
             )
-        self.total_steps = sum(stage.epochs for stage in stages) * self.sampler.steps_per_epoch
         self.loss, self.stages, self.settings, self.checkpoints = loss, stages, settings, checkpoints
         self.model = model
         if model.modality != "features":  # faster on GPUs, and by 10 to 50 % on CPUs
@@ -145,6 +145,7 @@ class _Loop:
         self.wrapped: nn.Module = distribute(model, settings, self.device)
         self._draws = any(True for _ in model.backbone.parameters())  # its layers may use torch's generator
         self._clock, self._rows_since = time.monotonic(), 0
+        self._saved = self._clock
         self._chunk: int | None = None  # rows of one pass, known when the first batch is
 
     def _modules(self) -> dict[str, nn.Module]:
@@ -168,13 +169,15 @@ class _Loop:
                 self._step(stage, *made)
             state.step += 1
             state.stage_step += 1
-            ended = state.stage_step % per_epoch == 0 and self._end_epoch(stage)
-            every = self.settings.checkpoint_every
-            if ended:
+            if state.stage_step % per_epoch == 0 and self._end_epoch(stage):
                 break
-            if every and state.step % every == 0 and state.stage_step < stage.epochs * per_epoch:
+            if state.stage_step < stage.epochs * per_epoch and self._due():
                 self._save()
         self._end_stage(stage, first_step, time.monotonic() - started)
+
+    def _due(self) -> bool:
+        every = self.settings.checkpoint_every
+        return every > 0 and (self.state.step % every == 0 or time.monotonic() - self._saved > CHECKPOINT_S)
 
     def _batches(self, n: int) -> Iterator[tuple[BatchSlice, torch.Tensor, np.ndarray]]:
         def make(step: int) -> tuple[BatchSlice, torch.Tensor, np.ndarray]:
@@ -277,13 +280,18 @@ class _Loop:
             J=j,
             L=binary,
             rows_per_s=self._rows_since / max(now - self._clock, 1e-9),
-            total_steps=self.total_steps,
+            total_steps=self._total_steps(),
             **dataclasses.asdict(BatchDiagnostics.of(logits[valid], beta)),
         )
         self._clock, self._rows_since = now, 0
         self.history.add(record)
         if self.callbacks.step:
             self.callbacks.step(record)
+
+    def _total_steps(self) -> int:
+        """Steps of the finished stages and, if none of them ends early, of the others."""
+        epochs = sum(stage.epochs for stage in self.stages[self.state.stage :])
+        return self.state.step - self.state.stage_step + epochs * self.sampler.steps_per_epoch
 
     def _end_epoch(self, stage: ContinuationStage) -> bool:
         """Whether the stage ends before its last epoch because J, or the score, has stopped improving."""
@@ -355,6 +363,7 @@ class _Loop:
         self.model.load_state_dict(own)
 
     def _save(self) -> None:
+        self._saved = time.monotonic()
         if not all(torch.isfinite(p).all() for p in self.model.parameters()):  # the same on every worker
             raise Diverged(self._diverged("a weight is NaN or infinite"))
         if self.checkpoints is not None and self.rank == 0:

@@ -294,7 +294,10 @@ class TrainConfig:
         None, "folder of backbone features, each computed once; none: RUN/cache", path=True
     )
     checkpoint_every: int = key(
-        200, "steps between checkpoints; there is one after each stage in any case; 0: only those", low=0
+        200,
+        "steps between checkpoints, of which there is at least one per minute and one after each stage; "
+        "0: only those after stages",
+        low=0,
     )
     log_every: int = key(10, "steps between rows of the history", low=1)
 

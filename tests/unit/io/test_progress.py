@@ -25,6 +25,18 @@ def test_plain_lines_say_count_rate_and_time_left(monkeypatch):
     assert out.getvalue().splitlines()[1] == "encode: 60/100 (60%) rows, 1.9/s, 21s left, bad 2"
 
 
+def test_work_that_may_end_early_says_at_most(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    out = io.StringIO()
+    bar = Progress(100, "steps", "train", at_most=True, file=out)
+    bar.update(10)
+    now = 10.0
+    bar.total = 60  # a stage ended early
+    bar.update(10)
+    assert out.getvalue() == "train: 20/60 (33%) steps, 1.0/s, at most 40s left\n"
+
+
 def test_a_slow_start_does_not_spoil_the_time_left(monkeypatch):
     """Actors may take a minute to start, and what an earlier run has kept comes all at once."""
     now = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 
@@ -15,7 +16,7 @@ from hashnet.labels import share_label
 from hashnet.losses.dhn import DHNLoss
 from hashnet.losses.pairwise import LabelSimilarity, PairwiseLoss, TableSimilarity
 from hashnet.models.hash_model import build_model
-from hashnet.training import batches
+from hashnet.training import batches, loop
 from hashnet.training.batches import PairSampler
 from hashnet.training.checkpoints import Checkpoints
 from hashnet.training.frozen_backbone import standardise
@@ -108,6 +109,19 @@ def test_a_stage_ends_when_its_loss_stops_improving(data):
     assert [s.beta for s in history.stages] == [1, 2]
 
 
+def test_the_steps_of_a_stage_that_ended_early_are_no_longer_expected(data):
+    inputs, labels = data
+    loss = PairwiseLoss(LabelSimilarity(labels), BITS)
+    settings = FitSettings(lr=0.0, batch_size=90, annealing="constant")
+    rows = []
+    history = fit(
+        _model(), inputs, loss, staged(2, 50, 50, patience=3), settings, callbacks=Callbacks(step=rows.append)
+    )
+    per_epoch = history.stages[0].steps // 4
+    assert rows[0].total_steps == 100 * per_epoch
+    assert rows[-1].total_steps == 54 * per_epoch
+
+
 class _Crash(Exception):
     pass
 
@@ -140,6 +154,24 @@ def test_resumes_as_if_nothing_had_happened(data, tmp_path, stages):
         assert torch.equal(a, b), name
     again = fit(_model(dropout=0.3, hidden=8), inputs, loss, stages, settings, checkpoints=checkpoints)
     assert len(again) == len(expected)  # a finished run has nothing left to do
+
+
+def test_slow_steps_have_a_checkpoint_every_minute(data, tmp_path, monkeypatch):
+    inputs, labels = data
+    checkpoints = Checkpoints(str(tmp_path / "checkpoints"))
+    monkeypatch.setattr(loop.time, "monotonic", itertools.count(step=25.0).__next__)  # some seconds a call
+
+    def crash(row):
+        if row.step == 6:
+            raise _Crash
+
+    with pytest.raises(_Crash):
+        fit(
+            _model(), inputs, PairwiseLoss(LabelSimilarity(labels), BITS), staged(1, 50),
+            FitSettings(batch_size=32, checkpoint_every=200),
+            checkpoints=checkpoints, callbacks=Callbacks(crash),
+        )  # fmt: skip
+    assert checkpoints.steps()
 
 
 def test_pictures_resume_as_if_nothing_had_happened(tmp_path):
