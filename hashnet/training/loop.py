@@ -64,6 +64,9 @@ from hashnet.training.schedule import ContinuationStage, anneal
 from hashnet.training.train_config import FitSettings
 
 LOSS_LR_SCALE = 5.0  # learning rate of a loss's own weights, beside the head's
+# Multiply-adds of a step below which one thread is as fast as several; and those wait for each other, which
+# on a machine that does other work as well takes ten times as long.
+ONE_THREAD = 1 << 27
 CHECKPOINT_S = 60.0  # slow steps: a checkpoint at least once a minute, which is what an interruption may cost
 
 
@@ -154,9 +157,22 @@ class _Loop:
         return {name: module for name, module in found.items() if module is not None}
 
     def run(self) -> None:
-        while self.state.stage < len(self.stages):
-            self._run_stage(self.stages[self.state.stage])
+        with self._threads():
+            while self.state.stage < len(self.stages):
+                self._run_stage(self.stages[self.state.stage])
         self.model.eval()
+
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """A head on vectors trains on one thread, unless it is large."""
+        weights = sum(parameter.numel() for parameter in self.model.parameters())
+        before = torch.get_num_threads()
+        if isinstance(self.source, ArraySource) and self.sampler.batch_size * weights < ONE_THREAD:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def _run_stage(self, stage: ContinuationStage) -> None:
         state, per_epoch = self.state, self.sampler.steps_per_epoch
