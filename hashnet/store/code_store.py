@@ -27,7 +27,16 @@ import pyarrow.parquet as pq
 
 from hashnet import labels as label_sets
 from hashnet.errors import DataError, FormatError
-from hashnet.io import Artefact, Description, binary_matrix, check_whole, read_checked, rechunk, storage
+from hashnet.io import (
+    Artefact,
+    Description,
+    binary_matrix,
+    check_whole,
+    counted,
+    read_checked,
+    rechunk,
+    storage,
+)
 from hashnet.store.plan import (
     PLAN,
     QUARANTINE,
@@ -90,7 +99,8 @@ class CodesArtefact(Artefact):
         if not self.exists():
             records = storage.list_names(storage.join(self.uri, RECORDS))
             done = sum(name.endswith(".json") for name in records)
-            return [f"encoding is not finished: {done} shards are; run jobs/encode_db.py again to continue"]
+            so_far = counted(done, "shard")
+            return [f"encoding is not finished ({so_far} so far); run jobs/encode_db.py again to continue"]
         values = self.read()
         return [*self.damage(), *health_problems(values["rows"], values.get("statistics") or {})]
 

@@ -284,12 +284,13 @@ def test_learns_from_pairs_alone(data):
 
 
 @pytest.mark.parametrize(("limit", "threads"), [(1 << 27, 1), (0, 2)])
-def test_a_small_head_learns_on_one_thread(data, monkeypatch, limit, threads):
+def test_a_small_head_learns_on_one_thread(data, monkeypatch, request, limit, threads):
     """Threads that share a millisecond of work wait for each other longer than they work."""
     inputs, labels = data
     monkeypatch.setattr(loop, "ONE_THREAD", limit)
     seen = set()
     torch.set_num_threads(2)
+    request.addfinalizer(lambda: torch.set_num_threads(1))
     fit(
         _model(), inputs, PairwiseLoss(LabelSimilarity(labels), BITS), plain(1), SETTINGS,
         callbacks=Callbacks(step=lambda _: seen.add(torch.get_num_threads())),
