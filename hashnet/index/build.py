@@ -31,18 +31,14 @@ from hashnet.kernels import default_threads
 if TYPE_CHECKING:
     from hashnet.store import CodeStore
 
-STORE_COLUMNS = ("row_id", "uri", "labels", "code", "feature")  # a store's own columns
 REMOTE_READERS = 16  # shards read at once from an object store
 
 
 def store_schema(store: CodeStore) -> pa.Schema | None:
     """The further columns of a store, those of the user's; None where it has none."""
-    if not store.shards:
-        return None
-    with store.open_shard(store.shards[0]) as shard:
-        further = [column for column in shard.schema_arrow if column.name not in STORE_COLUMNS]
-    refuse_names(pa.schema(further))
-    return schema_of(pa.schema(further).empty_table()) if further else None
+    further = pa.schema([store.plan.schema.field(name) for name in store.columns])
+    refuse_names(further)
+    return schema_of(further.empty_table()) if store.columns else None
 
 
 def read_code_blocks(

@@ -132,39 +132,13 @@ def test_an_emptied_index_keeps_its_columns(index, codes_of, tmp_path):
     }
 
 
-def test_columns_of_a_code_store(codes_of, tmp_path, monkeypatch):
-    """Whatever columns a store's shards have beside its own are carried into the index, shard by shard."""
-    from hashnet.store import CodeStore, write_store
+def test_columns_of_a_code_store(codes_of, tmp_path):
+    """Whatever columns a store has beside its own are carried into the index, shard by shard."""
+    from hashnet.store import write_store
 
-    codes = codes_of("random", 90, 32)
-    store = write_store(str(tmp_path / "codes"), codes, np.arange(90) * 3, rows_per_shard=40)
-    plain, tables = CodeStore.open_shard, CodeStore.tables
-
-    def further(table, ids):
-        return table.append_column("year", pa.array([int(i) + 2000 for i in ids], pa.int64())).append_column(
-            "key", pa.array([f"u{i}" for i in ids], pa.string())
-        )
-
-    class Shard:
-        def __init__(self, file):
-            self.schema_arrow = further(file.schema_arrow.empty_table(), []).schema
-
-    from contextlib import contextmanager
-
-    @contextmanager
-    def open_shard(self, shard):
-        with plain(self, shard) as file:
-            yield Shard(file)
-
-    def with_more(self, columns, shards=None):
-        monkeypatch.setattr(CodeStore, "open_shard", plain)
-        for table in list(tables(self, [c for c in columns if c not in ("year", "key")], shards)):
-            yield further(table, table["row_id"].to_pylist()).select(columns)
-        monkeypatch.setattr(CodeStore, "open_shard", open_shard)
-
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(CodeStore, "open_shard", open_shard)
-    monkeypatch.setattr(CodeStore, "tables", with_more)
+    codes, ids = codes_of("random", 90, 32), np.arange(90) * 3
+    columns = pa.table({"year": ids + 2000, "key": [f"u{i}" for i in ids]})
+    store = write_store(str(tmp_path / "codes"), codes, ids, rows_per_shard=40, columns=columns)
     index = BinaryIndex.build(store)
     assert index.columns([3, 267], ["year", "key"]).to_pylist() == [
         {"year": 2003, "key": "u3"},
