@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         CellResult,
         CellTask,
         Features,
+        RowValues,
         deep_config,
         finished_cell,
         run_cell,

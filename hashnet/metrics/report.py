@@ -16,8 +16,7 @@ DEFINITIONS = {
     "map": (
         "Mean over all queries of AP@k = (sum over ranks r <= k of precision@r * rel_r) / relevant items "
         "inside the top k. A query without a hit counts 0. Items at equal distance are ordered by a seeded "
-        "hash of their row id, in a comparison of their position among the database rows. Comparable with "
-        "the hashing papers."
+        "hash of their row id. Comparable with the hashing papers."
     ),
     "map_retrieved_hits_only": (
         "The same AP@k, averaged only over queries with at least one hit in the top k."

@@ -144,8 +144,7 @@ def comparison_notes(found: list[Table], info: ComparisonInfo) -> list[str]:
     k = depths.pop() if len(depths) == 1 else "k"
     notes = [
         f"MAP@{k}: the denominator is the relevant items among the top {k}, a query without a hit counts 0, "
-        "ties in Hamming distance are broken by a seeded hash of the item's position among the database "
-        "rows, the same for every method.",
+        "ties in Hamming distance are broken by a seeded hash of the item's row id.",
         f"Seeds {', '.join(map(str, seeds))}; ± is the standard deviation over them."
         if len(seeds) > 1
         else f"One repetition, seed {', '.join(map(str, seeds))}.",
