@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from hashnet.comparison.methods import (
         DEEP,
+        FULL_NAMES,
         OWN,
         PAPER_K,
         PQ,

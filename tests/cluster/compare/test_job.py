@@ -59,7 +59,7 @@ def test_every_cell_is_there_and_the_report_too(finished):
     assert set(to_hashnet) == {"lsh", "itq", "dhn"}
     assert all(row["low"] <= row["difference"] <= row["high"] for row in differences)
     figures = {path.stem for path in (run / "report" / "figures").iterdir()}
-    curves = {"precision_h2", "precision_recall", "precision_recall_radius", "precision_top_n"}
+    curves = {"precision_recall", "precision_recall_radius", "precision_top_n"}  # of one code length
     assert figures == curves | {"losses", "histogram", "tsne"}
 
 
