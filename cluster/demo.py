@@ -141,6 +141,9 @@ def _stage(name: str, function: Callable[[C], dict[str, Any]], config: C) -> dic
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+    if result.get("bad_rows"):
+        reasons = ", ".join(f"{n:,} {reason}" for reason, n in result["bad_reasons"].items())
+        print(f"left out, as they cannot be read: {reasons}", file=sys.stderr)
     print(f"({name} took {duration(time.monotonic() - started)})", file=sys.stderr, flush=True)
     return result
 
