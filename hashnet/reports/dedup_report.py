@@ -10,7 +10,7 @@ import numpy as np
 from hashnet import __version__
 from hashnet.data import Manifest
 from hashnet.dedup import Duplicates
-from hashnet.io import storage
+from hashnet.io import counted, storage
 from hashnet.reports.examples import thumbnails
 from hashnet.reports.run_report import Plot, write_figure
 from hashnet.reports.style import PALETTE, Card, new_axes, render
@@ -82,9 +82,9 @@ def _cards(found: Duplicates) -> list[Card]:
     info = found.info
     total = f"of {info.n_rows:,} items"
     share = f"{info.n_removed / max(info.n_rows, 1):.2%} {total}"
-    note = f"within {info.radius} bits, {info.n_at[0]:,} of them equal"
+    note = f"within {counted(info.radius, 'bit')}, {info.n_at[0]:,} of them equal"
     if info.n_candidates is not None:
-        note = f"of {info.n_candidates:,} within {info.radius} bits, confirmed by {info.confirm}"
+        note = f"of {info.n_candidates:,} within {counted(info.radius, 'bit')}, confirmed by {info.confirm}"
     meaning = f"Two items whose codes differ in at most {info.radius} of {info.n_bits} bits."
     cards = [Card("pairs", f"{sum(info.n_at):,}", note, meaning)]
     if info.n_against is not None:

@@ -121,6 +121,8 @@ def _recall_figure(report: NeighbourReport) -> Any:
         )  # fmt: skip
         legend(ax)
     ax.set_xscale("log")
+    ax.set_xticks(report.ranks, [f"{n:,}" for n in report.ranks])
+    ax.minorticks_off()
     ax.set(xlabel="N, items retrieved", ylabel=f"recall of the {report.k} nearest", ylim=(0, 1.02))
     return ax
 

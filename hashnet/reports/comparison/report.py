@@ -14,8 +14,9 @@ import hashnet
 from hashnet.comparison import FULL_NAMES, TITLES, CellResult
 from hashnet.io import storage
 from hashnet.reports.comparison import tables
+from hashnet.reports.comparison.examples import side_by_side
 from hashnet.reports.comparison.figures import draw
-from hashnet.reports.comparison.results import Table, gaps, gather
+from hashnet.reports.comparison.results import Table, gaps, gather, main_entries
 from hashnet.reports.style import Card, render
 
 KIND, FORMAT_VERSION = "comparison", 1
@@ -60,7 +61,7 @@ def write_comparison_report(uri: str, cells: list[CellResult], info: ComparisonI
             grids=grids,
             notes=notes,
             figures=figures,
-            examples=[],
+            examples=side_by_side(main_entries(found), info.manifest.get("uri"), info.config.get("base_uri")),
             made_from_title="Settings and versions",
             made_from=settings_of(info, versions),
         ),

@@ -223,6 +223,8 @@ def _figures(rows: list[NeighbourRow]) -> list[ComparisonFigure]:
             curve = np.mean([r.recall_within for r in longest[0].reports], axis=0)
             depth.plot(one.ranks, curve, marker="o", label=_title(longest[0]), **line_style(place))
     depth.set_xscale("log")
+    depth.set_xticks(report.ranks, [f"{n:,}" for n in report.ranks])
+    depth.minorticks_off()
     depth.set(xlabel="N, items retrieved", ylabel=f"recall of the {report.k} nearest", ylim=(0, 1.02))
     legend(depth)
     shown = [drawn("recall_depth", f"Recall over the number of items retrieved at {bits[-1]} bits", depth)]

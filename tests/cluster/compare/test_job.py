@@ -61,6 +61,9 @@ def test_every_cell_is_there_and_the_report_too(finished):
     figures = {path.stem for path in (run / "report" / "figures").iterdir()}
     curves = {"precision_recall", "precision_recall_radius", "precision_top_n"}  # of one code length
     assert figures == curves | {"losses", "histogram", "tsne"}
+    page = (run / "report" / "comparison.html").read_text()
+    for method in ("LSH", "ITQ", "HashNet", "DHN"):  # for the same queries
+        assert [page.count(f"{method}, {kind} query, row") for kind in ("best", "median", "worst")] == [1] * 3
 
 
 def test_the_same_command_again_makes_no_cell_anew(finished, manifest):
