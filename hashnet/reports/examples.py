@@ -117,7 +117,7 @@ def gather(store: CodeStore, queries: CodeStore, report: EvalReport, pictures: P
     assert all_labels is not None
     found = nearest_items(store.blocks(), codes, all_labels[rows], report.seed)
     asked = [Neighbour(int(i), 0, True, all_labels[row]) for i, row in zip(ids, rows, strict=True)]
-    kinds = [(kind.capitalize(), float(report.ap[i])) for kind, i in picked]
+    kinds = [(kind, float(report.ap[i])) for kind, i in picked]
     return make_examples(kinds, asked, found, pictures)
 
 
