@@ -181,7 +181,7 @@ def test_the_report_is_one_page_without_outside_requests(records, tmp_path):
     page = (tmp_path / "report" / "comparison.html").read_text()
     assert not re.search(r"https?:|@import|url\(", page)
     assert page.count("<img") == 4
-    assert page.count("<caption>Difference of MAP to the first") == 1
+    assert page.count("<caption><span>Difference of MAP to the first") == 1
     assert "<li>ITQ: Iterative Quantisation, without labels (Gong and Lazebnik, 2011).</li>" in page
     assert "<dt>configuration</dt><dd>bits=16,32</dd>" in page
     assert result["first"] == {"16": "itq", "32": "itq"}
