@@ -166,7 +166,7 @@ def test_a_failing_cell_is_named_and_the_others_are_kept(ray_local, manifest, tm
     wrong = {"itq": {"16": {"n_iterations": 3}}, "bre": {"16": {"kernel": "cubic"}}}
     broken.write_text(json.dumps({"kind": "tuned", "format_version": 1, "settings": wrong}))
     config = settings(tmp_path / "run", manifest, methods=["itq", "bre"], settings=str(broken), zero_shot=0)
-    with pytest.raises(ClusterError, match=r"1 of 2 cells failed.*bre-16-0: .*linear or rbf"):
+    with pytest.raises(ClusterError, match=r"1 of 2 models failed.*bre-16-0: .*linear or rbf"):
         compare(config)
     assert set(written(tmp_path / "run")) == {"itq-16-0"}
 
