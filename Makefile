@@ -19,12 +19,19 @@ PYTEST = "$(BIN)/python" -m pytest -q $(or $(ARGS),--numprocesses=logical --maxp
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export RAY_USAGE_STATS_ENABLED := 0
 
+KNOWN := VENV PYTHON EXTRA ARGS RUN IMAGES OPEN
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+ifneq ($(filter-out $(KNOWN),$(GIVEN)),)
+$(error make knows no variable $(filter-out $(KNOWN),$(GIVEN)); there are $(KNOWN), which `make help` explains)
+endif
+
 .PHONY: help setup demo test test-all test-cluster browser lint format cluster-demo scale bench audit clean
 help:  ## this list
 	@echo "hashnet: learned binary codes, trained and encoded on Ray, searched with FAISS"; echo
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo; echo "  VENV=PATH    where the environment lies (default .venv, 7 GB)"
 	@echo "  PYTHON=CMD   the Python to make it with (default python3; 3.11 or newer)"
+	@echo "  ARGS=WORDS   for make test, bench, scale and test-cluster: what to run, and its flags"
 	@echo "  EXTRA=gpu    install FAISS for GPUs instead of faiss-cpu"
 	@echo "  IMAGES=DIR   make demo on your own pictures, one folder per class or all in one"
 	@echo "  RUN=DIR      where make demo keeps its run (default runs/demo, with IMAGES runs/pictures)"

@@ -9,6 +9,7 @@ any other.
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import shutil
@@ -29,7 +30,7 @@ from cluster.evaluate import EvaluateConfig, evaluate_run
 from cluster.runtime import connection
 from cluster.train import train
 from hashnet.codes import check_n_bits
-from hashnet.comparison import TITLES, Cell
+from hashnet.comparison import FULL_NAMES, TITLES, Cell
 from hashnet.data import Manifest, ManifestArtefact, fetch_images
 from hashnet.errors import BadImage, ConfigError
 from hashnet.io import REQUIRED, duration, key, storage
@@ -39,8 +40,20 @@ from hashnet.training import TrainConfig
 
 MIN_PICTURES = 20  # a tenth of them become queries
 METHODS = ["hashnet", "dhn", "itq", "lsh"]
+RANDOM = "a random order"
 UNLABELLED_METHODS = ["hashnet", "itq", "lsh", "sign"]
 DIGITS = str(Path(connection.CHECKOUT) / "jobs" / "configs" / "digits.yaml")
+STAGES = {  # what each one does, for somebody who sees it for the first time
+    "train": """A network learns codes in which similar items differ in few bits. Its progress shows:
+  epoch  passes over the training items so far, one batch of them per step
+  beta   how close the outputs are to bits: it doubles from stage to stage (continuation)
+  lr     the learning rate, the size of a step
+  J, L   the loss of the outputs and of their signs, which are the bits: both should fall, and meet""",
+    "encode": "The network turns every item of the database into a code.",
+    "index": "The codes are put into an index, searched by Hamming distance: the number of bits that differ.",
+    "evaluate": "Queries that were kept aside are encoded and searched for, and the results are measured.",
+    "compare": "Other methods learn from the same data and are measured alike; the table below names them.",
+}
 C = TypeVar("C")
 
 
@@ -66,6 +79,7 @@ class TableLine:
     """MAP of one method, without labels its neighbour recall; ``n_bits`` is None for chance."""
 
     method: str
+    name: str  # spelled out
     n_bits: int | None
     map: float | None = None
     recall: float | None = None
@@ -96,8 +110,7 @@ def demo(config: DemoConfig) -> dict[str, Any]:
     measured = _stage("evaluate", evaluate_run, EvaluateConfig(run=config.run, k=config.k))
     beside = _compare_config(config)
     _share_model(Run(config.run), beside)
-    names = ", ".join(TITLES[name] for name in beside.methods if name != "hashnet")
-    compared = _stage(f"compare with {names}", compare, beside)
+    compared = _stage("compare", compare, beside)
     found = _query(Run(config.run))
     table = _table(config, measured, compared)
     seconds = time.monotonic() - started
@@ -116,10 +129,22 @@ def demo(config: DemoConfig) -> dict[str, Any]:
 
 
 def _stage(name: str, function: Callable[[C], dict[str, Any]], config: C) -> dict[str, Any]:
-    print(f"\n── {name} ".ljust(80, "─"), file=sys.stderr, flush=True)
+    """Runs a stage: says what it does and how long it took, without what its job would log."""
+    print(f"\n── {name} ".ljust(80, "─"), STAGES[name], sep="\n", file=sys.stderr, flush=True)
     started = time.monotonic()
-    result = function(config)
-    print(f"   {name} took {duration(time.monotonic() - started)}", file=sys.stderr, flush=True)
+    loggers = [logging.getLogger(package) for package in ("cluster", "hashnet")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.WARNING)
+        result = function(config)
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+    if result.get("bad_rows"):
+        reasons = ", ".join(f"{n:,} {reason}" for reason, n in result["bad_reasons"].items())
+        print(f"left out, as they cannot be read: {reasons}", file=sys.stderr)
+    print(f"({name} took {duration(time.monotonic() - started)})", file=sys.stderr, flush=True)
     return result
 
 
@@ -211,31 +236,33 @@ def _query(run: Run) -> QueryHits:
 def _table(config: DemoConfig, measured: dict[str, Any], compared: dict[str, Any]) -> list[TableLine]:
     if "recall" in measured:
         found = [
-            TableLine(TITLES[name], config.n_bits, recall=by_bits[str(config.n_bits)])
+            TableLine(TITLES[name], FULL_NAMES[name], config.n_bits, recall=by_bits[str(config.n_bits)])
             for name, by_bits in compared["recall"].items()
         ]
         chance = min(1.0, measured["within"] / measured["n_database"])
-        return [*found, TableLine("chance", None, recall=chance)]
+        return [*found, TableLine("chance", RANDOM, None, recall=chance)]
     found = [
-        TableLine(TITLES[method], config.n_bits, by_bits[str(config.n_bits)])
-        for method, by_bits in compared["map"]["Table 1"].items()
+        TableLine(TITLES[name], FULL_NAMES[name], config.n_bits, by_bits[str(config.n_bits)])
+        for name, by_bits in compared["map"]["Table 1"].items()
     ]
-    return [*found, TableLine("chance", None, measured["chance"])]
+    return [*found, TableLine("chance", RANDOM, None, measured["chance"])]
 
 
 def _table_text(table: list[TableLine], measured: dict[str, Any]) -> list[str]:
-    rows = [f"{line.method:<10}{line.n_bits or '':>6}{line.value:>12.4f}" for line in table]
-    counts = f"{measured['n_queries']:,} queries against a database of {measured['n_database']:,} items"
-    name, meaning = f"MAP@{measured['k']}", "MAP: 1 is perfect; chance: what a random order scores"
+    rows = [f"{line.method:<10}{line.n_bits or '':>4}{line.value:>11.4f}  {line.name}" for line in table]
+    name = f"MAP@{measured['k']}"
+    meaning = (
+        f"{name}, mean average precision: how far up among the first {measured['k']} items those of the "
+        "query's class are; 1 is perfect"
+    )
     if "recall" in measured:
         name = f"recall@{measured['k']}"
         meaning = (
-            f"no labels: recall of the {measured['k']} nearest pictures of the backbone among the first "
-            f"{measured['within']} by code; chance: what a random order scores"
+            f"{name}: the share of the {measured['k']} nearest pictures by the pretrained network's features "
+            f"that are among the first {measured['within']} by code; 1 is perfect"
         )
-    head = f"{'method':<10}{'bits':>6}{name:>12}"
-    aside = f"(the queries were kept aside to measure the search: the index does not hold them; {meaning})"
-    return ["", counts, aside, "", head, *rows]
+    counts = f"{measured['n_queries']:,} queries against a database of {measured['n_database']:,} items."
+    return ["", counts, meaning, "", f"{'method':<10}{'bits':>4}{name:>11}", *rows]
 
 
 def _summary_text(
@@ -247,14 +274,14 @@ def _summary_text(
 ) -> list[str]:
     hits = ", ".join("/".join(labels) or "-" for labels in found.hit_labels)
     example = [
-        f"example query: row {found.row_id}, class {'/'.join(found.labels)}",
+        f"example query: row {found.row_id} of the data, class {'/'.join(found.labels)}",
         f"classes of its ten nearest items: {hits}",
     ]
     if "recall" in measured:
         near = ", ".join(f"{i} ({d})" for i, d in zip(found.ids, found.distances, strict=True))
         example = [
-            f"example query: row {found.row_id}, {found.uri}",
-            f"its ten nearest items, with their Hamming distance: {near}",
+            f"example query: row {found.row_id} of the data, {found.uri}",
+            f"rows of its ten nearest items (and the bits that differ): {near}",
         ]
     query = shlex.quote(found.uri) if os.path.isfile(found.uri) else f"--id {found.ids[0]}"
     run = shlex.quote(config.run)

@@ -16,6 +16,7 @@ PairCounts(n_pairs=3, n_similar=1, jaccard_sum=1.0)
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,34 @@ def as_multi_hot(labels: Any, n_classes: int | None = None, name: str = "labels"
     return labels.astype(np.uint8, copy=False)
 
 
+def from_names(labels: Any) -> tuple[np.ndarray, tuple[str, ...]] | None:
+    """(multi-hot, class names in order) of labels given by name or by lists of names; None for numbers.
+
+    >>> from_names(["cat", "dog", "cat"])
+    (array([[1, 0],
+           [0, 1],
+           [1, 0]], dtype=uint8), ('cat', 'dog'))
+    >>> from_names([["dog", "cat"], [], ["dog"]])[0].tolist()
+    [[1, 1], [0, 0], [0, 1]]
+    """
+    if isinstance(labels, np.ndarray) and labels.dtype.kind not in "UO":
+        return None
+    rows = [(row,) if isinstance(row, str) or not isinstance(row, Iterable) else row for row in labels]
+    if not any(isinstance(name, str) for row in rows for name in row):
+        return None
+    for place, row in enumerate(rows):
+        if not all(isinstance(name, str) for name in row):
+            raise DataError(
+                f"label {labels[place]!r} of row {place} is no name, as others are; give names only"
+            )
+    names = tuple(sorted({str(name) for row in rows for name in row}))
+    column = {name: place for place, name in enumerate(names)}
+    multi_hot = np.zeros((len(rows), len(names)), dtype=np.uint8)
+    for place, row in enumerate(rows):
+        multi_hot[place, [column[name] for name in row]] = 1
+    return multi_hot, names
+
+
 def _one_hot(ids: np.ndarray, n_classes: int | None, name: str) -> np.ndarray:
     one_hot = np.zeros((len(ids), _width(ids, n_classes, name)), dtype=np.uint8)
     if len(ids):  # an empty list is an array of floats
@@ -63,7 +92,8 @@ def _width(ids: np.ndarray, n_classes: int | None, name: str) -> int:
     if len(ids) == 0:
         return n_classes or 0
     if ids.dtype.kind not in "iu":
-        raise CodeError(f"{name} as class ids must be whole numbers, got {ids.dtype}")
+        fix = "; number names by np.unique(names, return_inverse=True)[1]" if ids.dtype.kind in "UO" else ""
+        raise CodeError(f"{name} as class ids must be whole numbers, got {ids.dtype}{fix}")
     low, high = int(ids.min()), int(ids.max())
     if low < 0:
         raise CodeError(f"{name} as class ids must be >= 0, got {low} in row {ids.argmin()}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from cluster.compare.compare_config import CompareConfig
 from cluster.encode import EncodeConfig, encode_database
-from hashnet.comparison import Features
+from hashnet.comparison import Features, RowValues
 from hashnet.data import Manifest, ManifestArtefact, feature_matrix
 from hashnet.errors import ConfigError, DataError, LineageMismatch
 from hashnet.io import storage
@@ -73,31 +73,32 @@ def shallow_features(config: CompareConfig, manifest: Manifest, folder: str) -> 
 
     Dividing each column by its deviation would depend on the basis, and whiten features reduced by PCA.
     """
-    sets: dict[str, tuple[np.ndarray, np.ndarray | None]]
     if manifest.modality == "features":
         sets = {split: _stored(manifest, split) for split in SPLITS}
     elif config.features_from == "pixels":
-        sets = {**pixels(config, manifest)}
+        sets = pixels(config, manifest)
     else:
         sets = {split: _encoded(config, manifest, folder, split) for split in SPLITS}
     return Features(**sets)
 
 
-def _stored(manifest: Manifest, split: str) -> tuple[np.ndarray, np.ndarray | None]:
-    table = manifest.read(split, columns=["feature", "labels"])
+def _stored(manifest: Manifest, split: str) -> RowValues:
+    table = manifest.read(split, columns=["row_id", "feature", "labels"])
     labels = from_lists(table["labels"], manifest.n_classes) if manifest.n_classes else None
-    return feature_matrix(table), labels
+    return RowValues(feature_matrix(table), labels, table["row_id"].to_numpy())
 
 
-def pixels(config: CompareConfig, manifest: Manifest) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def pixels(config: CompareConfig, manifest: Manifest) -> dict[str, RowValues]:
     """Pictures, preprocessed as for the backbone, as vectors; one channel where all of them are grey."""
     found = {split: _pictures(config, manifest, split) for split in SPLITS}
-    channels = max(block.shape[1] for blocks, _ in found.values() for block in blocks)
-    return {split: (_joined(blocks, channels), labels) for split, (blocks, labels) in found.items()}
+    channels = max(block.shape[1] for blocks, *_ in found.values() for block in blocks)
+    return {split: RowValues(_joined(blocks, channels), *rest) for split, (blocks, *rest) in found.items()}
 
 
-def _pictures(config: CompareConfig, manifest: Manifest, split: str) -> tuple[list[np.ndarray], np.ndarray]:
-    """Readable pictures of a set in blocks uint8 (n, 1 where all are grey else 3, h, w), and their labels."""
+def _pictures(
+    config: CompareConfig, manifest: Manifest, split: str
+) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Readable pictures of a set in blocks uint8 (n, 1 where all are grey else 3, h, w), labels, row ids."""
     from hashnet.training import make_model, open_rows
 
     resolved = config.train_config().resolved(manifest.modality, manifest.count("train"))
@@ -115,7 +116,8 @@ def _pictures(config: CompareConfig, manifest: Manifest, split: str) -> tuple[li
         blocks.append(pictures[:, :1].copy() if grey else pictures)
         usable.append(good)
     assert rows.labels is not None
-    return blocks, rows.labels[np.concatenate(usable)]
+    kept = np.concatenate(usable)
+    return blocks, rows.labels[kept], rows.row_ids[kept]
 
 
 def _joined(blocks: list[np.ndarray], channels: int) -> np.ndarray:
@@ -128,9 +130,7 @@ def _joined(blocks: list[np.ndarray], channels: int) -> np.ndarray:
     return joined.reshape(len(joined), -1)
 
 
-def _encoded(
-    config: CompareConfig, manifest: Manifest, folder: str, split: str
-) -> tuple[np.ndarray, np.ndarray | None]:
+def _encoded(config: CompareConfig, manifest: Manifest, folder: str, split: str) -> RowValues:
     """Features and labels of a set from the untrained backbone, by the encoding stage, which resumes."""
     import torch
 
@@ -155,4 +155,4 @@ def _encoded(
     )
     encode_database(encode)
     store = encode.target.open()
-    return store.features(), store.labels()
+    return RowValues(store.features(), store.labels(), store.ids())

@@ -52,7 +52,8 @@ class PartOfComparison:
         self.config, self.name, self.manifest, self.k = config, name, manifest, k
         self._train = config.train_config()
         resources = CellResources(config.cpus_per_cell, config.device, config.num_workers)
-        self.runner = CellRunner("compare", resources, self._features, label=f"compare ({name})")
+        label = "compare (zero-shot)" if name == "zero-shot" else "compare"
+        self.runner = CellRunner("compare", resources, self._features, label)
 
     def tasks(self, methods: list[str], tuned: TunedSettings) -> list[CellTask]:
         """Every method at every code length with every seed."""

@@ -58,7 +58,7 @@ class CellRunner:
         resources: CellResources,
         load_features: Callable[[], Features] | None = None,
         label: str | None = None,
-        unit: str = "cells",
+        unit: str = "models",
     ) -> None:
         self.job, self.resources, self.label, self.unit = job, resources, label or job, unit
         self._load_features = load_features
@@ -92,7 +92,7 @@ class CellRunner:
         found: dict[Cell, CellResult] = {}
         failed: list[str] = []
         progress = Progress(len(before) + len(tasks), self.unit, self.label, done=len(before))
-        log = _ProgressLog(progress, before, tables=self.unit == "cells")
+        log = _ProgressLog(progress, before, tables=self.job == "compare")
         for cell, outcome in outcomes:
             if isinstance(outcome, HashnetError):
                 logger.warning("%s failed: %s", cell.name, outcome)
@@ -245,7 +245,7 @@ class _ProgressLog:
 
     def add(self, cell: Cell, outcome: Outcome) -> None:
         self.done[cell] = outcome
-        self.progress.update(1, last=cell.name)
+        self.progress.update(1, last=f"{TITLES[cell.method]} with {cell.n_bits} bits")
         more = self.progress.done < (self.progress.total or 0)
         if more and time.monotonic() - self.last_table > TABLE_EVERY_S:
             self.last_table = time.monotonic()

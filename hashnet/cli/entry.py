@@ -7,10 +7,12 @@ the requested command is imported, so that ``hashnet query`` starts without torc
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from hashnet import __version__
 from hashnet.errors import HashnetError, NotInstalled
@@ -24,10 +26,21 @@ COMMANDS = {  # name → what it does
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that suggests the nearest command for one that it does not know."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        choices = [str(choice) for choice in action.choices or ()]
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        if near and str(value) not in choices:
+            raise argparse.ArgumentError(action, f"there is no {value!r}; did you mean {near[0]!r}?")
+        super()._check_value(action, value)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0, 2 for a mistake in the input, 1 for a failure."""
     words = list(sys.argv[1:] if words is None else words)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="hashnet",
         description="Learned binary codes for images and embeddings. Training, encoding, indexing, "
         "evaluation and serving on a cluster are jobs: see python jobs/train.py --help and the other jobs.",

@@ -274,10 +274,15 @@ class _Run:
                 "encode the database and build the index with this model"
             )
         self.class_names = encoder.info.class_names
+        if encoder.modality == "features" and isinstance(queries, list):
+            raise DataError(
+                f"{self.run.uri} is a run of vectors, so {queries[0]} cannot be a query; give a .npy file of "
+                "rows, or --id for an item of the index"
+            )
         try:
             return encoder.logits(queries), encoder.features(queries) if features else None
         except BadImage as error:
-            raise DataError(f"cannot use {', '.join(map(str, queries))}: {error}") from error
+            raise DataError(f"cannot use {error.detail}") from error
 
     def _open_items(self) -> None:
         from hashnet.store import ItemLookup

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
         CellResult,
         CellTask,
         Features,
+        RowValues,
         deep_config,
         finished_cell,
         run_cell,
     )
     from hashnet.comparison.methods import (
         DEEP,
+        FULL_NAMES,
         OWN,
         PAPER_K,
         PQ,

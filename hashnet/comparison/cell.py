@@ -19,7 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -97,13 +97,21 @@ class CellInputs:
         return {name: f"{name} was {old}, now {now}" for name, (old, now) in pairs.items() if old != now}
 
 
+class RowValues(NamedTuple):
+    """Features or packed codes of rows, multi-hot labels if there are any, and row ids, which break ties."""
+
+    values: np.ndarray
+    labels: np.ndarray | None
+    row_ids: np.ndarray
+
+
 @dataclass(frozen=True)
 class Features:
-    """What the shallow methods learn from: features and multi-hot labels, if any, of the three sets."""
+    """What the shallow methods learn from: the three sets."""
 
-    train: tuple[np.ndarray, np.ndarray | None]
-    query: tuple[np.ndarray, np.ndarray | None]
-    database: tuple[np.ndarray, np.ndarray | None]
+    train: RowValues
+    query: RowValues
+    database: RowValues
 
 
 @dataclass(frozen=True)
@@ -181,7 +189,8 @@ class CellResult:
     codes_sha256: str | None = None  # None for a trial, and for cells of older versions
 
     def codes(self) -> Mapping[str, np.ndarray]:
-        """``query``, ``database`` (packed codes) and ``classes`` of the database; FormatError if damaged."""
+        """``query``, ``database`` (packed codes), ``query_ids``, ``database_ids`` (row ids, not in cells of
+        older versions) and ``classes`` of the database; FormatError if damaged."""
         where = storage.join(self.folder, CODES)
         again = "remove the folder of this cell to run it again"
         sha256 = self.codes_sha256
@@ -223,7 +232,7 @@ class CellResult:
 class Learned:
     """A learned method: ``encode`` maps query, database or (shallow methods) held-out to codes and labels."""
 
-    encode: Callable[[str], tuple[np.ndarray, np.ndarray | None]]  # packed codes, multi-hot labels
+    encode: Callable[[str], RowValues]  # packed codes
     logits: Callable[[str], np.ndarray]  # float32 (n, n_bits)
     params: dict[str, Any]
     history: Any = None
@@ -280,7 +289,7 @@ def _measure_trial(result: CellResult, learned: Learned) -> CellResult:
     """The result with validation MAP; a network was measured when its training ended."""
     if learned.training is not None:
         return dataclasses.replace(result, validation_map=learned.validation_map)
-    codes, labels = learned.encode("held-out")
+    codes, labels, _ = learned.encode("held-out")
     assert labels is not None
     return dataclasses.replace(result, validation_map=validation_map(codes, labels))
 
@@ -288,14 +297,15 @@ def _measure_trial(result: CellResult, learned: Learned) -> CellResult:
 def _measure(task: CellTask, result: CellResult, learned: Learned) -> CellResult:
     """The result with the EvalReport of queries against the database; writes codes.npz."""
     started = time.monotonic()
-    query, query_labels = learned.encode("query")
-    database, labels = learned.encode("database")
+    query, query_labels, query_ids = learned.encode("query")
+    database, labels, ids = learned.encode("database")
     encode_s = time.monotonic() - started
     assert query_labels is not None
     assert labels is not None
-    report = evaluate(query, query_labels, database, labels, k=task.k)
+    report = evaluate(query, query_labels, database, labels, k=task.k, database_ids=ids)
     buffer = io.BytesIO()
-    np.savez(buffer, query=query, database=database, classes=only_class(labels))
+    classes = only_class(labels)
+    np.savez(buffer, query=query, database=database, query_ids=query_ids, database_ids=ids, classes=classes)
     storage.write_bytes(storage.join(task.folder, CODES), buffer.getvalue())
     return dataclasses.replace(
         result,
@@ -312,10 +322,10 @@ def _measure_neighbours(
     """The result with neighbour recall of at most MAX_QUERIES queries, by both rankings."""
     some, truth = _true_neighbours(features)
     started = time.monotonic()
-    query, database = learned.encode("query")[0], learned.encode("database")[0]
+    query, database = learned.encode("query").values, learned.encode("database").values
     encode_s = time.monotonic() - started
     rows = np.sort(np.random.default_rng(0).permutation(len(database))[:CORRELATED])
-    sample = VectorSample(features.query[0][some], rows, features.database[0][rows])
+    sample = VectorSample(features.query.values[some], rows, features.database.values[rows])
     report = neighbour_report(
         query[some], database, truth, task.k, logits=learned.logits("query")[some], sample=sample
     )
@@ -333,9 +343,9 @@ def _measure_quantised(task: CellTask, result: CellResult, features: Features) -
 
     started = time.monotonic()
     some, truth = _true_neighbours(features)
-    queries, database, n_bits = features.query[0][some], features.database[0], task.cell.n_bits
+    queries, database, n_bits = features.query.values[some], features.database.values, task.cell.n_bits
     depth = min(len(database), max(task.k, 1000))
-    found = quantised_neighbours(features.train[0], database, queries, n_bits // 8, depth, task.cell.seed)
+    found = quantised_neighbours(features.train.values, database, queries, n_bits // 8, depth, task.cell.seed)
     report = ranked_report(found, truth, len(database), n_bits, task.k)
     return dataclasses.replace(
         result,
@@ -347,7 +357,7 @@ def _measure_quantised(task: CellTask, result: CellResult, features: Features) -
 
 def _true_neighbours(features: Features) -> tuple[np.ndarray, np.ndarray]:
     """(positions of the queries that are measured, their true neighbours int64 (q, NEAREST))."""
-    queries, database = features.query[0], features.database[0]
+    queries, database = features.query.values, features.database.values
     some = np.sort(np.random.default_rng(0).permutation(len(queries))[:MAX_QUERIES])
     return some, exact_neighbours(queries[some], [database], min(NEAREST, len(database)))
 
@@ -368,25 +378,23 @@ def learn_shallow(task: CellTask, features: Features) -> Learned:
     from hashnet.training import held_out
 
     cell = task.cell
-    X, y = features.train
+    X, y, row_ids = features.train
     kept, held = held_out(len(X), task.validation)
     method = REGISTRY[cell.method](cell.n_bits, seed=cell.seed, **cell.settings)
     method.fit(X[kept], None if y is None else y[kept])
     if not task.validation:
         method.save(storage.join(task.folder, "method"))
     sets = {"query": features.query, "database": features.database}
-    sets["held-out"] = X[held], None if y is None else y[held]
+    sets["held-out"] = RowValues(X[held], None if y is None else y[held], row_ids[held])
 
-    def encode(name: str) -> tuple[np.ndarray, np.ndarray | None]:
-        return method.encode(sets[name][0]), sets[name][1]
+    def encode(name: str) -> RowValues:
+        return sets[name]._replace(values=method.encode(sets[name].values))
 
-    return Learned(encode, lambda name: method.logits(sets[name][0]), method.params(), method.history_)
+    return Learned(encode, lambda name: method.logits(sets[name].values), method.params(), method.history_)
 
 
 def learn_deep(task: CellTask, device: str) -> Learned:
     """Trains a variant of HashNet or a deep baseline in this process; an interrupted cell is resumed."""
-    import torch
-
     from hashnet.training import (
         features_of_run,
         finished_result,
@@ -418,20 +426,20 @@ def learn_deep(task: CellTask, device: str) -> Learned:
     storage.delete(Run(config.run).checkpoints)
     features = features_of_run(config, model, manifest, device, keep=config.freeze_backbone)
 
-    def logits(split: str) -> tuple[torch.Tensor, np.ndarray | None]:
+    def logits(split: str) -> RowValues:
         rows = open_rows(manifest, split, model, config)
         values, usable = logits_of(model, rows.source, device, features)
         labels = None if rows.labels is None else rows.labels[usable]
-        return values[torch.from_numpy(usable)], labels
+        return RowValues(values.numpy()[usable], labels, rows.row_ids[usable])
 
-    def encode(split: str) -> tuple[np.ndarray, np.ndarray | None]:
-        values, labels = logits(split)
-        return pack_signs(values), labels
+    def encode(split: str) -> RowValues:
+        rows = logits(split)
+        return rows._replace(values=pack_signs(rows.values))
 
     training = TrainedNetwork.from_dict({**info.summary, "sha256": info.sha256})
     return Learned(
         encode,
-        lambda split: logits(split)[0].numpy(),
+        lambda split: logits(split).values,
         dataclasses.asdict(config),
         training=training,
         validation_map=info.summary.get("validation_map"),

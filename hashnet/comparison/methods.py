@@ -29,6 +29,28 @@ TITLES = {  # every method in the order of the paper's tables
     "sign": "sign",
     "pq": "PQ",
 }
+FULL_NAMES = {  # for the reader who meets a title for the first time
+    "hashnet+c": "HashNet with graded similarity of label sets (Cao et al., 2017)",
+    "hashnet": "deep learning to hash by continuation (Cao et al., 2017)",
+    "hashnet-w": "HashNet without weights for rare pairs",
+    "hashnet-sgn": "HashNet without continuation",
+    "dhn": "Deep Hashing Network (Zhu et al., 2016)",
+    "dnnh": "Deep Neural Network Hashing (Lai et al., 2015)",
+    "cnnh": "Convolutional Neural Network Hashing (Xia et al., 2014)",
+    "hashnet+c+l": "HashNet+C with a label term, not in the paper",
+    "hashnet+l": "HashNet with a label term, not in the paper",
+    "dhn+a": "Deep Hashing Network with HashNet's alpha",
+    "sdh": "Supervised Discrete Hashing (Shen et al., 2015)",
+    "ksh": "Supervised Hashing with Kernels (Liu et al., 2012)",
+    "itq-cca": "ITQ after canonical correlation analysis with the labels (Gong and Lazebnik, 2011)",
+    "itq": "Iterative Quantisation, without labels (Gong and Lazebnik, 2011)",
+    "bre": "Binary Reconstructive Embeddings (Kulis and Darrell, 2009)",
+    "sh": "Spectral Hashing (Weiss et al., 2008)",
+    "lsh": "Locality-Sensitive Hashing: signs of random projections (Charikar, 2002)",
+    "rotation": "signs of the vectors after a random rotation",
+    "sign": "signs of the vectors' own columns with the greatest variance",
+    "pq": "product quantisation by FAISS to as many bytes, ranked by distance to the quantised vectors",
+}
 OWN = tuple(name for name, method in METHODS.items() if method.own)  # not in the paper, nor in its tables
 PQ = "pq"  # product quantisation: no binary codes, so it is measured by neighbour recall alone
 VECTOR_METHODS = ("rotation", "sign", PQ)  # what vector databases do; not in the paper either

@@ -82,7 +82,10 @@ def _open_rgb(data: bytes | Image, at_least: int | None, max_pixels: int) -> np.
         raise BadImage("too_large", str(error)) from error
     except UnidentifiedImageError as error:
         assert isinstance(data, bytes)
-        raise BadImage("unknown_format", f"{len(data)} bytes starting {data[:8]!r}") from error
+        detail = (
+            f"no picture in a format that is read here ({', '.join(FORMATS)}); it starts with {data[:8]!r}"
+        )
+        raise BadImage("unknown_format", detail) from error
     # A damaged file may raise nearly anything from a decoder; it must not end an encoding job.
     except Exception as error:
         raise BadImage("corrupt", f"{type(error).__name__}: {error}") from error

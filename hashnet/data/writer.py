@@ -18,7 +18,7 @@ from hashnet.data.columns import check_finite, check_labels, feature_column, ren
 from hashnet.data.manifest import Manifest, ManifestArtefact, PartsWriter, schema_of
 from hashnet.errors import DataError, StorageError
 from hashnet.io import Progress, as_array, storage
-from hashnet.labels import as_multi_hot
+from hashnet.labels import as_multi_hot, from_names
 from hashnet.labels import to_lists as label_lists
 
 log = logging.getLogger(__name__)
@@ -116,15 +116,16 @@ def write_manifest(
 def write_arrays(uri: str, X: Any, y: Any = None) -> Manifest:
     """The manifest ``uri`` of rows in memory, all in the splits train and database.
 
-    ``X`` is feature rows (n, d), or a list of paths or URIs of pictures; ``y`` class ids (n,) or multi-hot.
+    ``X`` is feature rows (n, d), or a list of paths or URIs of pictures; ``y`` class ids (n,), multi-hot, or
+    class names, one or a list of them per row.
     """
     listed = isinstance(X, Sequence) and bool(X) and isinstance(X[0], (str, os.PathLike))
     X = [storage.absolute(str(path)) for path in X] if listed else as_array(X, "feature rows")
     if y is None:
         labels: dict[str, Any] = {}
     else:
-        multi_hot = as_multi_hot(y)
-        labels = {"labels": label_lists(multi_hot), "n_classes": multi_hot.shape[1]}
+        multi_hot, names = from_names(y) or (as_multi_hot(y), None)
+        labels = {"labels": label_lists(multi_hot), "n_classes": multi_hot.shape[1], "class_names": names}
         if len(multi_hot) != len(X):
             raise DataError(f"there are {len(X):,} rows, but labels of {len(multi_hot):,}; give one per row")
     flags = np.full(len(X), splits.TRAIN | splits.DATABASE, dtype=np.uint8)

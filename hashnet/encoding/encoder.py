@@ -127,7 +127,9 @@ class Encoder:
             item = item.detach().cpu().numpy()
         if isinstance(item, np.ndarray):
             return self._check_pixels(item[None])[0]
+        name = f"picture {position}"
         if isinstance(item, (str, os.PathLike)):
+            name = str(item)
             item = storage.read_bytes(str(item))
         elif isinstance(item, (bytearray, memoryview)):
             item = bytes(item)
@@ -139,7 +141,7 @@ class Encoder:
         try:
             return self.preprocess.eval(item)
         except BadImage as error:
-            raise BadImage(error.reason, f"picture {position}: {error.detail}") from error
+            raise BadImage(error.reason, f"{name}: {error.detail}") from error
 
     def _check_pixels(self, pixels: np.ndarray) -> np.ndarray:
         crop = self._crop
@@ -155,7 +157,8 @@ class Encoder:
         rows = rows[None] if rows.ndim == 1 else rows
         if rows.ndim != 2 or rows.shape[1] != self._n_inputs or rows.dtype.kind not in "fiu":
             raise ModelError(
-                f"this model takes feature rows (n, {self._n_inputs}), got {rows.dtype} {rows.shape}"
+                f"this model takes feature rows (n, {self._n_inputs}), got "
+                + ("text" if rows.dtype.kind in "US" else f"{rows.dtype} {rows.shape}")
             )
         rows = np.ascontiguousarray(rows, dtype=np.float32)
         finite = np.isfinite(rows).all(axis=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hashnet.errors import FormatError, HashnetError, StorageError
+from hashnet.errors import FormatError, HashnetError
 from hashnet.index import changelog
 from hashnet.io import Artefact, storage, write_sealed
 
@@ -18,7 +18,6 @@ class IndexArtefact(Artefact):
     kind, header_file, seal_name = "index", "index.json", "sha256"
     format_version = 2  # 1 had no log of changes, and every segment had all columns
     made_by = "build one with jobs/build_index.py (overwrite=true replaces a damaged one)"
-    error = StorageError
 
     def open(self, **options: Any) -> Any:
         from hashnet.index.binary import BinaryIndex

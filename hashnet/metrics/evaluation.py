@@ -5,6 +5,8 @@
 >>> report = evaluate(codes[:1], [7], codes, [7, 3, 7], k=3)
 >>> round(report.map, 4), report.queries_without_hit   # hit, miss, hit: (1/1 + 2/3) / 2
 (0.8333, 0)
+>>> report
+EvalReport(map=0.8333, map_tie_aware=0.8333, chance=0.6667, k=3, n_queries=1, n_database=3, n_bits=8)
 """
 
 from __future__ import annotations

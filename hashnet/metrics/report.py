@@ -16,8 +16,7 @@ DEFINITIONS = {
     "map": (
         "Mean over all queries of AP@k = (sum over ranks r <= k of precision@r * rel_r) / relevant items "
         "inside the top k. A query without a hit counts 0. Items at equal distance are ordered by a seeded "
-        "hash of their row id, in a comparison of their position among the database rows. Comparable with "
-        "the hashing papers."
+        "hash of their row id. Comparable with the hashing papers."
     ),
     "map_retrieved_hits_only": (
         "The same AP@k, averaged only over queries with at least one hit in the top k."
@@ -97,7 +96,7 @@ class ClassScore:
     name: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EvalReport:
     """Every metric of one evaluation; ``hashnet.metrics.DEFINITIONS`` says what each one means.
 
@@ -129,13 +128,20 @@ class EvalReport:
     per_class: tuple[ClassScore, ...]
     similar: tuple[int, ...]
     dissimilar: tuple[int, ...]
-    ap: tuple[float, ...] = dataclasses.field(default=(), repr=False)
-    ap_relevant: tuple[float, ...] = dataclasses.field(default=(), repr=False)
-    ap_tie_aware: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+    ap: tuple[float, ...] = ()
+    ap_relevant: tuple[float, ...] = ()
+    ap_tie_aware: tuple[float, ...] = ()
     ndcg: float | None = None  # None in a report of an older version
     map_asymmetric: float | None = None  # None where the queries' logits were not given
     map_asymmetric_interval: tuple[float, float] | None = None
-    ap_asymmetric: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+    ap_asymmetric: tuple[float, ...] = ()
+
+    def __repr__(self) -> str:
+        """The numbers that one looks at first: ``EvalReport(map=0.9767, …, n_queries=197, …)``."""
+        values = {name: getattr(self, name) for name in ("map", "map_tie_aware", "map_asymmetric", "chance")}
+        words = [f"{name}={value:.4f}" for name, value in values.items() if value is not None]
+        sizes = [f"{name}={getattr(self, name)}" for name in ("k", "n_queries", "n_database", "n_bits")]
+        return f"EvalReport({', '.join(words + sizes)})"
 
     def precision_at(self, n: int) -> float:
         """Precision of the N nearest; N one of ``by_rank.ranks``."""

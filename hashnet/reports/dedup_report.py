@@ -10,10 +10,10 @@ import numpy as np
 from hashnet import __version__
 from hashnet.data import Manifest
 from hashnet.dedup import Duplicates
-from hashnet.io import storage
+from hashnet.io import counted, storage
 from hashnet.reports.examples import thumbnails
-from hashnet.reports.run_report import Card, Plot, write_figure
-from hashnet.reports.style import PALETTE, new_axes, render
+from hashnet.reports.run_report import Plot, write_figure
+from hashnet.reports.style import PALETTE, Card, new_axes, render
 from hashnet.run import Run
 
 if TYPE_CHECKING:
@@ -82,17 +82,20 @@ def _cards(found: Duplicates) -> list[Card]:
     info = found.info
     total = f"of {info.n_rows:,} items"
     share = f"{info.n_removed / max(info.n_rows, 1):.2%} {total}"
-    note = f"within {info.radius} bits, {info.n_at[0]:,} of them equal"
+    note = f"within {counted(info.radius, 'bit')}, {info.n_at[0]:,} of them equal"
     if info.n_candidates is not None:
-        note = f"of {info.n_candidates:,} within {info.radius} bits, confirmed by {info.confirm}"
-    cards = [Card("pairs", f"{sum(info.n_at):,}", note)]
+        note = f"of {info.n_candidates:,} within {counted(info.radius, 'bit')}, confirmed by {info.confirm}"
+    meaning = f"Two items whose codes differ in at most {info.radius} of {info.n_bits} bits."
+    cards = [Card("pairs", f"{sum(info.n_at):,}", note, meaning)]
     if info.n_against is not None:
-        return [*cards, Card("items with a match", f"{info.n_near:,}", share)]
+        meaning = "Items here that are in a pair with one of the others."
+        return [*cards, Card("items with a match", f"{info.n_near:,}", share, meaning)]
+    stay = f"{info.n_rows - info.n_removed:,}"
     return [
         *cards,
-        Card("clusters", f"{info.n_clusters:,}", f"of {info.n_near:,} items"),
-        Card("would be removed", f"{info.n_removed:,}", share),
-        Card("would stay", f"{info.n_rows - info.n_removed:,}", f"one per cluster: {info.keep}"),
+        Card("clusters", f"{info.n_clusters:,}", f"of {info.n_near:,} items", "Items that pairs connect."),
+        Card("would be removed", f"{info.n_removed:,}", share, "All items of a cluster but one."),
+        Card("would stay", stay, f"one per cluster: {info.keep}", "Items in no pair, and one per cluster."),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +35,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Example:
-    """A query with its nearest items. ``kind`` is best, median or worst (by AP)."""
+    """A query with its nearest items. ``kind`` is best, median or worst (by AP), and the method's title."""
 
     kind: str
     ap: float
@@ -87,11 +87,15 @@ def pick_queries(ap: Sequence[float], each: int = 2) -> list[tuple[str, int]]:
 
 
 def nearest_items(
-    store: CodeStore, codes: np.ndarray, labels: np.ndarray, seed: int = 0, k: int = TOP
+    blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray | None]],
+    codes: np.ndarray,
+    labels: np.ndarray,
+    seed: int = 0,
+    k: int = TOP,
 ) -> list[list[Neighbour]]:
-    """The k nearest items of each query; ties are broken by the hash that MAP uses."""
+    """The k nearest items of each query in blocks of (ids, codes, labels); ties are broken as MAP does."""
     best: list[list[tuple[int, int, Neighbour]]] = [[] for _ in codes]
-    for ids, block, block_labels in store.blocks():
+    for ids, block, block_labels in blocks:
         assert block_labels is not None
         hashes = tie_hash(ids, seed)
         by_hash = np.argsort(hashes)  # rows in this order: equal distances come by hash
@@ -111,21 +115,27 @@ def gather(store: CodeStore, queries: CodeStore, report: EvalReport, pictures: P
     rows = [i for _, i in picked]
     codes, all_labels, ids = queries.codes()[rows], queries.labels(), queries.ids()[rows]
     assert all_labels is not None
-    found = nearest_items(store, codes, all_labels[rows], report.seed)
-    shown = {int(i) for i in ids} | {item.row_id for items in found for item in items}
+    found = nearest_items(store.blocks(), codes, all_labels[rows], report.seed)
+    asked = [Neighbour(int(i), 0, True, all_labels[row]) for i, row in zip(ids, rows, strict=True)]
+    kinds = [(kind, float(report.ap[i])) for kind, i in picked]
+    return make_examples(kinds, asked, found, pictures)
+
+
+def make_examples(
+    kinds: list[tuple[str, float]], asked: list[Neighbour], found: list[list[Neighbour]], pictures: Pictures
+) -> list[Example]:
+    """Queries with what was found for each, as tiles; ``kinds`` are (kind, AP)."""
+    shown = {item.row_id for items in (asked, *found) for item in items}
     thumbs = thumbnails(pictures.manifest, shown, pictures.base_uri) if pictures.manifest is not None else {}
 
-    def tile(row_id: int, labels: np.ndarray, distance: int = 0, relevant: bool = True) -> Tile:
-        return Tile(row_id, pictures.names(labels), distance, relevant, thumbs.get(row_id))
+    def tile(item: Neighbour) -> Tile:
+        return Tile(
+            item.row_id, pictures.names(item.labels), item.distance, item.relevant, thumbs.get(item.row_id)
+        )
 
     return [
-        Example(
-            kind,
-            float(report.ap[i]),
-            tile(int(query_id), all_labels[i]),
-            tuple(tile(item.row_id, item.labels, item.distance, item.relevant) for item in items),
-        )
-        for (kind, i), query_id, items in zip(picked, ids, found, strict=True)
+        Example(kind, ap, tile(query), tuple(map(tile, items)))
+        for (kind, ap), query, items in zip(kinds, asked, found, strict=True)
     ]
 
 

@@ -16,8 +16,8 @@ from hashnet.metrics import (
     exact_neighbours,
     neighbour_report,
 )
-from hashnet.reports.run_report import Card, MetricRow, Plot, write_figure
-from hashnet.reports.style import legend, line_style, new_axes, render
+from hashnet.reports.run_report import MetricRow, Plot, write_figure
+from hashnet.reports.style import Card, legend, line_style, new_axes, render
 from hashnet.run import Run
 
 K, WITHIN = 10, 100
@@ -121,6 +121,8 @@ def _recall_figure(report: NeighbourReport) -> Any:
         )  # fmt: skip
         legend(ax)
     ax.set_xscale("log")
+    ax.set_xticks(report.ranks, [f"{n:,}" for n in report.ranks])
+    ax.minorticks_off()
     ax.set(xlabel="N, items retrieved", ylabel=f"recall of the {report.k} nearest", ylim=(0, 1.02))
     return ax
 
@@ -129,22 +131,43 @@ def _cards(report: NeighbourReport) -> list[Card]:
     low, high = report.recall_interval
     chance = report.within / report.n_database
     first = report.recall_within[0]
+    n, k, within = report.ranks[0], report.k, report.within
     cards = [
-        Card(f"found by the first {report.ranks[0]}", f"{first:.4f}", f"of the {report.k} nearest vectors"),
         Card(
-            f"among {report.within}, or rescored",
+            f"recall@{k} within {n:,}",
+            f"{first:.4f}",
+            "by Hamming distance",
+            f"The share of a query's {k} nearest vectors that are among its first {n:,} items by code.",
+        ),
+        Card(
+            f"recall@{k} within {within:,}",
             f"{report.recall:.4f}",
-            f"95 % {low:.4f} – {high:.4f}",
+            f"95 % interval {low:.4f} – {high:.4f}",
+            f"The same among the first {within:,} items: what sorting these by their vectors finds.",
         ),
     ]
     if report.asymmetric is not None and report.asymmetric_interval is not None:
         low, high = report.asymmetric_interval
-        cards.append(Card("by asymmetric score", f"{report.asymmetric:.4f}", f"95 % {low:.4f} – {high:.4f}"))
-    cards.append(Card("chance", f"{chance:.4f}", "of a random order"))
+        cards.append(
+            Card(
+                "by asymmetric score",
+                f"{report.asymmetric:.4f}",
+                f"95 % interval {low:.4f} – {high:.4f}",
+                f"Recall@{k} within {within:,} of items ordered by the query's real-valued outputs against "
+                "their bits.",
+            )
+        )
+    meaning = f"What a random order would find within {within:,} items."
+    cards.append(Card("chance", f"{chance:.4f}", f"{within:,} of {report.n_database:,} items", meaning))
     if report.correlation is not None and report.correlation_interval is not None:
         low, high = report.correlation_interval
         cards.append(
-            Card("distance correlation", f"{report.correlation:.4f}", f"95 % {low:.4f} – {high:.4f}")
+            Card(
+                "distance correlation",
+                f"{report.correlation:.4f}",
+                f"95 % interval {low:.4f} – {high:.4f}",
+                "Spearman's rank correlation of Hamming and Euclidean distances: 1 is the same order.",
+            )
         )
     return cards
 

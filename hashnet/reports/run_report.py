@@ -18,7 +18,7 @@ from hashnet.errors import HashnetError
 from hashnet.io import storage
 from hashnet.metrics import DEFINITIONS, EvalReport
 from hashnet.reports import examples, figures
-from hashnet.reports.style import figure_of, inline_svg, render, to_png, to_svg
+from hashnet.reports.style import Card, figure_of, inline_svg, render, to_png, to_svg
 from hashnet.run import Run
 from hashnet.store import CodeStore
 
@@ -49,14 +49,6 @@ class Plot(NamedTuple):
     title: str
     note: str
     ax: Axes
-
-
-class Card(NamedTuple):
-    """One of the numbers at the top."""
-
-    name: str
-    value: str
-    note: str
 
 
 class MetricRow(NamedTuple):
@@ -121,20 +113,49 @@ def cards(report: EvalReport) -> list[Card]:
     """The numbers at the top."""
     low, high = report.map_interval
     times = f"MAP is {report.map / report.chance:.1f} times that" if report.chance else "nothing is relevant"
-    empty = f"{report.empty_within(2):.1%} of balls are empty"
+    empty = f"{report.empty_within(2):.1%} of queries have no such item and count 0"
+    k = f"{report.k:,}"
     asymmetric = []
     if report.map_asymmetric is not None and report.map_asymmetric_interval is not None:
         gained = (
             f"95 % interval {report.map_asymmetric_interval[0]:.4f} – {report.map_asymmetric_interval[1]:.4f}"
         )
-        asymmetric = [Card(f"asymmetric MAP@{report.k:,}", f"{report.map_asymmetric:.4f}", gained)]
+        meaning = "MAP of items ordered by the query's real-valued outputs against their bits."
+        asymmetric = [Card(f"asymmetric MAP@{k}", f"{report.map_asymmetric:.4f}", gained, meaning)]
     return [
-        Card(f"MAP@{report.k:,}", f"{report.map:.4f}", f"95 % interval {low:.4f} – {high:.4f}"),
+        Card(
+            f"MAP@{k}",
+            f"{report.map:.4f}",
+            f"95 % interval {low:.4f} – {high:.4f}",
+            f"Mean average precision: 1 when the relevant items among the first {k} come before all others.",
+        ),
         *asymmetric,
-        Card("tie-aware MAP", f"{report.map_tie_aware:.4f}", "relevant denominator, all tie orders"),
-        Card("P@H≤2", f"{report.precision_within(2):.4f}", empty),
-        Card("chance", f"{report.chance:.4f}", times),
-        Card("without a hit", f"{report.queries_without_hit:,}", f"of {report.n_queries:,} queries"),
+        Card(
+            "tie-aware MAP",
+            f"{report.map_tie_aware:.4f}",
+            "does not depend on the order of ties",
+            f"MAP averaged over every order of items at equal distance; relevant items missing from the "
+            f"first {k} count as well.",
+        ),
+        Card(
+            "P@H≤2",
+            f"{report.precision_within(2):.4f}",
+            empty,
+            "Precision within Hamming radius 2: the share of relevant items among those whose code differs "
+            "from the query's in at most 2 bits.",
+        ),
+        Card(
+            "chance",
+            f"{report.chance:.4f}",
+            times,
+            "The precision of a random order: the share of the database that is relevant to a query.",
+        ),
+        Card(
+            "without a hit",
+            f"{report.queries_without_hit:,}",
+            f"of {report.n_queries:,} queries",
+            f"Queries with no relevant item among their first {k}.",
+        ),
     ]
 
 

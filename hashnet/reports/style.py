@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,6 +46,15 @@ _RC: Any = {  # matplotlib's own type is a Literal of every key
     "svg.fonttype": "none",  # text stays text: readable, searchable, small
     "svg.hashsalt": "hashnet",  # the same figure is the same file
 }
+
+
+class Card(NamedTuple):
+    """One of the numbers at the top of a page; ``meaning`` is its definition in one sentence."""
+
+    name: str
+    value: str
+    note: str
+    meaning: str
 
 
 def new_axes(ax: Axes | None = None, size: tuple[float, float] = (5.2, 3.6)) -> Axes:

@@ -217,7 +217,8 @@ def check_pixels(picture: bytes, name: str, max_pixels: int) -> None:
         sentence = f"{name} has far too many pixels; the limit is {max_pixels:,}"
         raise ApiError("image_too_large", sentence, 413) from None
     except Exception:
-        raise ApiError("not_an_image", f"{name} is not a picture this server can read") from None
+        sentence = f"{name} is not a picture in a format that is read here ({', '.join(FORMATS)})"
+        raise ApiError("not_an_image", sentence) from None
     if width * height > max_pixels:
         sentence = f"{name} has {width} x {height} pixels; the limit is {max_pixels:,}"
         raise ApiError("image_too_large", sentence, 413)

@@ -92,8 +92,9 @@ class Supervisor:
                 continue
             self._read_report(child)
             if "error" in child.report:
-                kind = ConfigError if child.report["exit_code"] == 2 else HashnetError
-                raise kind(child.report["error"])
+                error = HashnetError(child.report["error"])
+                error.exit_code = child.report["exit_code"]
+                raise error
             code = child.process.poll()
             if code is None:
                 continue

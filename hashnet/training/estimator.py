@@ -15,8 +15,9 @@ import numpy as np
 
 from hashnet.data import write_arrays
 from hashnet.encoding import Encoder
-from hashnet.errors import HashnetError
+from hashnet.errors import DataError, HashnetError
 from hashnet.io import config as configs
+from hashnet.io import counted
 from hashnet.losses import AUTO
 from hashnet.models import save_bundle
 from hashnet.run import Run
@@ -47,18 +48,33 @@ class HashNet:
         self.settings = {"variant": AUTO, **settings}
         self._config("")  # an unknown key or a bad value is refused here
 
+    def __repr__(self) -> str:
+        """
+        >>> HashNet(48, lr=0.02)
+        HashNet(n_bits=48, seed=0, variant='auto', lr=0.02)
+        """
+        settings = {"n_bits": self.n_bits, "seed": self.seed, "run": self.run, **self.settings}
+        words = ", ".join(f"{name}={value!r}" for name, value in settings.items() if value is not None)
+        fitted = (
+            f", fitted on {counted(self.summary_.train_rows, 'row')}" if hasattr(self, "summary_") else ""
+        )
+        return f"HashNet({words}){fitted}"
+
     def _config(self, run: str, **defaults: Any) -> TrainConfig:
         return configs.from_dict(
             TrainConfig, {"run": run, "n_bits": self.n_bits, "seed": self.seed, **defaults, **self.settings}
         )
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Learns from feature rows (n, d) or paths of pictures, and labels y: ids (n,) or multi-hot."""
+        """Learns from feature rows (n, d) or paths of pictures, and labels y: class ids (n,), multi-hot, or
+        class names, one or a list of them per row."""
         with tempfile.TemporaryDirectory() as scratch:
             run = self.run or os.path.join(scratch, "run")
             manifest = os.path.join(scratch, "manifest.parquet")
-            modality = write_arrays(manifest, X, y).modality
-            defaults = PRETRAINED if modality == "image" and "backbone" not in self.settings else {}
+            rows = write_arrays(manifest, X, y)
+            if len(rows) < 2:
+                raise DataError(f"there is {counted(len(rows), 'row')} to learn from; give at least two")
+            defaults = PRETRAINED if rows.modality == "image" and "backbone" not in self.settings else {}
             prepared = prepare(self._config(run, manifest=manifest, **defaults))
             summary = train_run(prepared.config) if prepared.finished is None else None
             if summary is None:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -117,7 +118,7 @@ class ImageSource:
     def _note(self, row_id: int, uri: str | None, error: BadImage) -> None:
         if row_id not in self.bad:
             self.bad[row_id] = error.reason
-            logger.warning("row %d (%s) is left out of training: %s", row_id, uri, error)
+            _warn_once(row_id, uri, str(error))
 
     def _check(self, rows: np.ndarray) -> None:
         self._seen[rows] = True
@@ -130,6 +131,12 @@ class ImageSource:
                 f"{len(self.bad)} of the first {seen} pictures cannot be used (row {row_id}: "
                 f"{reason}); repair the manifest or raise max_bad_fraction ({self.max_bad_fraction})"
             )
+
+
+@lru_cache(maxsize=10_000)
+def _warn_once(row_id: int, uri: str | None, error: str) -> None:
+    """Training reads a picture through several sources: to learn from it, to measure, to find neighbours."""
+    logger.warning("row %d (%s) is left out of training: %s", row_id, uri, error)
 
 
 class ViewSource:

@@ -1,6 +1,7 @@
 """The demo: its mistakes and what it opens, quickly; all of it, as typed, with the slow tests."""
 
 import json
+import logging
 import re
 import shlex
 import socket
@@ -86,6 +87,19 @@ def test_commands_are_printed_so_that_they_run(monkeypatch):
     assert demo.command("python") == "python"
     monkeypatch.setenv("PATH", "/nowhere")
     assert Path(demo.command("python")).samefile(sys.executable)
+
+
+def test_a_stage_explains_itself_and_keeps_the_log_of_its_job_quiet(caplog, capsys):
+    def stage(_):
+        logging.getLogger("cluster.train").info("stage 0 done: J 0.3")
+        logging.getLogger("hashnet.training").warning("row 7 is left out")
+        return {"bad_rows": 2, "bad_reasons": {"corrupt": 2}}
+
+    caplog.set_level(logging.INFO)
+    demo._stage("encode", stage, None)
+    assert [record.message for record in caplog.records] == ["row 7 is left out"]
+    said = capsys.readouterr().err.splitlines()
+    assert said[2:4] == [demo.STAGES["encode"], "left out, as they cannot be read: 2 corrupt"]
 
 
 def test_open_shows_the_report_and_then_the_page(monkeypatch, tmp_path):

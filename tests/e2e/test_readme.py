@@ -143,6 +143,12 @@ def test_every_make_target_and_variable_exists():
     assert set(phony.split()) == targets
 
 
+def test_make_refuses_a_variable_that_it_does_not_know():
+    done = subprocess.run(["make", "demo", "IMAGE=pets"], cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "make knows no variable IMAGE; there are VENV" in done.stderr
+
+
 def test_paths_and_links_lead_somewhere():
     for name in GUIDES:
         text = read(name)

@@ -17,7 +17,7 @@ from cluster.dedup import DedupConfig, find_duplicates
 from cluster.encode import EncodeConfig
 from hashnet import BinaryIndex, CodeStore, Encoder, Run, evaluate
 from hashnet.cli.inspect import inspect
-from hashnet.comparison import Cell, CellTask, Features, finished_cell, run_cell
+from hashnet.comparison import Cell, CellTask, Features, RowValues, finished_cell, run_cell
 from hashnet.data import feature_matrix, make_manifest
 from hashnet.errors import FormatError
 from hashnet.io import binary_column, storage
@@ -56,7 +56,8 @@ def whole_run(tmp_path_factory) -> Path:
     store, queries = run.codes.open(), run.query_codes.open()
     _write_index(run, store)
     find_duplicates(DedupConfig(run=str(folder), radius=1, figures=False))
-    run_cell(_cell(folder), Features(*[(rng.normal(size=(60, 16)), labels[:60, None] == np.arange(3))] * 3))
+    rows = RowValues(rng.normal(size=(60, 16)), labels[:60, None] == np.arange(3), np.arange(60))
+    run_cell(_cell(folder), Features(rows, rows, rows))
     report = evaluate(queries.codes(), queries.labels(), store.codes(), store.labels(), k=10)
     run.report.write(report, {"database": store.sha256})
     storage.write_bytes(storage.join(run.report.uri, "report.html"), b"<p>the page</p>")

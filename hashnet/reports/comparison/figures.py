@@ -54,12 +54,15 @@ def curves(entries: Entries, n_bits: int) -> list[ComparisonFigure]:
     """Every method in one plot: over code lengths, and at ``n_bits``, the longest of them."""
     lengths = {TITLES[m]: [mean_report(e) for (name, _), e in entries.items() if name == m] for m in TITLES}
     longest = {TITLES[m]: mean_report(entries[m, n_bits]) for m in TITLES if (m, n_bits) in entries}
-    return [
+    over_bits = [
         drawn(
             "precision_h2",
             "Precision within Hamming radius 2 over code lengths (an empty ball counts 0)",
             figures.precision_over_bits({m: r for m, r in lengths.items() if r}, new_axes(size=SIZE)),
-        ),
+        )
+    ]
+    return [
+        *(over_bits if len({bits for _, bits in entries}) > 1 else []),
         drawn(
             "precision_recall",
             f"Precision and recall by rank at {n_bits} bits",

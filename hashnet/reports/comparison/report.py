@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import hashnet
-from hashnet.comparison import TITLES, CellResult
+from hashnet.comparison import FULL_NAMES, TITLES, CellResult
 from hashnet.io import storage
 from hashnet.reports.comparison import tables
+from hashnet.reports.comparison.examples import side_by_side
 from hashnet.reports.comparison.figures import draw
-from hashnet.reports.comparison.results import Table, gaps, gather
-from hashnet.reports.style import render
+from hashnet.reports.comparison.results import Table, gaps, gather, main_entries
+from hashnet.reports.style import Card, render
 
 KIND, FORMAT_VERSION = "comparison", 1
 PACKAGES = ("numpy", "scipy", "scikit-learn", "torch", "ray", "numba", "faiss-cpu")
@@ -60,7 +61,7 @@ def write_comparison_report(uri: str, cells: list[CellResult], info: ComparisonI
             grids=grids,
             notes=notes,
             figures=figures,
-            examples=[],
+            examples=side_by_side(main_entries(found), info.manifest.get("uri"), info.config.get("base_uri")),
             made_from_title="Settings and versions",
             made_from=settings_of(info, versions),
         ),
@@ -87,14 +88,15 @@ def write_comparison_report(uri: str, cells: list[CellResult], info: ComparisonI
     }
 
 
-def _cards(found: list[Table]) -> list[tuple[str, str, str]]:
-    """(name, value, note): the method that is first at each code length of the first table."""
+def _cards(found: list[Table]) -> list[Card]:
+    """The method that is first at each code length of the first table."""
     if not found:
         return []
     table, cards = found[0], []
     for n in table.bits:
         if (first := table.first(n)) is not None:
-            cards.append((f"first at {n} bits", f"{first.mean():.3f}", TITLES[first.method]))
+            meaning = f"The highest MAP@{first.reports[0].k:,} of {len(table.methods)} methods."
+            cards.append(Card(f"first at {n} bits", f"{first.mean():.4f}", TITLES[first.method], meaning))
     return cards
 
 
@@ -142,10 +144,11 @@ def comparison_notes(found: list[Table], info: ComparisonInfo) -> list[str]:
     conditions = _conditions(found)
     depths = {one.k for one in conditions} or {info.k}
     k = depths.pop() if len(depths) == 1 else "k"
+    methods = dict.fromkeys(method for table in found for method in table.methods)
     notes = [
-        f"MAP@{k}: the denominator is the relevant items among the top {k}, a query without a hit counts 0, "
-        "ties in Hamming distance are broken by a seeded hash of the item's position among the database "
-        "rows, the same for every method.",
+        f"MAP@{k}, mean average precision: the denominator is the relevant items among the top {k}, a query "
+        "without a hit counts 0, ties in Hamming distance are broken by a seeded hash of the item's row id.",
+        *full_names(methods),
         f"Seeds {', '.join(map(str, seeds))}; ± is the standard deviation over them."
         if len(seeds) > 1
         else f"One repetition, seed {', '.join(map(str, seeds))}.",
@@ -153,7 +156,8 @@ def comparison_notes(found: list[Table], info: ComparisonInfo) -> list[str]:
         "bootstrap over queries) that contains 0.",
         "Differences: method minus reference, in brackets the 95 % interval of a paired bootstrap over "
         "queries (a query's average precision is the mean over seeds).",
-        "fit s: seconds (and CPU seconds) to fit, at the slowest code length of the row.",
+        "fit s: seconds (and CPU seconds) to fit, at the slowest code length of the row; encode rows/s: rows "
+        "that it encodes per second.",
     ]
     if info.paper:
         notes.append("In brackets: the paper's number (AlexNet, its own splits).")
@@ -167,6 +171,11 @@ def comparison_notes(found: list[Table], info: ComparisonInfo) -> list[str]:
         counts = f"{one.n_queries:,} queries, {one.n_database:,} database rows"
         notes.append(f"{which}{counts}, chance level {one.chance:.4f}.")
     return notes + _rows_seen(found, info) + sorted(set(_warnings(found)))
+
+
+def full_names(methods: Iterable[str]) -> list[str]:
+    """What the titles of the methods stand for."""
+    return [f"{TITLES[method]}: {FULL_NAMES[method]}." for method in methods]
 
 
 def _rows_seen(found: list[Table], info: ComparisonInfo) -> list[str]:

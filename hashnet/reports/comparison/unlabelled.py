@@ -16,9 +16,9 @@ from hashnet.io import storage
 from hashnet.metrics import NeighbourReport
 from hashnet.reports.comparison import tables
 from hashnet.reports.comparison.figures import SIZE, ComparisonFigure, drawn
-from hashnet.reports.comparison.report import KIND, ComparisonInfo, package_versions, settings_of
+from hashnet.reports.comparison.report import KIND, ComparisonInfo, full_names, package_versions, settings_of
 from hashnet.reports.comparison.tables import Grid, GridCell
-from hashnet.reports.style import legend, line_style, new_axes, render
+from hashnet.reports.style import Card, legend, line_style, new_axes, render
 
 FORMAT_VERSION = 1
 
@@ -140,14 +140,16 @@ def _title(row: NeighbourRow) -> str:
     return "HashNet from neighbours" if row.method == "hashnet" else TITLES[row.method]
 
 
-def _cards(rows: list[NeighbourRow]) -> list[tuple[str, str, str]]:
-    """(name, value, note): the best binary codes at each length."""
+def _cards(rows: list[NeighbourRow]) -> list[Card]:
+    """The best binary codes at each length."""
     cards = []
     for n_bits in _bits(rows):
         binary = [row for row in _of(rows, n_bits) if row.method != PQ]
         if binary:
             best = max(binary, key=lambda row: row.recall)
-            cards.append((f"best of {n_bits} bits", f"{best.recall:.3f}", _title(best)))
+            one = best.reports[0]
+            meaning = f"The highest share of {one.k} nearest vectors among the first {one.within} by code."
+            cards.append(Card(f"best of {n_bits} bits", f"{best.recall:.4f}", _title(best), meaning))
     return cards
 
 
@@ -193,8 +195,7 @@ def _notes(rows: list[NeighbourRow]) -> list[str]:
         "rescored with the vectors.",
         "Asymmetric score: the query's float outputs against the items' bits, which needs no more storage.",
         "HashNet from neighbours: trained on pairs from the training vectors alone, starting at ITQ.",
-        "sign: the embedding's own signs, of the columns with the greatest variance. PQ: product "
-        "quantisation by FAISS at the same number of bytes, which ranks by distance to quantised vectors.",
+        *full_names(dict.fromkeys(row.method for row in rows)),
         f"{report.n_queries:,} queries, {report.n_database:,} items, seeds {', '.join(map(str, seeds))}.",
     ]
 
@@ -222,6 +223,8 @@ def _figures(rows: list[NeighbourRow]) -> list[ComparisonFigure]:
             curve = np.mean([r.recall_within for r in longest[0].reports], axis=0)
             depth.plot(one.ranks, curve, marker="o", label=_title(longest[0]), **line_style(place))
     depth.set_xscale("log")
+    depth.set_xticks(report.ranks, [f"{n:,}" for n in report.ranks])
+    depth.minorticks_off()
     depth.set(xlabel="N, items retrieved", ylabel=f"recall of the {report.k} nearest", ylim=(0, 1.02))
     legend(depth)
     shown = [drawn("recall_depth", f"Recall over the number of items retrieved at {bits[-1]} bits", depth)]

@@ -44,7 +44,7 @@ def compared(tmp_path):
 def test_one_coloured_picture_gives_all_of_them_three_channels(compared, coloured):
     found = compared(coloured)
     for split, n in (("train", 4), ("query", 1100), ("database", 4)):
-        X, y = getattr(found, split)
+        X, y, _ = getattr(found, split)
         assert X.shape == (n, 3 * SIDE * SIDE)
         assert X.dtype == np.float32
         assert len(y) == n
@@ -58,4 +58,5 @@ def test_grey_pictures_have_one_channel_and_broken_ones_no_row(compared):
     assert [getattr(found, s)[0].shape for s in ("train", "query", "database")] == [
         (4, SIDE * SIDE), (1099, SIDE * SIDE), (4, SIDE * SIDE)
     ]  # fmt: skip
-    assert len(found.query[1]) == 1099
+    assert len(found.query.labels) == 1099
+    assert len(found.query.row_ids) == 1099

@@ -59,8 +59,11 @@ def test_every_cell_is_there_and_the_report_too(finished):
     assert set(to_hashnet) == {"lsh", "itq", "dhn"}
     assert all(row["low"] <= row["difference"] <= row["high"] for row in differences)
     figures = {path.stem for path in (run / "report" / "figures").iterdir()}
-    curves = {"precision_h2", "precision_recall", "precision_recall_radius", "precision_top_n"}
+    curves = {"precision_recall", "precision_recall_radius", "precision_top_n"}  # of one code length
     assert figures == curves | {"losses", "histogram", "tsne"}
+    page = (run / "report" / "comparison.html").read_text()
+    for method in ("LSH", "ITQ", "HashNet", "DHN"):  # for the same queries
+        assert [page.count(f"{method}, {kind} query, row") for kind in ("best", "median", "worst")] == [1] * 3
 
 
 def test_the_same_command_again_makes_no_cell_anew(finished, manifest):
@@ -163,7 +166,7 @@ def test_a_failing_cell_is_named_and_the_others_are_kept(ray_local, manifest, tm
     wrong = {"itq": {"16": {"n_iterations": 3}}, "bre": {"16": {"kernel": "cubic"}}}
     broken.write_text(json.dumps({"kind": "tuned", "format_version": 1, "settings": wrong}))
     config = settings(tmp_path / "run", manifest, methods=["itq", "bre"], settings=str(broken), zero_shot=0)
-    with pytest.raises(ClusterError, match=r"1 of 2 cells failed.*bre-16-0: .*linear or rbf"):
+    with pytest.raises(ClusterError, match=r"1 of 2 models failed.*bre-16-0: .*linear or rbf"):
         compare(config)
     assert set(written(tmp_path / "run")) == {"itq-16-0"}
 

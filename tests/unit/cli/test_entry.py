@@ -173,7 +173,7 @@ def bad_inputs() -> dict[str, tuple[dict[str, str], list[str], str]]:
             [*listfile, "--n-query", "many"],
             "n_query: must be whole number | none, got 'many'",
         ),
-        "unknown source": ({}, ["imagefolderr"], "invalid choice: 'imagefolderr'"),
+        "unknown source": ({}, ["imagefolderr"], "there is no 'imagefolderr'; did you mean 'imagefolder'?"),
         "unknown option": ({"list.txt": good}, [*listfile, "--rot", "x"], "unrecognized arguments: --rot x"),
         "no path": ({}, ["parquet"], "the following arguments are required: PATH"),
         "pickle": (
@@ -182,6 +182,12 @@ def bad_inputs() -> dict[str, tuple[dict[str, str], list[str], str]]:
             "cannot read {folder}/f.npy as numpy arr",
         ),
     }
+
+
+def test_the_nearest_command_is_suggested(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["querry", "cat.jpg"])
+    assert "there is no 'querry'; did you mean 'query'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("case", bad_inputs())

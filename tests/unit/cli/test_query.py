@@ -70,6 +70,10 @@ def test_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = json.loads(capsys.readouterr().out)["results"]
     assert [len(one["hits"]) for one in results] == [2, 2, 2]
     assert results[1]["query"].endswith("row 1")
+    (tmp_path / "cat.jpg").touch()
+    assert main(["query", str(tmp_path / "cat.jpg"), "--run", run]) == 2
+    assert "run is a run of vectors" in (said := capsys.readouterr().err)
+    assert "give a .npy file of rows, or --id" in said
 
 
 @pytest.mark.parametrize(
@@ -79,7 +83,7 @@ def test_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--run", "RUN"], 2, "give pictures"),
         (["--id", "99999999", "--run", "RUN"], 2, "no id 99999999"),
         (["--id", "99999999999999999999", "--run", "RUN"], 2, "--id must fit into int64, got 99999999999"),
-        (["--id", "1", "--run", "/no/such/run"], 1, "holds no index"),
+        (["--id", "1", "--run", "/no/such/run"], 2, "holds no index"),
         (["--id", "ID", "--run", "RUN", "--label", "cat"], 2, "no label 'cat'"),
         (["--id", "ID", "--run", "RUN", "--label", "²"], 2, "no label '²'"),
         (["--id", "0", "--run", "RUN", "-k", "0"], 2, "at least 1"),
@@ -114,7 +118,7 @@ def test_files_that_cannot_be_used_are_named(
     with (tmp_path / "several.npy").open("wb") as file:
         np.savez(file, features=np.zeros((1, 64), np.float32))
     for name, sentence in (
-        ("words.jpg", "cannot use"),
+        ("words.jpg", "no picture in a format that is read here (JPEG, PNG,"),
         ("none.npy", "holds no row"),
         ("empty.npy", "cannot read"),
         ("several.npy", "holds several arrays"),

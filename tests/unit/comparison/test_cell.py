@@ -11,6 +11,7 @@ from hashnet.comparison.cell import (
     CellResult,
     CellTask,
     Features,
+    RowValues,
     deep_config,
     finished_cell,
     only_class,
@@ -38,7 +39,8 @@ def toy(tmp_path_factory):
 
     def arrays(split):
         table = manifest.read(split)
-        return np.array(table["feature"].to_pylist(), dtype=np.float32), manifest.labels(split)
+        features = np.array(table["feature"].to_pylist(), dtype=np.float32)
+        return RowValues(features, manifest.labels(split), manifest.row_ids(split))
 
     return manifest, Features(arrays("train"), arrays("query"), arrays("database"))
 
@@ -58,8 +60,11 @@ def test_a_cell_is_what_evaluating_its_codes_gives(toy, tmp_path, method):
     task = make_task(toy, tmp_path, method)
     result = run_cell(task, toy[1])
     with np.load(f"{result.folder}/codes.npz") as arrays:
-        again = evaluate(arrays["query"], toy[1].query[1], arrays["database"], toy[1].database[1], k=100)
-    assert result.report.map == pytest.approx(again.map)
+        ids = toy[0].row_ids("database")  # ties as in the run's own report
+        assert (arrays["database_ids"] == ids).all()
+        labels = toy[1].query.labels, toy[1].database.labels
+        again = evaluate(arrays["query"], labels[0], arrays["database"], labels[1], k=100, database_ids=ids)
+    assert result.report.map == again.map
     assert result.report.map > result.report.chance + 0.1
     assert finished_cell(task) == result
 
@@ -74,7 +79,7 @@ def test_deep_cells_keep_model_and_history_and_drop_checkpoints(toy, tmp_path):
 
 def expected_validation_map(train, method, **settings):
     """A quarter of the training rows are held out: each half of them searches the other."""
-    X, y = train
+    X, y, _ = train
     kept, held = held_out(len(X), 0.25)
     assert len(held) == 50
     codes = REGISTRY[method](16, seed=1, **settings).fit(X[kept], y[kept]).encode(X[held])
@@ -83,7 +88,9 @@ def expected_validation_map(train, method, **settings):
 
 def test_trials_never_look_at_queries_and_are_told_apart_by_settings(toy, tmp_path):
     features = toy[1]
-    blind = dataclasses.replace(features, query=(features.query[0] * np.nan, features.query[1]))
+    blind = dataclasses.replace(
+        features, query=features.query._replace(values=features.query.values * np.nan)
+    )
     names = set()
     for ridge in (0.01, 1.0):
         task = make_task(toy, tmp_path, "itq-cca", validation=0.25, ridge=ridge)
@@ -257,11 +264,12 @@ def test_what_a_cell_writes_down_by_default_is_what_it_is_given(toy):
 
 
 def test_held_out_rows_without_a_label_ask_nothing(toy, tmp_path):
-    X, y = toy[1].train
+    train = toy[1].train
+    X, y = train.values, train.labels
     _, held = held_out(len(X), 0.25)
     y = y.copy()
     y[held[:2]] = 0
     task = make_task(toy, tmp_path, "lsh", validation=0.25)
-    result = run_cell(task, dataclasses.replace(toy[1], train=(X, y)))
+    result = run_cell(task, dataclasses.replace(toy[1], train=train._replace(labels=y)))
     assert y[held].any(axis=1).sum() == 48  # of the 50 held out
-    assert result.validation_map == expected_validation_map((X, y), "lsh")
+    assert result.validation_map == expected_validation_map(train._replace(labels=y), "lsh")

@@ -4,6 +4,7 @@ from hashnet.baselines import REGISTRY
 from hashnet.comparison.methods import (
     BITS,
     DEEP,
+    FULL_NAMES,
     GROUPS,
     PAPER_K,
     PQ,
@@ -26,6 +27,10 @@ def test_every_baseline_and_every_variant_has_its_place():
     assert set(DEEP) == set(METHODS)
     assert set(TITLES) == {*SHALLOW, *VECTOR_METHODS, *DEEP}
     assert set(UNLABELLED) <= set(TITLES)
+
+
+def test_every_title_is_spelled_out():
+    assert list(FULL_NAMES) == list(TITLES)
 
 
 def test_tables_name_known_methods_in_one_order():

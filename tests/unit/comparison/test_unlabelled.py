@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from hashnet.comparison import Cell, CellTask, Features, deep_config, finished_cell, run_cell
+from hashnet.comparison import Cell, CellTask, Features, RowValues, deep_config, finished_cell, run_cell
 from hashnet.data import make_manifest
 from hashnet.reports import ComparisonInfo, write_neighbour_comparison
 from hashnet.training import TrainConfig, learn_from_neighbours, write_neighbours
@@ -23,7 +23,10 @@ def compared(tmp_path_factory):
     vectors = (centres[rng.integers(0, 30, 900)] + 0.4 * rng.normal(size=(900, 20))).astype(np.float32)
     np.save(folder / "x.npy", vectors)
     manifest = make_manifest("npy", str(folder / "m"), path=str(folder / "x.npy"), n_query=60, n_train=400)
-    rows = {split: (vectors[manifest.row_ids(split)], None) for split in ("train", "query", "database")}
+    rows = {
+        split: RowValues(vectors[ids := manifest.row_ids(split)], None, ids)
+        for split in ("train", "query", "database")
+    }
     base = TrainConfig(run=str(folder), pairs=str(folder / "pairs.parquet"), first_epochs=10, stages=2)
     write_neighbours(base.pairs, base, manifest)
     found = {}

@@ -372,7 +372,7 @@ def test_foreign_and_missing_files(made, tmp_path):
     file.unlink()
     with pytest.raises(errors.FormatError, match="is missing"):
         BinaryIndex.load(folder)
-    with pytest.raises(errors.StorageError, match="holds no index"):
+    with pytest.raises(errors.FormatError, match="holds no index"):
         BinaryIndex.load(tmp_path / "nothing")
     (folder / IndexArtefact.header_file).write_bytes(b"not json")
     with pytest.raises(errors.FormatError, match="not JSON"):

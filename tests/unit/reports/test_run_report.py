@@ -94,6 +94,8 @@ def test_every_definition_is_spelled_out(page):
         "a query with an empty ball counts 0",
         "precision of a random order",
         "percentile bootstrap",
+        "Mean average precision: 1 when the relevant items among the first",
+        "whose code differs from the query&#39;s in at most 2 bits",
     ):
         assert words in text
     assert f"{report.map:.4f}" in text

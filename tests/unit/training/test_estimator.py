@@ -49,6 +49,22 @@ def test_multi_hot_labels_and_lists(clusters):
     assert hashnet.HashNet(8, **QUICK).fit(X.tolist(), one_hot).encode(X[:1].tolist()).shape == (1, 1)
 
 
+def test_labels_by_name(clusters, fitted):
+    X, y = clusters
+    names = np.array(["ant", "bee", "cat", "dog"])[y]
+    for labels in (names, names.tolist(), [[name] for name in names]):
+        model = hashnet.HashNet(16, **QUICK).fit(X, labels)
+        assert (model.encode(X) == fitted.encode(X)).all()
+        assert model.encoder_.info.class_names == ["ant", "bee", "cat", "dog"]
+    with pytest.raises(DataError, match="label 7 of row 1 is no name"):
+        hashnet.HashNet(16).fit(X[:2], ["ant", 7])
+
+
+def test_it_is_shown_with_its_settings(fitted):
+    assert repr(hashnet.HashNet(48)) == "HashNet(n_bits=48, seed=0, variant='auto')"
+    assert repr(fitted).endswith("lr=0.02), fitted on 240 rows")
+
+
 def test_a_run_folder_keeps_everything(clusters, tmp_path):
     run = str(tmp_path / "run")
     hashnet.HashNet(8, run=run, **QUICK).fit(*clusters)
@@ -79,6 +95,8 @@ def test_mistakes_are_told_at_once(clusters):
         hashnet.HashNet(12)
     with pytest.raises(DataError, match="240 rows, but labels of 239"):
         hashnet.HashNet(16).fit(X, y[:-1])
+    with pytest.raises(DataError, match="there is 1 row to learn from; give at least two"):
+        hashnet.HashNet(16).fit(X[:1], y[:1])
     with pytest.raises(DataError, match=r"numbers \(n, d\)"):
         hashnet.HashNet(16).fit(X[0], y[:10])
     with pytest.raises(HashnetError, match="call fit"):

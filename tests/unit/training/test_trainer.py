@@ -641,6 +641,12 @@ def test_bad_pictures_are_a_share_of_all_that_were_seen():
         source.batch(np.arange(1014, 1064), 0)
 
 
+def test_a_bad_picture_is_said_once_however_often_it_is_read(caplog):
+    for _ in range(2):  # as the source of training and that of measuring
+        _pictures(77, 1, 0.5).batch(np.arange(78), 0)
+    assert [record.args[0] for record in caplog.records] == [77]
+
+
 def test_held_out_rows_end_a_stage(tmp_path, manifest, monkeypatch):
     monkeypatch.setattr(
         "hashnet.training.trainer.held_out_score", lambda *_: HeldOutScore(0.5, np.zeros(1))

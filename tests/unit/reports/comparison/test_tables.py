@@ -181,9 +181,15 @@ def test_the_report_is_one_page_without_outside_requests(records, tmp_path):
     page = (tmp_path / "report" / "comparison.html").read_text()
     assert not re.search(r"https?:|@import|url\(", page)
     assert page.count("<img") == 4
-    assert page.count("<caption>Difference of MAP to the first") == 1
+    assert page.count("<caption><span>Difference of MAP to the first") == 1
+    assert "<li>ITQ: Iterative Quantisation, without labels (Gong and Lazebnik, 2011).</li>" in page
     assert "<dt>configuration</dt><dd>bits=16,32</dd>" in page
     assert result["first"] == {"16": "itq", "32": "itq"}
+
+
+def test_one_code_length_gives_no_curve_over_code_lengths():
+    names = [figure.name for figure in figures.draw(gather([cell("itq", 16, 0, 0.9)]))]
+    assert names == ["precision_recall", "precision_recall_radius", "precision_top_n"]
 
 
 def test_a_network_that_collapsed_is_said_on_the_page(tmp_path):
@@ -197,13 +203,13 @@ def test_a_network_that_collapsed_is_said_on_the_page(tmp_path):
 
 def test_tables_measured_otherwise_say_so(records):
     alike = comparison_notes(gather(records), ComparisonInfo("/run", 5000))
-    assert alike[0].startswith("MAP@100: the denominator is the relevant items among the top 100,")
+    assert alike[0].startswith("MAP@100, mean average precision: the denominator is the relevant")
     assert alike[-1] == "60 queries, 300 database rows, chance level 0.3333."
     fewer = [cell("hashnet", 16, 0, 0.7, "zero-shot", n_queries=30, n_database=90)]
     notes = comparison_notes(
         gather([r for r in records if r.part == "main"] + fewer), ComparisonInfo("/run", 5000)
     )
-    assert notes[0].startswith("MAP@k: the denominator is the relevant items among the top k,")
+    assert notes[0].startswith("MAP@k, mean average precision: the denominator is the relevant")
     assert notes[-2:] == [
         "Table 1, Table 3: MAP@100, 60 queries, 300 database rows, chance level 0.3333.",
         "Table 2: MAP@90, 30 queries, 90 database rows, chance level 0.3333.",
