@@ -26,7 +26,6 @@ from hashnet.index.rows import (
 )
 from hashnet.index.segment import Segment
 from hashnet.io import binary_matrix, storage
-from hashnet.kernels import default_threads
 
 if TYPE_CHECKING:
     from hashnet.store import CodeStore
@@ -46,25 +45,31 @@ def read_code_blocks(
 ) -> Iterator[CodeBlock]:
     """One CodeBlock per shard of a store, in order; ``shards`` picks some by number.
 
-    A few shards are read ahead by threads, which hides an object store's latency.
+    Shards of an object store are read several at once, which hides its latency.
     """
     with_labels = labels and store.n_classes is not None
     schema = store_schema(store)
     further = [] if schema is None else schema.names
     columns = ["row_id", "code", *further] + (["labels"] if with_labels else [])
     numbers = range(len(store.shards)) if shards is None else shards
-    threads = default_threads() if storage.is_local(store.uri) else REMOTE_READERS
 
-    def read(number: int) -> CodeBlock:
-        (table,) = store.tables(columns, [number])
+    def block(table: pa.Table) -> CodeBlock:
         pairs = _label_pairs(table["labels"]) if with_labels else (None, None)
         codes = binary_matrix(table["code"], store.n_bits // 8)
         own = conform(table.select(further), schema, len(codes)) if further else None
         return CodeBlock(table["row_id"].to_numpy(), codes, pairs[0], pairs[1], own)
 
-    with ThreadPoolExecutor(threads) as pool:
-        waiting = deque(pool.submit(read, number) for number in numbers[: 2 * threads])
-        for number in numbers[2 * threads :]:
+    if storage.is_local(store.uri):
+        yield from map(block, store.tables(columns, numbers))
+        return
+
+    def read(number: int) -> CodeBlock:
+        (table,) = store.tables(columns, [number])
+        return block(table)
+
+    with ThreadPoolExecutor(REMOTE_READERS) as pool:
+        waiting = deque(pool.submit(read, number) for number in numbers[: 2 * REMOTE_READERS])
+        for number in numbers[2 * REMOTE_READERS :]:
             yield waiting.popleft().result()
             waiting.append(pool.submit(read, number))
         while waiting:
