@@ -75,9 +75,9 @@ def row(case: str, **values: Any) -> None:
 @compiled
 def _bare(codes, row_bytes, n, queries, out):  # type: ignore[no-untyped-def]
     total = 0
-    words = hamming.transposed_words(row_bytes, len(queries))
-    for start in range(0, n, hamming.BLOCK):
-        count = min(hamming.BLOCK, n - start)
+    words, block = hamming.transposed_words(row_bytes, len(queries)), hamming.block_rows(row_bytes)
+    for start in range(0, n, block):
+        count = min(block, n - start)
         if words.size:
             hamming.fill_words(codes, start * row_bytes, len(codes), row_bytes, count, words)
         for j in range(len(queries)):
