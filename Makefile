@@ -19,7 +19,7 @@ PYTEST = "$(BIN)/python" -m pytest -q $(or $(ARGS),--numprocesses=logical --maxp
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test test-all test-cluster browser lint format cluster-demo scale bench audit clean
+.PHONY: help setup demo test test-all test-cluster browser lint format cluster-demo scale bench peers audit clean
 help:  ## this list
 	@echo "hashnet: learned binary codes, trained and encoded on Ray, searched with FAISS"; echo
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,8 +64,11 @@ cluster-demo: setup  ## a real cluster of three Ray nodes on loopback, and the f
 scale: setup  ## dress rehearsal: 1,281,167 pictures of 32 px through encode, index, evaluate (a quarter of an hour)
 	@"$(BIN)/python" tests/bench/scale.py $(ARGS)
 
-bench: setup  ## measure against peers: JSON rows in .bench/, and the table in README.md
+bench: setup  ## measure against peers (`make peers` installs them): JSON rows in .bench/, README.md, docs/
 	@"$(BIN)/python" tests/bench/run.py $(ARGS)
+
+peers: setup  ## install the engines that `make bench` compares with, into .bench/peers beside the environment (1 GB)
+	@"$(BIN)/python" tests/bench/peers.py
 
 audit:  ## look the pinned packages up for known vulnerabilities (needs the network)
 	@"$(PYTHON)" -m venv "$(VENV_DIR)/audit" && "$(VENV_DIR)/audit/bin/pip" install --quiet pip-audit
