@@ -157,6 +157,7 @@ def bench_exact(all_rows: int) -> None:
                 row(
                     f"exact {n_bits} bits, k = {k}, batch {batch}",
                     rows=rows,
+                    batch=batch,
                     queries_per_s=batch / seconds["ours"],
                     faiss_queries_per_s=batch / seconds["faiss"],
                     ratio=seconds["faiss"] / seconds["ours"],
@@ -233,6 +234,7 @@ def bench_filtered(rows: int) -> None:
             row(
                 f"filtered to {share:.2%}, 64 bits, k = 10, batch {batch}",
                 rows=rows,
+                batch=batch,
                 queries_per_s=batch / seconds["ours"],
                 ratio=seconds["faiss"] / seconds["ours"],
                 **over,
@@ -422,6 +424,7 @@ def bench_rescored(all_rows: int, width: int = 256) -> None:
             row(
                 f"rescored {width} bits and values, oversample {oversample}, batch {batch}",
                 rows=rows,
+                batch=batch,
                 queries_per_s=batch / seconds["ours"],
                 ratio=seconds["flat"] / seconds["ours"],
                 faiss_queries_per_s=batch / seconds["flat"],
