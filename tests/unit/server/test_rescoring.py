@@ -22,7 +22,7 @@ from hashnet.server import Access, BatchEncoder, ServeConfig, ServedRun
 from hashnet.store import write_features, write_store
 from tests.support.serving_app import BASE, WRITE, make_app
 from tests.support.slow_search import FILTERS, KINDS, SlowItems, whole
-from tests.support.small_run import make_model, make_run, some_codes
+from tests.support.small_run import make_model, make_run, some_codes, with_features
 from tests.unit.server.test_standalone import Served
 
 K, WIDTH = 7, 10
@@ -32,23 +32,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"oversample": 2.5, "metric": "inner_product"},
     {"oversample": 60},  # more than there are items
 ]
-
-
-def with_features(folder: Path, modality: str) -> str:
-    """A run whose index has the vectors of its model, as ``encode_db output=codes,features`` makes them."""
-    from hashnet.data import Manifest
-    from hashnet.data.columns import feature_matrix
-    from hashnet.data.fetch import fetch_images
-
-    run = make_run(folder, modality)
-    rows = Manifest.open(f"{run}/manifest.parquet").read("database").slice(0, 400)
-    encoder = Encoder.load(f"{run}/model", engine="cpu-eager", batch_rows=4)
-    vectors = encoder.features(fetch_images(rows) if modality == "image" else feature_matrix(rows))
-    store = CodeStore.open(f"{run}/codes")
-    index = BinaryIndex.build(store)
-    index.attach_features(write_features(f"{run}/features", vectors, store, lineage=encoder.lineage))
-    index.save(f"{run}/index")
-    return run
 
 
 @pytest.fixture(scope="module", params=["image", "features"])
