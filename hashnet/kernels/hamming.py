@@ -20,6 +20,7 @@ from hashnet.kernels.jit import (
     LANES,
     compiled,
     four_distances,
+    four_in_turn,
     lanes_below,
     load32,
     load64,
@@ -120,7 +121,11 @@ def _long_distances(codes, at, row_bytes, count, query, out):  # type: ignore[no
     """The same for rows of more than 32 bytes, four at a time; the last few and odd ends go singly."""
     chunks, four = row_bytes // LANES, out.view(np.uint64)  # four distances of 16 bits
     for i in range(count // 4):
-        (four[i],) = four_distances(codes, at + 4 * i * row_bytes, row_bytes, query, (0,), chunks)
+        start = at + 4 * i * row_bytes
+        if chunks == 1:
+            (four[i],) = four_distances(codes, start, row_bytes, query, (0,), chunks)
+        else:
+            (four[i],) = four_in_turn(codes, start, row_bytes, query, (0,), chunks)
     _rest_distances(codes, at, row_bytes, count, query, out)
 
 

@@ -137,8 +137,11 @@ def lanes_below(typingctx, distances, start, bound):  # type: ignore[no-untyped-
     return types.uint64(distances, types.intp, distances.dtype), codegen
 
 
-def _distances(n_queries: int) -> Any:
-    """A step of kernels: the Hamming distances of ``n_queries`` queries (1 or 4) to four rows."""
+def _distances(n_queries: int, in_turn: bool = False) -> Any:
+    """A step of kernels: the Hamming distances of ``n_queries`` queries (1 or 4) to four rows.
+
+    ``in_turn`` reads one row after the other, as memory likes it; else each chunk of the four rows at once.
+    """
 
     @intrinsic
     def distances(typingctx, codes, start, row_bytes, queries, first, n_chunks):  # type: ignore[no-untyped-def]
@@ -159,19 +162,20 @@ def _distances(n_queries: int) -> Any:
             ones = cgutils.get_or_insert_function(builder.module, kind, name)
             sums = [[cgutils.alloca_once_value(builder, zeros) for _ in range(4)] for _ in range(n_queries)]
             begins = cgutils.unpack_tuple(builder, first)
-            with cgutils.for_range(builder, n_chunks) as loop:
-                place = builder.mul(loop.index, word(8))
-                wanted = [
-                    read_vector(context, builder, signature.args[3], queries, builder.add(b, place), unit)
-                    for b in begins
-                ]
-                at = builder.add(start, builder.mul(loop.index, word(LANES)))
-                for row in range(4):
-                    here = read_vector(context, builder, signature.args[0], codes, at, unit)
-                    for query, totals in zip(wanted, sums, strict=True):
-                        different = builder.call(ones, [builder.xor(here, query)])
-                        builder.store(builder.add(builder.load(totals[row]), different), totals[row])
-                    at = builder.add(at, row_bytes)
+            for rows in [[0], [1], [2], [3]] if in_turn else [[0, 1, 2, 3]]:
+                with cgutils.for_range(builder, n_chunks) as loop:
+                    place = builder.mul(loop.index, word(8))
+                    wanted = [
+                        read_vector(context, builder, signature.args[3], queries, builder.add(b, place), unit)
+                        for b in begins
+                    ]
+                    chunk = builder.add(start, builder.mul(loop.index, word(LANES)))
+                    for row in rows:
+                        at = builder.add(chunk, builder.mul(row_bytes, word(row)))
+                        here = read_vector(context, builder, signature.args[0], codes, at, unit)
+                        for query, totals in zip(wanted, sums, strict=True):
+                            different = builder.call(ones, [builder.xor(here, query)])
+                            builder.store(builder.add(builder.load(totals[row]), different), totals[row])
             packed = []  # of each query: partial sums of the four rows, 16 bits each
             for totals in sums:
                 parts = [builder.load(total) for total in totals]
@@ -214,7 +218,7 @@ def _across(builder: Any, vectors: list[Any]) -> Any:
     return total
 
 
-four_distances, sixteen_distances = _distances(1), _distances(4)
+four_distances, four_in_turn, sixteen_distances = _distances(1), _distances(1, in_turn=True), _distances(4)
 
 
 def _sum_bytes(builder: Any, vector: Any) -> Any:
