@@ -1,4 +1,4 @@
-"""Other search engines, each through its own client, at the settings that serve it best.
+"""Other search engines, each through its own client.
 
     python tests/bench/peers.py     # installs them into .bench/peers, beside the environment (`make peers`)
 
