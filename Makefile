@@ -25,7 +25,7 @@ ifneq ($(filter-out $(KNOWN),$(GIVEN)),)
 $(error make knows no variable $(filter-out $(KNOWN),$(GIVEN)); there are $(KNOWN), which `make help` explains)
 endif
 
-.PHONY: help setup demo test test-all test-cluster browser lint format cluster-demo scale bench audit clean
+.PHONY: help setup demo test test-all test-cluster browser lint format cluster-demo scale bench peers audit clean
 help:  ## this list
 	@echo "hashnet: learned binary codes, trained and encoded on Ray, searched with FAISS"; echo
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,8 +71,11 @@ cluster-demo: setup  ## a real cluster of three Ray nodes on loopback, and the f
 scale: setup  ## dress rehearsal: 1,281,167 pictures of 32 px through encode, index, evaluate (a quarter of an hour)
 	@"$(BIN)/python" tests/bench/scale.py $(ARGS)
 
-bench: setup  ## measure against peers: JSON rows in .bench/, and the table in README.md
+bench: setup  ## measure against peers (`make peers` installs them): JSON rows in .bench/, README.md, docs/
 	@"$(BIN)/python" tests/bench/run.py $(ARGS)
+
+peers: setup  ## install the engines that `make bench` compares with, into .bench/peers beside the environment (1 GB)
+	@"$(BIN)/python" tests/bench/peers.py
 
 audit:  ## look the pinned packages up for known vulnerabilities (needs the network)
 	@"$(PYTHON)" -m venv "$(VENV_DIR)/audit" && "$(VENV_DIR)/audit/bin/pip" install --quiet pip-audit

@@ -390,7 +390,7 @@ def top_scores(
     flat, tables = writable_bytes(codes), score_tables(logits)
     only = np.empty(0, np.uint8) if allowed is None else allowed
     weights = bit_weights(logits) if n_queries <= FEW and codes.shape[1] == 8 else None
-    by_query, ranges = divide(n, n_queries, threads)
+    by_query, ranges = divide(codes.shape, n_queries, threads)
 
     def scan(low: int, high: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         positions = np.full((last - first, width), -1, dtype=np.int64)

@@ -21,8 +21,8 @@ from hashnet.codes import as_words
 from hashnet.kernels.hamming import CodeRange, block_scratch, scan_radius, scan_top_k
 from hashnet.kernels.jit import compiled, default_threads, memory_between, run_all
 
-SMALL = 500_000  # comparisons below which waking another thread costs more than it saves
-MIN_SLICE = 65_536  # rows of the database worth a thread of their own
+SMALL = 500_000  # comparisons of 64 bits below which waking another thread costs more than it saves
+MIN_SLICE = 65_536  # rows of 64 bits worth a thread of their own
 
 
 def top_k(
@@ -41,7 +41,7 @@ def top_k(
     n, n_queries = len(codes), len(queries)
     width = min(k, n)
     flat, words, only = _arguments(codes, queries, allowed)
-    by_query, ranges = divide(n, n_queries, threads)
+    by_query, ranges = divide(codes.shape, n_queries, threads)
 
     def scan(low: int, high: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         positions = np.full((last - first, width), -1, dtype=np.int64)
@@ -75,10 +75,10 @@ def within_radius(
     threads: int | None = None,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each query (positions int64 (m,), distances int32 (m,)) of all rows with distance <= radius."""
-    n, n_queries = len(codes), len(queries)
+    n_queries = len(queries)
     flat, words, only = _arguments(codes, queries, allowed)
     radius = min(radius, codes.shape[1] * 8)
-    by_query, ranges = divide(n, n_queries, threads)
+    by_query, ranges = divide(codes.shape, n_queries, threads)
 
     def scan(low: int, high: int, first: int, last: int) -> list[tuple[np.ndarray, np.ndarray]]:
         counts, positions, distances = scan_radius(
@@ -123,15 +123,21 @@ def writable_bytes(codes: np.ndarray) -> np.ndarray:
     return memory_between(flat.ctypes.data, flat.ctypes.data + flat.size)
 
 
-def divide(n: int, n_queries: int, threads: int | None) -> tuple[bool, list[tuple[int, int, int, int]]]:
-    """(by query?, ranges (low, high, first, last)): many queries are divided, else the database is."""
+def divide(
+    shape: tuple[int, ...], n_queries: int, threads: int | None
+) -> tuple[bool, list[tuple[int, int, int, int]]]:
+    """(by query?, ranges (low, high, first, last)): many queries are divided, else the database is.
+
+    ``shape`` is that of the codes, (n, n_bytes): a long code is the work of several short ones.
+    """
+    n, words = shape[0], max(1, shape[1] // 8)
     threads = threads or default_threads()
-    if threads == 1 or n * n_queries < SMALL:
+    if threads == 1 or n * n_queries * words < SMALL:
         return True, [(0, n, 0, n_queries)]
     if n_queries >= 8 * threads:
         cuts = np.linspace(0, n_queries, threads + 1).astype(int)
         return True, [(0, n, int(a), int(b)) for a, b in pairwise(cuts)]
-    pieces = max(1, min(threads, n // MIN_SLICE))
+    pieces = max(1, min(threads, n * words // MIN_SLICE))
     cuts = np.linspace(0, n, pieces + 1).astype(int)
     return False, [(int(a), int(b), 0, n_queries) for a, b in pairwise(cuts)]
 

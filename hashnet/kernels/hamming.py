@@ -20,17 +20,20 @@ from hashnet.kernels.jit import (
     LANES,
     compiled,
     four_distances,
+    four_in_turn,
     lanes_below,
     load32,
     load64,
     lowest_bit,
     popcount,
+    sixteen_distances,
 )
 
 BLOCK = 4096  # codes of 8 bytes: 32 KB, plus 4 KB of distances
 GROUP = 32  # queries that share a block while it is in the cache
 LONG = 32  # bytes: longer codes are read as they lie, 64 bytes at a time
 LONG_BYTES = 128 << 10  # of a block of long codes
+TILE = 4  # queries that are compared with long codes at once
 u64 = np.uint64
 CANDIDATES = 1 << 22  # held at once by one thread, 38 MB: a huge k makes groups smaller
 
@@ -116,16 +119,37 @@ def block_distances(codes, at, row_bytes, count, words, query, out):  # type: ig
 @compiled
 def _long_distances(codes, at, row_bytes, count, query, out):  # type: ignore[no-untyped-def]
     """The same for rows of more than 32 bytes, four at a time; the last few and odd ends go singly."""
-    chunks, rest = row_bytes // LANES, row_bytes % LANES
-    fours = count // 4 * 4
-    for i in range(0, fours, 4):
-        packed = four_distances(codes, at + i * row_bytes, row_bytes, query, chunks)
-        for part in range(4):
-            out[i + part] = (packed >> u64(16 * part)) & u64(0xFFFF)
-    for i in range(count):
+    chunks, four = row_bytes // LANES, out.view(np.uint64)  # four distances of 16 bits
+    for i in range(count // 4):
+        start = at + 4 * i * row_bytes
+        if chunks == 1:
+            (four[i],) = four_distances(codes, start, row_bytes, query, (0,), chunks)
+        else:
+            (four[i],) = four_in_turn(codes, start, row_bytes, query, (0,), chunks)
+    _rest_distances(codes, at, row_bytes, count, query, out)
+
+
+@compiled
+def tile_distances(codes, at, row_bytes, count, queries, tile):  # type: ignore[no-untyped-def]
+    """The same for TILE queries uint64 (TILE, words) at once, into ``tile`` (TILE, …): rows are read once."""
+    chunks, flat, n_words = row_bytes // LANES, queries.reshape(-1), queries.shape[1]
+    four, places = tile.view(np.uint64), (0, n_words, 2 * n_words, 3 * n_words)
+    for i in range(count // 4):
+        four[0, i], four[1, i], four[2, i], four[3, i] = sixteen_distances(
+            codes, at + 4 * i * row_bytes, row_bytes, flat, places, chunks
+        )
+    for j in range(TILE):
+        _rest_distances(codes, at, row_bytes, count, queries[j], tile[j])
+
+
+@compiled
+def _rest_distances(codes, at, row_bytes, count, query, out):  # type: ignore[no-untyped-def]
+    """Adds what fours of rows and chunks of 64 bytes leave over: the ends of rows, and the last rows."""
+    chunks, rest, fours = row_bytes // LANES, row_bytes % LANES, count // 4 * 4
+    for i in range(fours if rest == 0 else 0, count):
         if i >= fours:
             out[i] = _rest_distance(codes, at + i * row_bytes, row_bytes, query, 0)
-        elif rest:
+        else:
             out[i] += _rest_distance(codes, at + i * row_bytes + LANES * chunks, rest, query, 8 * chunks)
 
 
@@ -180,6 +204,7 @@ def scan_top_k(rows, queries, allowed, out, positions, distances):  # type: igno
     bounds = np.empty(group, np.int64)  # only items nearer than this still matter
     within = np.empty(group, np.int64)  # candidates at most ``bound`` away
     words, block = transposed_words(row_bytes, n_queries), block_rows(row_bytes)
+    tile = np.empty((TILE if row_bytes > LONG else 0, BLOCK + LANES), out.dtype)
     filtered = len(allowed) > 0
     for first in range(0, n_queries, group):
         size = min(group, n_queries - first)
@@ -193,7 +218,15 @@ def scan_top_k(rows, queries, allowed, out, positions, distances):  # type: igno
                 fill_words(codes, start * row_bytes, len(codes), row_bytes, count, words)
             for j in range(size):
                 # distances of query j to the block's rows, 64 at a time compared with its bound
-                block_distances(codes, start * row_bytes, row_bytes, count, words, queries[first + j], out)
+                if len(tile) and j % TILE == 0 and j + TILE <= size:
+                    some = queries[first + j : first + j + TILE]
+                    tile_distances(codes, start * row_bytes, row_bytes, count, some, tile)
+                if len(tile) and j < size // TILE * TILE:
+                    out = tile[j % TILE]
+                else:
+                    block_distances(
+                        codes, start * row_bytes, row_bytes, count, words, queries[first + j], out
+                    )
                 out[count : count + LANES] = n_bits + 1  # never below a bound
                 bound, n_used, n_within = bounds[j], used[j], within[j]
                 for lane in range(0, count, LANES):

@@ -137,43 +137,88 @@ def lanes_below(typingctx, distances, start, bound):  # type: ignore[no-untyped-
     return types.uint64(distances, types.intp, distances.dtype), codegen
 
 
-@intrinsic
-def four_distances(typingctx, codes, start, row_bytes, query, n_chunks):  # type: ignore[no-untyped-def]
-    """Hamming distances of ``query`` uint64 to four rows of ``codes`` uint8: 16 bits each of a uint64.
+def _distances(n_queries: int, in_turn: bool = False) -> Any:
+    """A step of kernels: the Hamming distances of ``n_queries`` queries (1 or 4) to four rows.
 
-    Rows begin at ``start``, ``start + row_bytes`` …; the first ``n_chunks`` x 64 bytes of each are compared.
-    Ones are counted per byte, 64 bytes at once; a byte holds those of 31 chunks, and 16 bits all of them.
+    ``in_turn`` reads one row after the other, as memory likes it; else each chunk of the four rows at once.
     """
-    lanes, quarter = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(ir.IntType(64), 4)
 
-    def shifted(builder: Any, vector: Any, bits: int) -> Any:
-        return builder.shl(vector, ir.Constant(quarter, [bits] * 4))
+    @intrinsic
+    def distances(typingctx, codes, start, row_bytes, queries, first, n_chunks):  # type: ignore[no-untyped-def]
+        """A uint64 per query, 16 bits per row.
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        codes, start, row_bytes, query, n_chunks = args
-        word, zeros = start.type, ir.Constant(lanes, [0] * LANES)
-        kind = ir.FunctionType(lanes, [lanes])
-        ones = cgutils.get_or_insert_function(builder.module, kind, f"llvm.ctpop.v{LANES}i8")
-        sums = [cgutils.alloca_once_value(builder, zeros) for _ in range(4)]
-        with cgutils.for_range(builder, n_chunks) as loop:
-            place = builder.mul(loop.index, word(8))
-            wanted = read_vector(context, builder, signature.args[3], query, place, lanes)
-            at = builder.add(start, builder.mul(loop.index, word(LANES)))
-            for total in sums:
-                here = read_vector(context, builder, signature.args[0], codes, at, lanes)
-                different = builder.call(ones, [builder.xor(here, wanted)])
-                builder.store(builder.add(builder.load(total), different), total)
-                at = builder.add(at, row_bytes)
-        parts = [_sum_bytes(builder, builder.load(total)) for total in sums]  # of each row, four partial sums
-        packed = parts[0]
-        for number in range(1, 4):
-            packed = builder.or_(packed, shifted(builder, parts[number], 16 * number))
-        found = builder.extract_element(packed, ir.IntType(32)(0))
-        for lane in range(1, 4):
-            found = builder.add(found, builder.extract_element(packed, ir.IntType(32)(lane)))
-        return found
+        Rows begin at ``start``, ``start + row_bytes`` … of ``codes`` uint8; the first ``n_chunks`` x 64 bytes
+        of each are compared with the queries that begin at the words ``first`` of ``queries`` uint64 (flat).
+        Ones are counted 64 bytes at once: per word where the machine does that, else per byte.
+        """
+        by_word = _host_has("avx512vpopcntdq")
+        unit = ir.VectorType(ir.IntType(64), 8) if by_word else ir.VectorType(ir.IntType(8), LANES)
 
-    return types.uint64(codes, types.intp, types.intp, query, types.intp), codegen
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            codes, start, row_bytes, queries, first, n_chunks = args
+            word, zeros = start.type, ir.Constant(unit, [0] * unit.count)
+            kind = ir.FunctionType(unit, [unit])
+            name = f"llvm.ctpop.v{unit.count}i{unit.element.width}"
+            ones = cgutils.get_or_insert_function(builder.module, kind, name)
+            sums = [[cgutils.alloca_once_value(builder, zeros) for _ in range(4)] for _ in range(n_queries)]
+            begins = cgutils.unpack_tuple(builder, first)
+            for rows in [[0], [1], [2], [3]] if in_turn else [[0, 1, 2, 3]]:
+                with cgutils.for_range(builder, n_chunks) as loop:
+                    place = builder.mul(loop.index, word(8))
+                    wanted = [
+                        read_vector(context, builder, signature.args[3], queries, builder.add(b, place), unit)
+                        for b in begins
+                    ]
+                    chunk = builder.add(start, builder.mul(loop.index, word(LANES)))
+                    for row in rows:
+                        at = builder.add(chunk, builder.mul(row_bytes, word(row)))
+                        here = read_vector(context, builder, signature.args[0], codes, at, unit)
+                        for query, totals in zip(wanted, sums, strict=True):
+                            different = builder.call(ones, [builder.xor(here, query)])
+                            builder.store(builder.add(builder.load(totals[row]), different), totals[row])
+            packed = []  # of each query: partial sums of the four rows, 16 bits each
+            for totals in sums:
+                parts = [builder.load(total) for total in totals]
+                parts = parts if by_word else [_sum_bytes(builder, part) for part in parts]
+                for row in range(1, 4):
+                    shift = ir.Constant(parts[0].type, [16 * row] * parts[0].type.count)
+                    parts[0] = builder.or_(parts[0], builder.shl(parts[row], shift))
+                packed.append(parts[0])
+            total, n = _across(builder, packed), n_queries
+            found = [builder.extract_element(total, ir.IntType(32)(lane)) for lane in range(n)]
+            return context.make_tuple(builder, signature.return_type, found)
+
+        places = types.UniTuple(types.intp, n_queries)
+        result = types.UniTuple(types.uint64, n_queries)
+        return result(codes, types.intp, types.intp, queries, places, types.intp), codegen
+
+    return distances
+
+
+def _across(builder: Any, vectors: list[Any]) -> Any:
+    """A vector whose lane i is the sum of vector i's lanes; there are 1, 2, 4 or as many as lanes."""
+
+    def picked(a: Any, b: Any, numbers: list[int]) -> Any:
+        return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(numbers)), numbers))
+
+    width, run = vectors[0].type.count, 1  # each vector holds runs of sums, one per vector it was made of
+    while len(vectors) > 1:
+        low = [i for i in range(width) if i // run % 2 == 0]
+        halves = [[low[i : i + run] for i in range(0, len(low), run)], []]
+        halves[1] = [[i + run for i in part] for part in halves[0]]
+        masks = [[lane for part in half for lane in (*part, *(i + width for i in part))] for half in halves]
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [builder.add(picked(a, b, masks[0]), picked(a, b, masks[1])) for a, b in pairs]
+        run *= 2
+    (total,) = vectors
+    while width > run:
+        width //= 2
+        first, second = list(range(width)), list(range(width, 2 * width))
+        total = builder.add(picked(total, total, first), picked(total, total, second))
+    return total
+
+
+four_distances, four_in_turn, sixteen_distances = _distances(1), _distances(1, in_turn=True), _distances(4)
 
 
 def _sum_bytes(builder: Any, vector: Any) -> Any:
@@ -200,9 +245,13 @@ def _sum_bytes(builder: Any, vector: Any) -> Any:
 
 def has_avx2() -> bool:
     """Whether code is compiled for a machine with AVX2, which shuffles and adds up bytes."""
+    return _host_has("avx2")
+
+
+def _host_has(feature: str) -> bool:
     if numba.config.CPU_NAME or numba.config.CPU_FEATURES:  # type: ignore[attr-defined]
         return False
-    return bool(llvmlite.binding.get_host_cpu_features().get("avx2"))
+    return bool(llvmlite.binding.get_host_cpu_features().get(feature))
 
 
 @intrinsic

@@ -112,6 +112,8 @@ def compare(n: int) -> None:
 
 def beside_lance(n: int) -> None:
     """Clusters of n codes: the same ones as Lance's, and processor time of both."""
+    import tests.bench.peers  # noqa: F401  (where pylance is installed)
+
     try:
         import lance
         from lance.vector import hamming_clustering_for_sample

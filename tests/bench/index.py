@@ -1,17 +1,20 @@
-"""Search and build rates of the index against FAISS, usearch and the bare loop, as ratios from one run.
+"""Search and build rates of the index against other engines and the bare loop, as ratios from one run.
 
-    python tests/bench/index.py [--rows 1281167] [--only exact,approximate,build,large] [--one-core]
+    python tests/bench/index.py [--rows 1281167] [--only exact,asymmetric,filtered,rescored,…] [--one-core]
 
 Prints one JSON row per case. Codes are drawn in 1,000 clusters, as a trained model's are. Each case
 takes turns with its peers and keeps the best of its runs, so that a busy machine troubles all alike;
-exact answers are compared to the last id before anything is timed. Peers: faiss.IndexBinaryFlat;
-usearch's exact Hamming search; and the bare loop, xor + popcount over the same codes on the same
-cores, which keeps nothing.
+exact answers are compared to the last id before anything is timed. Peers: FAISS's indexes; usearch's
+exact Hamming search; numkong's distances; numpy; LanceDB, pgvector and qdrant-edge where installed; and
+the bare loop, xor + popcount over the same codes on the same cores, which keeps nothing. Memory is what a
+process grows by that opens one engine and searches 1,024 queries.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import itertools
 import json
 import os
 import subprocess
@@ -19,27 +22,34 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import faiss
 import numpy as np
+import psutil
 import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hashnet import BinaryIndex
-from hashnet.codes import as_words, unpack_codes
+from hashnet.codes import as_words, pack_signs, unpack_codes
 from hashnet.index.build import read_code_blocks
+from hashnet.index.segment import KEPT_SELECTIONS
 from hashnet.kernels import exact, hamming
 from hashnet.kernels.jit import compiled, default_threads, run_all
 from hashnet.store import CodeStore, write_store
+from tests.bench.peers import QdrantVectors, open_peer
 
 CLUSTERS, NOISE = 1000, 0.1
 SPEND_S = 2.0  # on one case with its peers
+JUDGED = 200  # queries that a recall is of, whatever the batch that is timed
 
 clock = time.perf_counter
+T = TypeVar("T")
 
 
 def draw(rows: int, n_bits: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -72,12 +82,18 @@ def row(case: str, **values: Any) -> None:
     print(json.dumps({"bench": "index", "case": case} | rounded), flush=True)
 
 
+def faiss_index(index: T, rows: np.ndarray) -> T:
+    """``index`` with these rows."""
+    index.add(rows)  # type: ignore[attr-defined]
+    return index
+
+
 @compiled
 def _bare(codes, row_bytes, n, queries, out):  # type: ignore[no-untyped-def]
     total = 0
-    words = hamming.transposed_words(row_bytes, len(queries))
-    for start in range(0, n, hamming.BLOCK):
-        count = min(hamming.BLOCK, n - start)
+    words, block = hamming.transposed_words(row_bytes, len(queries)), hamming.block_rows(row_bytes)
+    for start in range(0, n, block):
+        count = min(block, n - start)
         if words.size:
             hamming.fill_words(codes, start * row_bytes, len(codes), row_bytes, count, words)
         for j in range(len(queries)):
@@ -102,6 +118,7 @@ def bare(codes: np.ndarray, queries: np.ndarray) -> None:
 
 
 def bench_exact(all_rows: int) -> None:
+    import numkong
     from usearch.index import MetricKind, ScalarKind
     from usearch.index import search as usearch_search
 
@@ -109,11 +126,11 @@ def bench_exact(all_rows: int) -> None:
         rows = all_rows if n_bits <= 256 else all_rows // 8
         codes, _, queries = draw(rows, n_bits)
         index = BinaryIndex.from_arrays(codes)
-        flat = faiss.IndexBinaryFlat(n_bits)
-        flat.add(codes)
-        full = n_bits in (64, 32, 128)
+        flat = faiss_index(faiss.IndexBinaryFlat(n_bits), codes)
+        full, long = n_bits in (64, 32, 128), n_bits >= 512
+        packed = numkong.hammings_pack(codes) if long else None
         for k in (10, 100, 1000, 5000) if full else (10, 100):
-            for batch in (1, 32, 1024) if full else (1, 32):
+            for batch in (1, 32, 1024) if full or (long and k == 10) else (1, 32):
                 asked = queries[:batch]
                 far, near = flat.search(asked, k)
                 hits = index.search(asked, k)
@@ -135,24 +152,46 @@ def bench_exact(all_rows: int) -> None:
                         dtype=ScalarKind.B1,
                         threads=default_threads(),
                     )
+                if long and k == 10:
+                    distances = numkong.empty((batch, rows), dtype="uint32")
+                    calls["numkong"] = partial(numkong_distances, asked, packed, distances)
                 seconds = best(calls)
                 row(
                     f"exact {n_bits} bits, k = {k}, batch {batch}",
                     rows=rows,
+                    batch=batch,
                     queries_per_s=batch / seconds["ours"],
                     faiss_queries_per_s=batch / seconds["faiss"],
                     ratio=seconds["faiss"] / seconds["ours"],
                     of_bare_loop=seconds["bare"] / seconds["ours"],
-                    **(
-                        {"over_usearch": seconds["usearch"] / seconds["ours"]} if "usearch" in seconds else {}
-                    ),
+                    **{
+                        f"over_{peer}": seconds[peer] / seconds["ours"]
+                        for peer in ("usearch", "numkong")
+                        if peer in seconds
+                    },
                     latency_ms=seconds["ours"] * 1e3,
                     ids_equal=True,
                 )
 
 
+def numkong_distances(queries: np.ndarray, packed: Any, distances: Any) -> None:
+    """All distances uint32 (q, n) to packed codes, the queries divided among the cores; none are kept."""
+    import numkong
+
+    cuts = np.linspace(0, len(queries), min(default_threads(), len(queries)) + 1).astype(int).tolist()
+    some = [
+        partial(numkong.hammings_packed, queries, packed, out=distances, start_row=a, end_row=b)
+        for a, b in pairwise(cuts)
+    ]
+    run_all(some)
+
+
 def bench_filtered(rows: int) -> None:
-    """A condition on a column that lets through ever fewer rows; FAISS has a bitmap of the same rows."""
+    """A condition on a column that lets through ever fewer rows; FAISS has a bitmap of the same rows.
+
+    An index keeps the rows of conditions it has seen: a new one meets a bitmap made anew, a repeated one a
+    bitmap that is kept. LanceDB and pgvector, one query at a time on an indexed column, meet a new one.
+    """
     codes, _, queries = draw(rows, 64)
     percentile = np.random.default_rng(2).permutation(rows) / rows
     index = BinaryIndex.from_arrays(codes, columns={"place": percentile})
@@ -160,56 +199,96 @@ def bench_filtered(rows: int) -> None:
     flat = faiss.IndexBinaryFlat(64)
     flat.add(codes)
 
-    def by_selector(share: float, asked: np.ndarray) -> Any:
-        bitmap = np.packbits(percentile < share, bitorder="little")
+    def by_selector(share: float, asked: np.ndarray, bitmap: np.ndarray | None = None) -> Any:
+        bitmap = np.packbits(percentile < share, bitorder="little") if bitmap is None else bitmap
         selector = faiss.IDSelectorBitmap(bitmap)
         return flat.search(asked, 10, params=faiss.SearchParameters(sel=selector))
 
-    for share in (0.0001, 0.001, 0.01, 0.1, 0.5, 1.0):
-        where = f"place < {share}"
-        for batch in (1, 32):
-            asked = queries[:batch]
+    spaces = itertools.cycle(range(1, 1 + 2 * KEPT_SELECTIONS))  # never 0: that text is the repeated one
+
+    def by_new_condition(where: str, asked: np.ndarray) -> Any:
+        return index.search(asked, 10, where=where + " " * next(spaces))  # the same rows, not seen lately
+
+    with ExitStack() as stack:
+        others = {}
+        for name in ("LanceDB flat", "pgvector"):
+            try:
+                others[name] = stack.enter_context(open_peer(name, codes, percentile)).connect()
+            except ImportError as error:
+                row(f"filtered, {name}", skipped=f"not installed: {error}")
+        for share, batch in itertools.product((0.0001, 0.001, 0.01, 0.1, 0.5, 1.0), (1, 32)):
+            where, asked = f"place < {share}", queries[:batch]
             hits, (far, near) = index.search(asked, 10, where=where), by_selector(share, asked)
             assert (hits.ids == near).all()
-            found = ivf.search(asked, 10, where=where).distances
-            seconds = best(
-                {
-                    "ours": partial(index.search, asked, 10, where=where),
-                    "ivf": partial(ivf.search, asked, 10, where=where),
-                    "faiss": partial(by_selector, share, asked),
-                }
-            )
+            some = queries[:JUDGED]
+            judged = [one.search(some, 10, where=where).distances.astype(np.uint32) for one in (ivf, index)]
+            calls = {
+                "ours": partial(by_new_condition, where, asked),
+                "faiss": partial(by_selector, share, asked),
+                "repeated": partial(index.search, asked, 10, where=where),
+                "faiss, kept": partial(
+                    by_selector, share, asked, np.packbits(percentile < share, bitorder="little")
+                ),
+                "ivf": partial(ivf.search, asked, 10, where=where),
+            }
+            if batch == 1:
+                for name, search in others.items():
+                    calls[name] = partial(search, asked[0], 10, share)
+                    ids = calls[name]()
+                    assert (percentile[ids] < share).all()
+                    distances = np.sort(np.bitwise_count(codes[ids] ^ asked[0]).sum(axis=1))
+                    assert (distances == far[0][far[0] >= 0][: len(ids)]).all(), name
+            seconds = best(calls)
+            over = {
+                f"over_{name.split()[0].lower()}": seconds[name] / seconds["ours"]
+                for name in others
+                if name in seconds
+            }
             row(
                 f"filtered to {share:.2%}, 64 bits, k = 10, batch {batch}",
                 rows=rows,
+                batch=batch,
                 queries_per_s=batch / seconds["ours"],
                 ratio=seconds["faiss"] / seconds["ours"],
+                **over,
+                repeated_queries_per_s=batch / seconds["repeated"],
+                repeated_ratio=seconds["faiss, kept"] / seconds["repeated"],
                 ivf_queries_per_s=batch / seconds["ivf"],
-                ivf_recall=float((found <= far[:, -1:]).mean()),
+                ivf_recall=float((judged[0] <= judged[1][:, -1:]).mean()),
                 latency_ms=seconds["ours"] * 1e3,
                 ids_equal=True,
             )
 
 
 def bench_asymmetric(rows: int) -> None:
-    """Logits against codes; numpy (matrix product, argpartition) and FAISS IndexFlatIP take ±1 as floats."""
+    """Logits against codes. Exact peers: numpy (matrix product, argpartition) and FAISS's IndexFlatIP take ±1
+    as floats, its IndexPQ looks up sums of 8 bits. IndexPQFastScan rounds sums of 4 bits to bytes.
+    """
     for n_bits in (64, 128):
         codes, _, queries = draw(rows, n_bits)
         strength = np.abs(np.random.default_rng(1).normal(1, 0.5, (1024, n_bits))).astype(np.float32)
         logits = unpack_codes(queries) * strength
         signs = unpack_codes(codes).astype(np.float32)
-        index, flat = BinaryIndex.from_arrays(codes), faiss.IndexFlatIP(n_bits)
-        flat.add(signs)
+        index = BinaryIndex.from_arrays(codes)
+        flat = faiss_index(faiss.IndexFlatIP(n_bits), signs)
+        pq = product_quantiser(faiss.IndexPQ, signs, 8)
+        rounded = product_quantiser(faiss.IndexPQFastScan, signs, 4)
         for k, batch in ((10, 1), (10, 32), (10, 1024), (100, 32), (1000, 32)):
             asked = logits[:batch]
             hits = index.search(logits=asked, k=k)
             assert np.allclose(hits.scores, flat.search(asked, k)[0], rtol=1e-5)
+            assert np.allclose(hits.scores, pq.search(asked, k)[0], rtol=1e-5)
+            found = rounded.search(logits[:JUDGED], k)[1]  # (q, k)
+            true = np.einsum("qkb,qb->qk", signs[found], logits[:JUDGED])
+            worst = index.search(logits=logits[:JUDGED], k=k).scores[:, -1:]  # type: ignore[index]
             seconds = best(
                 {
                     "ours": partial(index.search, logits=asked, k=k),
                     "hamming": partial(index.search, queries[:batch], k),
                     "re-ranked": partial(index.search, logits=asked, k=k, oversample=10),
                     "faiss": partial(flat.search, asked, k),
+                    "pq": partial(pq.search, asked, k),
+                    "fast scan": partial(rounded.search, asked, k),
                     "numpy": partial(matrix_product, signs, asked, k),
                 },
             )
@@ -218,13 +297,26 @@ def bench_asymmetric(rows: int) -> None:
                 rows=rows,
                 queries_per_s=batch / seconds["ours"],
                 comparisons_per_s=batch * rows / seconds["ours"],
-                ratio=min(seconds["faiss"], seconds["numpy"]) / seconds["ours"],
+                ratio=min(seconds["faiss"], seconds["pq"], seconds["numpy"]) / seconds["ours"],
                 over_faiss=seconds["faiss"] / seconds["ours"],
+                over_pq=seconds["pq"] / seconds["ours"],
+                over_fast_scan=seconds["fast scan"] / seconds["ours"],
+                fast_scan_recall=float((true >= worst - 1e-4).mean()),
                 over_numpy=seconds["numpy"] / seconds["ours"],
                 of_our_hamming=seconds["hamming"] / seconds["ours"],
                 of_re_ranking=seconds["re-ranked"] / seconds["ours"],
                 latency_ms=seconds["ours"] * 1e3,
             )
+
+
+def product_quantiser(kind: Any, signs: np.ndarray, bits: int) -> Any:
+    """FAISS's index of ±1 vectors whose centroids are all patterns of ``bits`` signs: nothing is lost."""
+    index = kind(signs.shape[1], signs.shape[1] // bits, bits, faiss.METRIC_INNER_PRODUCT)
+    patterns = (np.arange(1 << bits)[:, None] >> np.arange(bits) & 1) * 2.0 - 1  # (2 ** bits, bits)
+    tables = np.tile(patterns.astype(np.float32), (signs.shape[1] // bits, 1))
+    faiss.copy_array_to_vector(tables.ravel(), index.pq.centroids)
+    index.is_trained = True
+    return faiss_index(index, signs)
 
 
 def matrix_product(signs: np.ndarray, logits: np.ndarray, k: int) -> np.ndarray:
@@ -241,8 +333,7 @@ def matrix_product(signs: np.ndarray, logits: np.ndarray, k: int) -> np.ndarray:
 def bench_approximate(rows: int) -> None:
     codes, _, queries = draw(rows, 64)
     flat = BinaryIndex.from_arrays(codes)
-    theirs = faiss.IndexBinaryFlat(64)
-    theirs.add(codes)
+    theirs = faiss_index(faiss.IndexBinaryFlat(64), codes)
     truth = flat.search(queries, 100).distances[:, -1:]
     started = time.perf_counter()
     ivf = BinaryIndex.from_arrays(codes, kind="ivf")
@@ -311,6 +402,135 @@ def bench_approximate(rows: int) -> None:
     )
 
 
+def bench_rescored(all_rows: int, width: int = 256) -> None:
+    """The 10 nearest vectors by cosine: codes of their signs and then vectors, against qdrant-edge, which
+    rescores binary quantisation too, and against exact search of float32 vectors.
+    """
+    rows = all_rows // 4
+    vectors, queries = draw_vectors(rows, width)
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(f"{folder}/rows.npy", vectors)
+        np.save(f"{folder}/queries.npy", queries)
+        BinaryIndex.from_arrays(pack_signs(vectors), features=vectors).save(f"{folder}/index")
+        index, flat = (OPENED[name](folder) for name in ("hashnet rescored", "IndexFlatIP"))
+        try:
+            QdrantVectors.write(f"{folder}/qdrant", vectors)
+            shard = QdrantVectors(f"{folder}/qdrant")
+        except ImportError as error:
+            shard = None
+            row("rescored, qdrant-edge", skipped=f"not installed: {error}")
+        nearest = flat(queries, 10)[1]
+
+        def recall(found: Any) -> float:
+            pairs = zip(found, nearest, strict=False)
+            return sum(len(np.intersect1d(a, b)) for a, b in pairs) / (10 * len(found))
+
+        for oversample, batch in itertools.product((1, 4, 16), (1, 32)):
+            asked = queries[:batch]
+            calls = {"ours": partial(index, asked, 10, oversample), "flat": partial(flat, asked, 10)}
+            values = {"recall": recall(index(queries[:JUDGED], 10, oversample).ids)}
+            if shard is not None and batch == 1:
+                calls["qdrant"] = partial(shard.search, asked[0], 10, float(oversample))
+                found = [shard.search(query, 10, float(oversample)) for query in queries[:JUDGED]]
+                values["qdrant_recall"] = recall(found)
+            seconds = best(calls)
+            if "qdrant" in seconds:
+                values["over_qdrant"] = seconds["qdrant"] / seconds["ours"]
+                values["qdrant_queries_per_s"] = batch / seconds["qdrant"]
+            row(
+                f"rescored {width} bits and values, oversample {oversample}, batch {batch}",
+                rows=rows,
+                batch=batch,
+                queries_per_s=batch / seconds["ours"],
+                ratio=seconds["flat"] / seconds["ours"],
+                faiss_queries_per_s=batch / seconds["flat"],
+                **values,
+                latency_ms=seconds["ours"] * 1e3,
+            )
+        del index, flat, shard
+        for name in ("hashnet rescored", "IndexFlatIP", "qdrant-edge"):
+            weigh(f"{rows:,} vectors of {width} values, {name}", folder, name)
+
+
+def bench_memory(rows: int) -> None:
+    """What each engine takes in memory for the same codes of 64 bits."""
+    codes, _, queries = draw(rows, 64)
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(f"{folder}/rows.npy", codes)
+        np.save(f"{folder}/queries.npy", queries)
+        for name in ("hashnet flat", "hashnet ivf", "hashnet multihash", "IndexBinaryFlat"):
+            weigh(f"{rows:,} codes of 64 bits, {name}", folder, name)
+        np.save(f"{folder}/rows.npy", unpack_codes(codes).astype(np.float32))
+        np.save(f"{folder}/queries.npy", unpack_codes(queries).astype(np.float32))
+        for name in ("IndexFlatIP", "IndexPQ"):
+            weigh(f"{rows:,} codes of 64 bits, {name}", folder, name)
+
+
+def weigh(what: str, folder: str, name: str) -> None:
+    """Prints the row of one engine, opened in a process of its own and searched with all queries."""
+    command = [sys.executable, __file__, "--inside", folder, "--engine", name]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode == 0:
+        row(f"memory, {what}", **json.loads(done.stdout))
+    else:
+        row(f"memory, {what}", skipped=done.stderr.strip().splitlines()[-1])
+
+
+def weigh_inside(folder: str, name: str) -> None:
+    """Opens an engine in this process, which did nothing else before; prints the memory that took."""
+    BinaryIndex.from_arrays(np.zeros((9, 8), np.uint8)).search(np.zeros((1, 8), np.uint8), 1)
+    queries = np.load(f"{folder}/queries.npy")
+    before = psutil.Process().memory_info().rss
+    search = OPENED[name](folder)
+    search(queries, 10)
+    gc.collect()
+    print(json.dumps({"memory_mb": round((psutil.Process().memory_info().rss - before) / 1e6, 1)}))
+
+
+def _opened(make: Callable[[np.ndarray], Any]) -> Callable[[str], Any]:
+    return lambda folder: make(np.load(f"{folder}/rows.npy")).search
+
+
+def _rescored(folder: str) -> Callable[..., Any]:
+    index = BinaryIndex.load(f"{folder}/index")
+
+    def search(queries: np.ndarray, k: int, oversample: float = 4) -> Any:
+        codes = pack_signs(queries)
+        return index.search(codes, k, rescore="features", features=queries, oversample=oversample)
+
+    return search
+
+
+def _qdrant(folder: str) -> Callable[..., Any]:
+    shard = QdrantVectors(f"{folder}/qdrant")
+    return lambda queries, k: [shard.search(query, k, 4.0) for query in queries]
+
+
+OPENED: dict[str, Callable[[str], Callable[..., Any]]] = {  # engine → a folder's rows as a search of queries
+    "hashnet flat": _opened(BinaryIndex.from_arrays),
+    "hashnet ivf": _opened(partial(BinaryIndex.from_arrays, kind="ivf")),
+    "hashnet multihash": _opened(partial(BinaryIndex.from_arrays, kind="multihash")),
+    "hashnet rescored": _rescored,
+    "IndexBinaryFlat": _opened(lambda codes: faiss_index(faiss.IndexBinaryFlat(codes.shape[1] * 8), codes)),
+    "IndexFlatIP": _opened(lambda rows: faiss_index(faiss.IndexFlatIP(rows.shape[1]), rows)),
+    "IndexPQ": _opened(lambda signs: product_quantiser(faiss.IndexPQ, signs, 8)),
+    "qdrant-edge": _qdrant,
+}
+
+
+def draw_vectors(rows: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """(vectors, 1,024 queries), float32 of norm 1 in clusters: 32 dimensions matter, as in embeddings."""
+    rng = np.random.default_rng(0)
+    centres, lift = rng.standard_normal((CLUSTERS, 32)), rng.standard_normal((32, width)) / 32**0.5
+    drawn = np.empty((rows + 1024, width), np.float32)
+    for start in range(0, len(drawn), 65_536):
+        block = drawn[start : start + 65_536]
+        latent = centres[rng.integers(0, CLUSTERS, len(block))] + rng.standard_normal((len(block), 32)) * 0.7
+        block[:] = latent @ lift + rng.standard_normal(block.shape) * 0.2
+    drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
+    return drawn[:rows], drawn[rows:]
+
+
 def bench_build(rows: int) -> None:
     codes, labels, queries = draw(rows, 64)
     with tempfile.TemporaryDirectory() as folder:
@@ -368,8 +588,6 @@ def bench_build(rows: int) -> None:
 
 def build_inside(store: str) -> None:
     """Builds in this process, which did nothing else before; prints the memory that took."""
-    import psutil
-
     BinaryIndex.from_arrays(np.zeros((9, 8), np.uint8), labels=[0] * 9)
     next(
         read_code_blocks(CodeStore.open(store))
@@ -388,8 +606,6 @@ def peak_bytes() -> int:
 
 def bench_large(rows: int) -> None:
     """What docs/choosing.md reckons with: a flat index of 100 M codes or more, on one machine."""
-    import psutil
-
     rng = np.random.default_rng(0)
     codes = np.frombuffer(rng.bytes(rows * 8), dtype=np.uint8).reshape(rows, 8)
     queries = rng.integers(0, 256, (256, 8), dtype=np.uint8)
@@ -429,7 +645,9 @@ BENCHES = {
     "exact": bench_exact,
     "asymmetric": bench_asymmetric,
     "filtered": bench_filtered,
+    "rescored": bench_rescored,
     "approximate": bench_approximate,
+    "memory": bench_memory,
     "build": bench_build,
     "large": bench_large,
 }
@@ -441,14 +659,19 @@ def main() -> None:
     parser.add_argument(
         "--large-rows", type=int, default=100_000_000, help="for --only large (4 GB of memory)"
     )
-    parser.add_argument("--only", default="exact,asymmetric,filtered,approximate,build")
+    parser.add_argument("--only", default="exact,asymmetric,filtered,rescored,approximate,memory,build")
     parser.add_argument(
         "--one-core",
         action="store_true",
         help="one thread each, and its CPU time: for a machine that is busy",
     )
-    parser.add_argument("--inside", help=argparse.SUPPRESS)  # a store to build from, for its memory
+    # a store to build from, or a folder of rows and the engine to open them with: for the memory that takes
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    parser.add_argument("--engine", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.engine:
+        weigh_inside(arguments.inside, arguments.engine)
+        return
     if arguments.inside:
         build_inside(arguments.inside)
         return

@@ -1,10 +1,10 @@
-"""Runs every benchmark and puts the figures into README.md and docs/performance.md.
+"""Runs every benchmark and puts the figures into README.md, docs/performance.md and docs/peers.md.
 
     python tests/bench/run.py [NAME …] [--no-readme]
 
 Each benchmark is a script beside this one that prints one JSON row per case. The rows are kept in
 .bench/rows.jsonl (those of benchmarks that did not run this time, or failed, stay), and what stands between
-the marks of the two documents is made from them. The name `none` runs nothing and draws the tables again.
+the marks of the documents is made from them. The name `none` runs nothing and draws the tables again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tables import put_between, summary, tables
-
 from hashnet.io.progress import duration
+from tests.bench.peers import versions
+from tests.bench.tables import put_between, summary, tables
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parents[1]
@@ -51,13 +51,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", default=list(COMMANDS), metavar="NAME")
-    parser.add_argument("--no-readme", action="store_true", help="leave the README as it is")
+    parser.add_argument("--no-readme", action="store_true", help="leave the documents as they are")
     given = parser.parse_args()
     given.names = [] if given.names == ["none"] else given.names
     unknown = [name for name in given.names if name not in COMMANDS]
     if unknown:
         parser.error(f"no benchmark called {', '.join(unknown)}; there are {', '.join(COMMANDS)}")
-    kept, failed, about = _read(), [], {"machine": _machine()}
+    kept, failed, about = _read(), [], {"machine": _machine(), "versions": versions()}
     for name in given.names:
         rows, codes, started = [], [], time.monotonic()
         for arguments in COMMANDS[name]:
@@ -73,7 +73,8 @@ def main() -> int:
         _write(kept)
     if not given.no_readme:
         put_between(REPO / "README.md", BEGIN, END, summary(kept))
-        put_between(REPO / "docs" / "performance.md", BEGIN, END, tables(kept))
+        for page in ("performance", "peers"):
+            put_between(REPO / "docs" / f"{page}.md", BEGIN, END, tables(kept, page))
     for line in failed:
         print(f"bench: failed: {line}", file=sys.stderr)
     return 1 if failed else 0

@@ -4,7 +4,7 @@
 
 Prints one JSON row per case. One code per JSON request: wrk at 1, 16 and 64 connections against a
 fifteen-line uvicorn app around the same index, `hashnet serve` and Ray Serve, in turns, so that what else
-runs on the machine falls on all of them; then the peers of serving_peers.py that are installed, each with its
+runs on the machine falls on all of them; then the peers of peers.py that are installed, each with its
 own client. Arrow batches of 1,024 against the bare index. Adds per second from 1 and 16 clients. Batches
 while a process is killed and while the index is swapped. Single pictures against the encoder alone. Every
 answer but wrk's is compared with the index's own; of each server, 500 JSON answers are.
@@ -41,7 +41,7 @@ from hashnet import AsyncClient, BinaryIndex, Client
 from hashnet.errors import HashnetError
 from hashnet.results import SearchResult
 from hashnet.store import write_store
-from tests.bench.serving_peers import measure, peers
+from tests.bench.peers import measure, peers
 from tests.support.local_cluster import free_ports
 
 BATCH = 1024
@@ -424,7 +424,7 @@ def main() -> None:
     parser.add_argument("--only", default="json,arrow,adds,kills,pictures,peers")
     wanted = parser.parse_args()
     wanted.only = wanted.only.split(",")
-    if shutil.which("wrk") is None:
+    if "json" in wanted.only and shutil.which("wrk") is None:
         sys.exit("serving.py needs wrk: apt-get install wrk")
     with tempfile.TemporaryDirectory(prefix="hashnet-bench-") as folder:
         codes = clustered_codes(wanted.codes)

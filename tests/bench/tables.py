@@ -1,4 +1,4 @@
-"""The performance tables of README.md and docs/performance.md, made from the rows of the benchmarks."""
+"""The tables of README.md, docs/performance.md and docs/peers.md, made from the rows of the benchmarks."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class View:
     cases: str
     columns: dict[str, str]  # heading → field
     needs: str = "case"  # a field without which a row is not shown
+    page: str = "performance"  # or peers, in docs/
+    note: str = ""  # what stands under the title: settings of the peers, and the command
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,25 @@ SUMMARY = (
     Line(
         "the same, k up to 100, batches up to 32",
         "index", "exact 64 bits, .*", "over_usearch", "usearch, exact", "queries_per_s", "queries/s",
+    ),
+    Line(
+        "exact search, 512 to 3,072 bits, batches from 1 to 1,024", "index",
+        "exact (?:512|1024|3072) bits, .*", "ratio", "FAISS's IndexBinaryFlat, the same ids",
+        "queries_per_s", "queries/s",
+    ),
+    Line(
+        "asymmetric search, 64 bits, k = 10, batches from 1 to 1,024", "index",
+        "asymmetric 64 bits, k = 10, .*", "ratio", "the fastest of numpy and FAISS's exact indexes",
+        "queries_per_s", "queries/s",
+    ),
+    Line(
+        "search with a new condition that 0.01 % to 100 % of the rows meet",
+        "index", "filtered to .*", "ratio",
+        "FAISS with an IDSelector, the same ids", "queries_per_s", "queries/s",
+    ),
+    Line(
+        "the 10 nearest vectors, rescored, one query at a time", "index", "rescored .*, batch 1",
+        "over_qdrant", "qdrant-edge with the same oversampling", "queries_per_s", "queries/s",
     ),
     Line(
         "`ivf`, k = 100, recall from 0.95", "index", "ivf .*", "of_faiss_ivf",
@@ -106,6 +127,105 @@ VIEWS = (
             "FAISS's": "faiss_queries_per_s",
             "ms per batch": "latency_ms",
         },
+        page="peers",
+        note=(
+            "FAISS on all cores, usearch with a thread per core. `python tests/bench/index.py --only exact`"
+        ),
+    ),
+    View(
+        "Exact search of long codes, k = 10, the same ids as FAISS's",
+        "index",
+        "exact (512|1024|3072) bits, k = 10, .*",
+        {
+            "× IndexBinaryFlat": "ratio",
+            "× numkong, distances alone": "over_numkong",
+            "bits": "case",
+            "codes": "rows",
+            "batch": "batch",
+            "queries/s": "queries_per_s",
+            "FAISS's": "faiss_queries_per_s",
+        },
+        page="peers",
+        note=(
+            "numkong computes packed distances on all cores and selects nothing. `… index.py --only exact`"
+        ),
+    ),
+    View(
+        "Asymmetric search: logits against {rows:,} codes of 64 bits, the same scores as the exact peers",
+        "index",
+        "asymmetric 64 bits, (.*)",
+        {
+            "× the best exact peer": "ratio",
+            "× numpy": "over_numpy",
+            "× IndexFlatIP": "over_faiss",
+            "× IndexPQ": "over_pq",
+            "× IndexPQFastScan": "over_fast_scan",
+            "its recall": "fast_scan_recall",
+            "case": "case",
+            "queries/s": "queries_per_s",
+            "ms per batch": "latency_ms",
+        },
+        page="peers",
+        note=(
+            "numpy: matrix product of 32 queries and argpartition. IndexFlatIP has ±1 as floats. IndexPQ "
+            "has all patterns of 8 signs as centroids, so its sums are exact; IndexPQFastScan, of 4 "
+            "signs, rounds them to bytes and is approximate. `… index.py --only asymmetric`"
+        ),
+    ),
+    View(
+        "Search among the rows of {rows:,} that meet a condition, 64 bits, k = 10, the same ids as FAISS's",
+        "index",
+        "filtered to (.*), 64 bits, k = 10, batch .*",
+        {
+            "× FAISS": "ratio",
+            "× LanceDB": "over_lancedb",
+            "× pgvector": "over_pgvector",
+            "rows that meet it": "case",
+            "batch": "batch",
+            "queries/s": "queries_per_s",
+            "× FAISS, repeated": "repeated_ratio",
+            "queries/s, repeated": "repeated_queries_per_s",
+            "`ivf`": "ivf_queries_per_s",
+            "its recall": "ivf_recall",
+        },
+        page="peers",
+        note=(
+            "A new condition: ours evaluates it, FAISS's IndexBinaryFlat gets an IDSelectorBitmap made for "
+            "the search, LanceDB (prefilter) and pgvector, exact and one query at a time, use their index "
+            "on the column. A repeated one: ours has kept its rows, FAISS its bitmap; `ivf` is of repeated "
+            "ones. `… index.py --only filtered`"
+        ),
+    ),
+    View(
+        "The 10 nearest of {rows:,} vectors by cosine: codes, then vectors",
+        "index",
+        "rescored .* values, (.*), batch .*",
+        {
+            "× qdrant-edge": "over_qdrant",
+            "× IndexFlatIP": "ratio",
+            "candidates per result": "case",
+            "batch": "batch",
+            "queries/s": "queries_per_s",
+            "recall": "recall",
+            "qdrant-edge's queries/s": "qdrant_queries_per_s",
+            "its recall": "qdrant_recall",
+            "IndexFlatIP's queries/s": "faiss_queries_per_s",
+        },
+        page="peers",
+        note=(
+            "256 values and their 256 signs, ours as float16 on disk. qdrant-edge: binary quantisation in"
+            " memory, a graph, rescoring with the same oversampling. IndexFlatIP: float32, exact. `… "
+            "index.py --only rescored`"
+        ),
+    ),
+    View(
+        "Memory of an engine after 1,024 searches",
+        "index",
+        "memory, (.*)",
+        {"rows and engine": "case", "MB": "memory_mb"},
+        needs="memory_mb",
+        page="peers",
+        note="What a process grows by, mapped files included. `… index.py --only memory,rescored`",
     ),
     View(
         "Other kinds of index, 64 bits, batches of 1,024",
@@ -120,6 +240,11 @@ VIEWS = (
             "recall": "recall",
             "queries/s": "queries_per_s",
         },
+        page="peers",
+        note=(
+            "FAISS's IVF has the same lists and nprobe; recall counts hits that are no farther than the "
+            "true k-th. `… index.py --only approximate`"
+        ),
     ),
     View(
         "An index in two slices (Ray actors) of one core each",
@@ -156,6 +281,27 @@ VIEWS = (
             "seconds": "seconds",
             "FAISS flat, s": "faiss_flat_s",
         },
+        page="peers",
+        note=(
+            "`IndexBinaryMultiHash` with 4 x 16 bits and as few flips as are exact. `python "
+            "tests/bench/dedup.py --only join`"
+        ),
+    ),
+    View(
+        "Clusters of near-duplicates among {rows:,} codes of 64 bits, beside Lance's",
+        "dedup",
+        "clusters beside Lance, (.*)",
+        {
+            "× Lance": "ratio",
+            "within": "case",
+            "clusters": "clusters",
+            "processor s": "cpu_s",
+            "Lance's": "lance_cpu_s",
+            "same sizes": "same_sizes",
+        },
+        needs="ratio",
+        page="peers",
+        note="Its `hamming_clustering_for_sample` compares all pairs. `… dedup.py --only lance`",
     ),
     View(
         "All pairs of near-duplicates among {rows:,} codes of 64 bits, in one process",
@@ -222,6 +368,8 @@ VIEWS = (
             "seconds": "fit_s",
             "encodes, rows/s": "encode_rows_per_s",
         },
+        page="peers",
+        note="`python tests/bench/baselines.py`",
     ),
     View(
         "Serving 1,281,167 codes of 64 bits, k = {k}",
@@ -240,6 +388,11 @@ VIEWS = (
             "errors": "errors",
             "wrong answers": "wrong_answers",
         },
+        page="peers",
+        note=(
+            "wrk on the same cores; the bare app is fifteen lines of FastAPI around the same index. "
+            "`python tests/bench/serving.py`"
+        ),
     ),
     View(
         "Peers of the server with their own clients, the same codes, k = {k}",
@@ -253,6 +406,11 @@ VIEWS = (
             "p99 ms": "p99_ms",
             "recall": "recall",
         },
+        page="peers",
+        note=(
+            "Connections are threads; pgvector over its socket, the others in the asking process. Recall "
+            "is by distance. `… serving.py --only peers`"
+        ),
     ),
     View(
         "A list of {rows:,} lines into a manifest",
@@ -302,14 +460,17 @@ def _machine(rows: list[Row]) -> str:
     return " and ".join(sorted({row["machine"] for row in rows}))
 
 
-def tables(rows: list[Row]) -> str:
-    """Markdown: the tables of all views that have rows."""
+def tables(rows: list[Row], page: str) -> str:
+    """Markdown: the tables of a page's views that have rows, and on the peers' page their versions."""
     parts = [
         f"Measured on {_machine(rows)}, with `make bench`. `.bench/rows.jsonl` then has every row, "
         "these and those of other code lengths."
     ]
+    versions = {f"{name} {number}" for row in rows for name, number in row.get("versions", {}).items()}
+    if page == "peers" and versions:
+        parts.append(f"Versions: {', '.join(sorted(versions))}.")
     for view in VIEWS:
-        parts += _table(view, rows)
+        parts += _table(view, rows) if view.page == page else []
     return "\n\n".join(parts)
 
 
@@ -323,7 +484,7 @@ def _table(view: View, rows: list[Row]) -> list[str]:
     if not shown:
         return []
     columns = {head: field for head, field in view.columns.items() if any(field in row for row in shown)}
-    lines = [f"**{view.title.format(**shown[0])}**", ""]
+    lines = [f"**{view.title.format(**shown[0])}**", "", *([view.note, ""] if view.note else [])]
     lines += [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     lines += [f"| {' | '.join(number(row.get(field)) for field in columns.values())} |" for row in shown]
     return ["\n".join(lines)]

@@ -20,7 +20,7 @@ import pytest
 from hashnet import BinaryIndex
 from hashnet.data.manifest import Manifest
 from tests.support.local_cluster import free_ports
-from tests.support.small_run import make_run
+from tests.support.small_run import with_features
 
 pytestmark = pytest.mark.browser
 DESKTOP = {"viewport": {"width": 1280, "height": 860}}
@@ -34,7 +34,7 @@ PHONE = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_run(tmp_path_factory.mktemp("page") / "run")
+    return with_features(tmp_path_factory.mktemp("page") / "run")
 
 
 @pytest.fixture(scope="module", params=["hashnet serve", "jobs/serve.py"])
@@ -200,6 +200,42 @@ def test_k_radius_and_filter(visit: Visit, run: str) -> None:
     assert visit.complaints == []
 
 
+def test_rescoring_by_vectors(visit: Visit, picture: tuple[int, Path], run: str) -> None:
+    """A choice where the index has vectors, for items and pictures alike, and none where it has not."""
+    index = BinaryIndex.load(f"{run}/index")
+    id_, path = picture
+    code, vector = index.codes([id_]), index.features([id_])
+    expected = index.search(code, 12, rescore="features", features=vector, exclude_self=[id_])
+    assert expected.ids.tolist() != index.search(code, 12, exclude_self=[id_]).ids.tolist()
+    page = visit.open(f"/#item={id_}")
+    page.wait_for_selector(".distance")
+    page.get_by_label("Rescore by vectors").check()
+    page.wait_for_function(
+        "() => document.querySelector('#title').textContent.includes('rescored by vectors')"
+    )
+    ids = "cards => cards.map(card => Number(card.dataset.id))"
+    assert page.eval_on_selector_all(".hit", ids) == expected.ids[0].tolist()
+    shown = [text.split(" · ")[1] for text in page.locator(".distance").all_inner_texts()]
+    assert shown == [f"{score:.2f}" for score in expected.scores[0]]  # type: ignore[index]
+    visit.keep("rescored")
+    page.set_input_files("#file", str(path))
+    page.wait_for_function(f"() => document.querySelector('.hit')?.dataset.id === '{id_}'")
+    assert page.locator(".distance").first.inner_text() == "0 bits · 1.00"
+    page.get_by_text("Within a radius").click()
+    page.wait_for_selector("#rescore-row", state="hidden")
+    page.wait_for_function("() => document.querySelector('#title').textContent.includes('within')")
+    assert visit.complaints == []
+
+    def without_vectors(route: Any) -> None:
+        route.fulfill(json=route.fetch().json() | {"n_vector": None})
+
+    page.route("**/v1/info", without_vectors)
+    page.goto("about:blank")
+    visit.open(f"/#item={id_}")
+    page.wait_for_selector(".distance")
+    assert page.locator("#rescore-row").is_hidden()
+
+
 def test_the_error_state_and_the_way_out(visit: Visit, picture: tuple[int, Path]) -> None:
     page = visit.open()
     junk = {"name": "notes.jpg", "mimeType": "image/jpeg", "buffer": b"hello"}
@@ -274,10 +310,10 @@ def test_a_token_is_asked_for(visit: Visit) -> None:
 def test_keyboard(visit: Visit) -> None:
     page = visit.open()
     reached = set()
-    for _ in range(8):
+    for _ in range(9):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("() => document.activeElement.id"))
-    assert reached >= {"file", "k", "filter"}
+    assert reached >= {"file", "k", "rescore", "filter"}
     page.evaluate("() => document.activeElement.blur()")
     asked: list[Any] = []
     page.on("filechooser", lambda chooser: asked.append(chooser))

@@ -66,6 +66,25 @@ def _made_run(modality: str, kind: str) -> str:
     return run
 
 
+def with_features(folder: Path, modality: str = "image") -> str:
+    """A run whose index has the vectors of its model, as ``encode_db output=codes,features`` makes them."""
+    from hashnet import BinaryIndex, CodeStore, Encoder
+    from hashnet.data import Manifest
+    from hashnet.data.columns import feature_matrix
+    from hashnet.data.fetch import fetch_images
+    from hashnet.store import write_features
+
+    run = make_run(folder, modality)
+    rows = Manifest.open(f"{run}/manifest.parquet").read("database").slice(0, 400)
+    encoder = Encoder.load(f"{run}/model", engine="cpu-eager", batch_rows=4)
+    vectors = encoder.features(fetch_images(rows) if modality == "image" else feature_matrix(rows))
+    store = CodeStore.open(f"{run}/codes")
+    index = BinaryIndex.build(store)
+    index.attach_features(write_features(f"{run}/features", vectors, store, lineage=encoder.lineage))
+    index.save(f"{run}/index")
+    return run
+
+
 def some_codes(n: int, n_bits: int = N_BITS, seed: int = 0) -> np.ndarray:
     """uint8 (n, n_bits // 8), random."""
     return np.random.default_rng(seed).integers(0, 256, (n, n_bits // 8), dtype=np.uint8)

@@ -155,13 +155,14 @@ function pictureOf(item) {
   return thumb;
 }
 
-function card(item, distance, queryCode, truth) {
+function card(item, distance, queryCode, truth, score = null) {
   const place = element("li");
   const hit = element("button", "hit");
   hit.type = "button";
   hit.dataset.id = item.id;
   const words = element("div", "words");
-  const far = distance === null ? null : element("span", "distance", `${distance} bit${distance === 1 ? "" : "s"}`);
+  const similar = score === null ? "" : ` · ${score.toFixed(2)}`; // the cosine of the vectors
+  const far = distance === null ? null : element("span", "distance", `${distance} bit${distance === 1 ? "" : "s"}${similar}`);
   if (item.thumbnail) {
     const thumb = pictureOf(item);
     if (far) thumb.append(far);
@@ -177,7 +178,7 @@ function card(item, distance, queryCode, truth) {
   words.append(chips(item, truth), element("p", "name", shortName(item)));
   const labels = labelNames(item).join(", ");
   hit.setAttribute("aria-label",
-    `Search by ${shortName(item)}${labels ? `, ${labels}` : ""}${distance === null ? "" : `, ${distance} bits differ`}`);
+    `Search by ${shortName(item)}${labels ? `, ${labels}` : ""}${distance === null ? "" : `, ${distance} bits differ`}${score === null ? "" : `, similarity ${score.toFixed(2)}`}`);
   hit.append(words);
   hit.addEventListener("click", () => go({ kind: "id", id: item.id }));
   for (const kind of ["mouseenter", "focus"]) hit.addEventListener(kind, () => compare(item, distance));
@@ -242,6 +243,7 @@ const mode = () => document.querySelector("input[name=mode]:checked").value;
 function options() {
   const chosen = { items: true, text_ids: true }; // as text, ids are exact above 2^53
   chosen[mode()] = Number($(mode()).value);
+  if (!$("rescore-row").hidden && $("rescore").checked) chosen.rescore = "features";
   if ($("filter").value !== "") chosen.labels = [Number($("filter").value)];
   return chosen;
 }
@@ -279,6 +281,7 @@ async function search() {
       if (problem) throw new ApiError("too_large", problem, 413);
       const params = new URLSearchParams({ [mode()]: chosen[mode()], items: "true", text_ids: "true" });
       if (mode() === "k") params.set("ranking", $("ranking").value);
+      if (chosen.rescore) params.set("rescore", chosen.rescore);
       if (chosen.labels) params.set("label_ids", chosen.labels[0]);
       response = await (await call(`/v1/search?${params}`, {
         method: "POST",
@@ -288,7 +291,7 @@ async function search() {
       })).json();
     }
     if (number !== state.latest) return;
-    state.results = { ...response.results[0], version: response.version, took_ms: response.took_ms };
+    state.results = { ...response.results[0], version: response.version, took_ms: response.took_ms, rescored: Boolean(chosen.rescore) };
     showResults();
   } catch (error) {
     if (error.name === "AbortError" || number !== state.latest) return;
@@ -335,11 +338,11 @@ function showResults() {
   }
   const n = results.items.length;
   $("title").textContent = mode() === "k"
-    ? `${n} nearest`
+    ? `${n} nearest${results.rescored ? ", rescored by vectors" : ""}`
     : `${n || "Nothing"} within ${$("radius").value} bit${$("radius").value === "1" ? "" : "s"}`;
   $("took").textContent = `${results.took_ms.toFixed(0)} ms, index version ${results.version}`;
   $("results").replaceChildren(
-    ...results.items.map((item, i) => card(item, results.distances[i], results.code, known)));
+    ...results.items.map((item, i) => card(item, results.distances[i], results.code, known, results.rescored ? results.scores[i] : null)));
   $("empty").hidden = n > 0;
   $("empty").textContent = mode() === "radius"
     ? "Nothing is that near. Allow more bits to differ."
@@ -446,6 +449,7 @@ let pause = null; // a slider being dragged searches once it rests
 function onControl() {
   $("k-row").hidden = mode() !== "k";
   $("radius-row").hidden = mode() !== "radius";
+  $("rescore-row").hidden = mode() !== "k" || !state.info?.n_vector;
   $("k-value").textContent = $("k").value;
   $("radius-value").textContent = $("radius").value;
   clearTimeout(pause);
@@ -495,6 +499,7 @@ function showInfo() {
   $("nopictures").hidden = pictures;
   $("open-key").hidden = !pictures;
   $("ranking-row").hidden = !pictures;
+  $("rescore-row").hidden = mode() !== "k" || !info.n_vector;
   $("k").max = Math.min(info.limits.max_k, 100);
   $("radius").max = Math.min(info.limits.max_radius, info.n_bits);
   if (info.n_classes !== null) {

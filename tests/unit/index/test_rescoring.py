@@ -1,73 +1,21 @@
 """Every kind x ranking x filter x rescoring against loops over the items; tune; what is refused."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
 
 from hashnet import BinaryIndex, errors
-from hashnet.codes import pack_signs, unpack_codes
+from hashnet.codes import pack_signs
 from hashnet.store import CodesArtefact, FeatureStore, write_features, write_store
+from tests.support.slow_search import FILTERS, KINDS, SlowItems, whole
 
-KINDS = {"flat": {}, "ivf": {"nlist": 5, "nprobe": 5}, "multihash": {}, "hnsw": {}}
 N_BITS, WIDTH, N = 32, 10, 220
-
-
-def whole(n, width, seed):
-    """Small multiples of 1/8: their products and sums are exact, in float16 and in every order."""
-    return (np.random.default_rng(seed).integers(-40, 40, (n, width)) / 8).astype(np.float32)
-
-
-class Slow:
-    """The items of an index as dictionaries, searched by loops."""
-
-    def __init__(self, ids, codes, vectors, years):
-        self.code, self.vector, self.year = (
-            {int(i): row for i, row in zip(ids, rows, strict=True)} for rows in (codes, vectors, years)
-        )
-
-    def remove(self, ids):
-        for i, of_items in itertools.product(ids, (self.code, self.vector, self.year)):
-            del of_items[int(i)]
-
-    def distance(self, code, i):
-        return sum(
-            a != b
-            for a, b in zip(unpack_codes(code[None])[0], unpack_codes(self.code[i][None])[0], strict=True)
-        )
-
-    def score(self, logits, i):
-        return sum(
-            float(z) * int(s) for z, s in zip(logits, unpack_codes(self.code[i][None])[0], strict=True)
-        )
-
-    def similarity(self, query, i, metric):
-        dot, vector = (
-            sum(float(a) * float(b) for a, b in zip(query, self.vector[i], strict=True)),
-            self.vector[i],
-        )
-        if metric == "inner_product":
-            return dot
-        norms = math.sqrt(sum(float(a) ** 2 for a in query)) * math.sqrt(sum(float(b) ** 2 for b in vector))
-        return dot / norms if norms else 0.0
-
-    def search(self, logits, query, k, *, asymmetric, passes, rescore, oversample, metric, without=-1):
-        code, ids = pack_signs(logits[None])[0], [i for i in self.code if passes(i)]
-        if asymmetric:
-            order = sorted(ids, key=lambda i: (-self.score(logits, i), i))
-        else:
-            order = sorted(ids, key=lambda i: (self.distance(code, i), i))
-        order = [i for i in order if i != without]
-        if rescore:
-            order = order[: math.ceil(k * oversample)]
-            order = sorted(order, key=lambda i: (-self.similarity(query, i, metric), i))
-        return order[:k]
 
 
 @pytest.fixture(params=KINDS)
 def grown(request):
-    """An index with vectors, additions, replacements and removed rows; and the same as a Slow."""
+    """An index with vectors, additions, replacements and removed rows; and the same as SlowItems."""
     rng = np.random.default_rng(3)
     ids, codes = rng.permutation(900)[:N], rng.integers(0, 256, (N, N_BITS // 8), dtype=np.uint8)
     vectors, years = whole(N, WIDTH, 4), rng.integers(2015, 2025, N)
@@ -78,18 +26,10 @@ def grown(request):
     index.add(codes[150:], ids[150:], features=vectors[150:], columns={"year": years[150:]})
     vectors[:3] = whole(3, WIDTH, 9)
     index.upsert(codes[:3], ids[:3], features=vectors[:3], columns={"year": years[:3]})
-    slow = Slow(ids, codes, vectors, years)
+    slow = SlowItems(ids, codes, vectors, years)
     index.remove(ids[40:60])
     slow.remove(ids[40:60])
     return index, slow
-
-
-FILTERS = {
-    "all": (None, lambda slow: lambda i: True),
-    "many": ("year >= 2017", lambda slow: lambda i: slow.year[i] >= 2017),
-    "few": ("year = 2016 and id < 300", lambda slow: lambda i: slow.year[i] == 2016 and i < 300),
-    "none": ("year > 3000", lambda slow: lambda i: False),
-}
 
 
 @pytest.mark.parametrize("asymmetric", [False, True], ids=["hamming", "asymmetric"])
@@ -109,7 +49,7 @@ def test_every_combination_against_loops(grown, asymmetric, rescore, name):
         for row in range(3):
             expected = slow.search(
                 logits[row], queries[row], k, asymmetric=asymmetric, passes=passing(slow), rescore=rescore,
-                oversample=oversample, metric=rescore, without=-1 if exclude is None else int(own[row]),
+                oversample=oversample, without=-1 if exclude is None else int(own[row]),
             )  # fmt: skip
             found = hits.ids[row][hits.ids[row] >= 0].tolist()
             code = pack_signs(logits[row][None])[0]

@@ -1,9 +1,10 @@
-"""Rescoring through the API: the hits of a local search to the last id, vectors of added items, errors."""
+"""Rescoring through the API: the hits of a local search and of slow loops, vectors of added items, errors."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,35 +19,19 @@ from hashnet.cli.entry import main
 from hashnet.client import Queries, wire
 from hashnet.errors import DataError, RequestRejected
 from hashnet.server import Access, BatchEncoder, ServeConfig, ServedRun
-from hashnet.store import write_features
+from hashnet.store import write_features, write_store
 from tests.support.serving_app import BASE, WRITE, make_app
-from tests.support.small_run import make_run, some_codes
+from tests.support.slow_search import FILTERS, KINDS, SlowItems, whole
+from tests.support.small_run import make_model, make_run, some_codes, with_features
 from tests.unit.server.test_standalone import Served
 
-K = 7
+K, WIDTH = 7, 10
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"oversample": 1},
     {"oversample": 2.5, "metric": "inner_product"},
     {"oversample": 60},  # more than there are items
 ]
-
-
-def with_features(folder: Path, modality: str) -> str:
-    """A run whose index has the vectors of its model, as ``encode_db output=codes,features`` makes them."""
-    from hashnet.data import Manifest
-    from hashnet.data.columns import feature_matrix
-    from hashnet.data.fetch import fetch_images
-
-    run = make_run(folder, modality)
-    rows = Manifest.open(f"{run}/manifest.parquet").read("database").slice(0, 400)
-    encoder = Encoder.load(f"{run}/model", engine="cpu-eager", batch_rows=4)
-    vectors = encoder.features(fetch_images(rows) if modality == "image" else feature_matrix(rows))
-    store = CodeStore.open(f"{run}/codes")
-    index = BinaryIndex.build(store)
-    index.attach_features(write_features(f"{run}/features", vectors, store, lineage=encoder.lineage))
-    index.save(f"{run}/index")
-    return run
 
 
 @pytest.fixture(scope="module", params=["image", "features"])
@@ -119,6 +104,75 @@ def test_hits_are_those_of_the_local_index(rescored: str, options: dict[str, Any
         assert again == found
 
     session(rescored, use)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def random_run(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, SlowItems]:
+    """A run of random codes, vectors and years, some of them added or removed later; and its items."""
+    run, rng = str(tmp_path_factory.mktemp("random") / "run"), np.random.default_rng(3)
+    make_model(f"{run}/model", WIDTH)
+    lineage = Encoder.load(f"{run}/model").lineage
+    ids, codes = rng.permutation(900)[:220], some_codes(220)
+    vectors, years = whole(220, WIDTH, 4), rng.integers(2015, 2025, 220)
+    old, new = slice(0, 150), slice(150, 220)
+    store = write_store(f"{run}/codes", codes[old], ids=ids[old], lineage=lineage)
+    index = BinaryIndex.from_arrays(
+        codes[old], ids[old], request.param, columns={"year": years[old]}, lineage=store.lineage,
+        **KINDS[request.param],
+    )  # fmt: skip
+    ordered = vectors[old][np.argsort(ids[old])]
+    index.attach_features(write_features(f"{run}/features", ordered, store, lineage=lineage))
+    index.save(f"{run}/index")
+    index.add(codes[new], ids[new], features=vectors[new], columns={"year": years[new]})
+    slow = SlowItems(ids, codes, vectors, years)
+    index.remove(ids[40:60])
+    slow.remove(ids[40:60])
+    return run, slow
+
+
+@pytest.mark.parametrize("ranking", ["hamming", "asymmetric"])
+@pytest.mark.parametrize("rescore", [None, "cosine", "inner_product"])
+@pytest.mark.parametrize("name", FILTERS)
+def test_every_combination_over_http_against_loops(
+    random_run: tuple[str, SlowItems], ranking: str, rescore: str | None, name: str
+) -> None:
+    run, slow = random_run
+    asymmetric, (where, passing) = ranking == "asymmetric", FILTERS[name]
+    if BinaryIndex.load(f"{run}/index").kind == "hnsw" and not asymmetric and name in ("all", "many"):
+        pytest.skip("its candidates are approximate")
+    queries = whole(3, WIDTH, 12)
+    logits = Encoder.load(f"{run}/model").logits(queries)
+    codes = np.packbits(logits >= 0, axis=1)
+
+    async def use(client: AsyncClient, http: Any) -> None:
+        for k, oversample in itertools.product((1, 7), (1, 2.5)):
+            how: dict[str, Any] = {"where": where} if where else {}
+            if rescore:
+                how |= {"rescore": "features", "metric": rescore, "oversample": oversample}
+            in_arrow = await client.search(queries, k, ranking=ranking, **how)
+            body = {"features": queries.tolist(), "k": k, "ranking": ranking, **how}
+            response = await http.post("/v1/search", json=body, headers={"accept": "*/*"})
+            assert response.status_code == 200, response.text
+            in_json = response.json()["results"]
+            if not asymmetric:
+                own = {"features": queries} if rescore else {}
+                assert await client.search(codes, k, **how, **own) == in_arrow
+            for row in range(3):
+                expected = slow.search(
+                    logits[row], queries[row], k, asymmetric=asymmetric, passes=passing(slow),
+                    rescore=rescore, oversample=oversample,
+                )  # fmt: skip
+                assert in_arrow.ids[row][in_arrow.ids[row] >= 0].tolist() == expected
+                assert in_json[row]["ids"] == expected
+                distances = [slow.distance(codes[row], i) for i in expected]
+                assert in_arrow.distances[row][: len(expected)].tolist() == distances
+                if rescore:
+                    scores = [slow.similarity(queries[row], i, rescore) for i in expected]
+                    assert np.allclose(in_json[row]["scores"], scores, atol=1e-6)
+
+    session(run, use)
 
 
 def test_requests_that_arrive_together_get_their_own_hits(pictures: str) -> None:
