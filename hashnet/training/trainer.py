@@ -198,7 +198,7 @@ def train_run(
         stages=history.stages,
         manifest_sha256=manifest.sha256,
         measured=measured,
-        warnings=_warnings(last, measured, loss.guessing),
+        warnings=_warnings(history.stages, measured, loss.guessing),
         validation_map=held_out_map(config, model, manifest, held, device, features)
         if config.validation and not recall
         else None,
@@ -229,11 +229,12 @@ def _kept(config: TrainConfig, kept: np.ndarray) -> np.ndarray | None:
     return kept if config.validation else None
 
 
-def _warnings(last: StageRecord, measured: CodeDiagnostics, guessing: float | None) -> list[str]:
+def _warnings(stages: list[StageRecord], measured: CodeDiagnostics, guessing: float | None) -> list[str]:
     """Warnings about the finished training, which are also logged."""
     stuck = None
-    if guessing is not None:
-        stuck = explain_loss(last.J or 0.0, last.first_step + last.steps, guessing)
+    if guessing is not None:  # by the best stage: J of a few hard bits may exceed that of codes of 0
+        best = min(stages, key=lambda stage: stage.J or 0.0)
+        stuck = explain_loss(best.J or 0.0, best.first_step + best.steps, guessing)
     found = ([stuck] if stuck else []) + explain_codes(measured)
     for text in found:
         logger.warning("%s", text)

@@ -10,8 +10,10 @@ import torch
 from hashnet.losses.dhn import DHNLoss
 from hashnet.losses.methods import METHODS, make_loss
 from hashnet.losses.pairwise import LabelSimilarity
+from hashnet.training.checkpoints import StageRecord
 from hashnet.training.diagnostics import explain_codes, explain_loss, measure
 from hashnet.training.train_config import TrainConfig
+from hashnet.training.trainer import _warnings
 
 
 def test_loss_near_ln_2_means_that_nothing_is_learnt():
@@ -19,6 +21,14 @@ def test_loss_near_ln_2_means_that_nothing_is_learnt():
     assert "nothing is learnt so far: the loss is 0.690" in explain_loss(0.69, 10)
     assert "raise lr" in explain_loss(0.69, 10)
     assert "smaller lr" in explain_loss(4.0, 10)
+
+
+def test_the_best_stage_says_whether_something_was_learnt():
+    """The loss of a few hard bits may exceed that of codes of 0, although they rank well."""
+    codes = measure(torch.eye(16) * 2 - 1, 1.0)
+    stages = [StageRecord(n, 2.0**n, 0.1, n * 10, 10, 1, 1.0, J=j) for n, j in enumerate((0.5, 0.74))]
+    assert _warnings(stages, codes, math.log(2)) == []
+    assert "nothing is learnt" in _warnings(stages[1:], codes, math.log(2))[0]
 
 
 def test_guessing_includes_the_quantisation_of_dhn():
