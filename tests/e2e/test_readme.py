@@ -165,8 +165,8 @@ def test_measured_parts_are_there(name):
     assert not re.search(r"<!-- (\w+): begin -->\s*<!-- \1: end -->", read(name))
 
 
-def test_the_layout_in_the_readme_is_the_tree():
-    layout = read("README.md").split("## Layout")[1].split("##")[0]
+def test_the_tree_of_the_guide_is_there():
+    layout = read("docs/architecture.md").split("## The tree")[1].split("##")[0]
     parent, named = "", {"hashnet/": set(), "cluster/": set()}
     for line in layout.splitlines():
         names = re.split(r"\s{2,}", line.strip())[0].split()
