@@ -70,7 +70,17 @@ def _matching(condition: Condition, rows: StoredRows) -> np.ndarray:
     source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.table(columns)))
     project = acero.Declaration("project", acero.ProjectNodeOptions([condition.expression], ["true"]))
     found = acero.Declaration.from_sequence([source, project]).to_table(use_threads=False)  # keeps the order
-    return pc.cast(found["true"].fill_null(False), pa.uint8()).to_numpy()
+    return _unpacked(found["true"].fill_null(False))
+
+
+def _unpacked(bits: pa.ChunkedArray) -> np.ndarray:
+    """uint8 (n,) of booleans without nulls; Arrow's own cast takes four times as long."""
+    parts = [np.empty(0, dtype=np.uint8)]
+    for chunk in filter(len, bits.chunks):
+        packed = np.frombuffer(chunk.buffers()[1], dtype=np.uint8)
+        end = chunk.offset + len(chunk)
+        parts.append(np.unpackbits(packed, count=end, bitorder="little")[chunk.offset :])
+    return np.concatenate(parts)
 
 
 def parse_where(where: Any, n_classes: int | None, schema: pa.Schema | None) -> Where | None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hashnet import BinaryIndex, errors
 from hashnet.codes import unpack_codes
 from hashnet.index.expressions import parse_condition
+from hashnet.index.filters import _unpacked
 
 KINDS = {"flat": {}, "ivf": {"nlist": 6, "nprobe": 1}, "multihash": {}, "hnsw": {}}
 TABLE = pa.table(
@@ -290,3 +291,11 @@ def test_a_condition_asked_again_follows_updates(codes_of):
         index.remove([turn])
     index.add(codes[50:51], [77], columns={"n": [1]})
     assert 77 in index.search(codes[:1], 60, where="n < 3").ids
+
+
+def test_booleans_of_any_chunks_are_unpacked():
+    bits = np.random.default_rng(0).random(100) < 0.5
+    whole = pa.array(bits)
+    column = pa.chunked_array([whole[3:20], whole[0:0], whole[21:29], pa.array([], pa.bool_()), whole[64:]])
+    assert _unpacked(column).tolist() == [int(bit) for bit in column.to_pylist()]
+    assert _unpacked(pa.chunked_array([], pa.bool_())).tolist() == []
