@@ -110,18 +110,46 @@ class RayModel:
 
 
 class RayWriter:
-    """The writer replica."""
+    """The writer replica. A call takes milliseconds; changes that arrive meanwhile share the next one."""
 
     def __init__(self, writer: Any) -> None:
         self.writer = writer
+        self._waiting: list[tuple[Change, asyncio.Future[Written]]] = []
+        self._sending: asyncio.Task[None] | None = None
 
     async def write(self, change: Change) -> Written:
         """The index after the change. A write is never sent twice."""
+        future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
+        self._waiting.append((change, future))
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send())
+        return await future
+
+    async def _send(self) -> None:
         try:
-            return _result_or_raise(await self.writer.write.remote(change))
-        except LOST as error:
+            while self._waiting:
+                waiting, self._waiting = self._waiting, []
+                batch = [(change, future) for change, future in waiting if not future.done()]
+                results = await self._call([change for change, _ in batch])
+                for (_, future), result in zip(batch, results, strict=True):
+                    if future.done():  # nobody waits for it any more
+                        continue
+                    if isinstance(result, Exception):
+                        future.set_exception(result)
+                    else:
+                        future.set_result(result)
+        finally:
+            self._sending = None
+
+    async def _call(self, changes: list[Change]) -> list[Any]:
+        """Of each change the index after it, or an error."""
+        try:
+            return await self.writer.write.remote(changes) if changes else []
+        except LOST:
             sentence = "the writer was lost; whether the change was made is not known"
-            raise ApiError("timeout", sentence, 504) from error
+            return [ApiError("timeout", sentence, 504) for _ in changes]
+        except Exception as error:
+            return [error] * len(changes)
 
 
 def _result_or_raise(result: Any) -> Any:
@@ -221,8 +249,11 @@ class WriterReplica:
         if writable and config.slices is None:  # slices may not be built yet
             self._writer.open()  # now: the first change should not wait for it
 
-    async def write(self, change: Change) -> Written | ApiError:
-        """The index after the change, or why it was not made."""
+    async def write(self, changes: list[Change]) -> list[Written | ApiError]:
+        """Of each change the index after it, or why it was not made."""
+        return await asyncio.gather(*map(self._write, changes))
+
+    async def _write(self, change: Change) -> Written | ApiError:
         try:
             return await self._writer.write(change)
         except ApiError as error:
