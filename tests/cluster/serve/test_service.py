@@ -43,7 +43,7 @@ def call(url, token=TOKEN, method="GET", body=None):
 def test_the_rayservice_configuration_serves_a_run(cluster, repo, tmp_path):
     signs = [[1 if (row >> bit) & 1 else -1 for bit in range(16)] for row in range(200)]
     BinaryIndex.from_arrays(pack_signs(signs)).save(str(tmp_path / "run/index"))
-    document = yaml.safe_load((repo / "cluster/deploy/kubernetes/serve.yaml").read_text())
+    document, _ = yaml.safe_load_all((repo / "cluster/deploy/kubernetes/serve.yaml").read_text())
     config = yaml.safe_load(document["spec"]["serveConfigV2"])
     (port,) = free_ports(1)
     config |= {"proxy_location": "Disabled"}  # its own port may be taken on this machine
