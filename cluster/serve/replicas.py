@@ -15,7 +15,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from cluster.runtime import ray_internals, run_name, telemetry
+from hashnet.errors import HashnetError
 from hashnet.server import (
     Access,
     ApiError,
@@ -47,6 +48,7 @@ from hashnet.server import (
 LOST = (RayActorError, DeploymentUnavailableError)  # the replica is gone; another one can respond
 START_S = 60.0  # for the HTTP server to accept connections, once the index is loaded
 MAX_ENCODED_TOGETHER = 1024  # rows
+MAX_WRITTEN_TOGETHER = 8192  # rows
 
 
 def set_threads(threads: int | None) -> int:
@@ -114,42 +116,18 @@ class RayWriter:
 
     def __init__(self, writer: Any) -> None:
         self.writer = writer
-        self._waiting: list[tuple[Change, asyncio.Future[Written]]] = []
-        self._sending: asyncio.Task[None] | None = None
+        self._changes: Batcher[Change, Written] = Batcher(self._call, max_rows=MAX_WRITTEN_TOGETHER)
 
     async def write(self, change: Change) -> Written:
         """The index after the change. A write is never sent twice."""
-        future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
-        self._waiting.append((change, future))
-        if self._sending is None:
-            self._sending = asyncio.create_task(self._send())
-        return await future
+        return await self._changes.submit(change)
 
-    async def _send(self) -> None:
+    def _call(self, changes: Sequence[Change]) -> list[Written | HashnetError]:
         try:
-            while self._waiting:
-                waiting, self._waiting = self._waiting, []
-                batch = [(change, future) for change, future in waiting if not future.done()]
-                results = await self._call([change for change, _ in batch])
-                for (_, future), result in zip(batch, results, strict=True):
-                    if future.done():  # nobody waits for it any more
-                        continue
-                    if isinstance(result, Exception):
-                        future.set_exception(result)
-                    else:
-                        future.set_result(result)
-        finally:
-            self._sending = None
-
-    async def _call(self, changes: list[Change]) -> list[Any]:
-        """Of each change the index after it, or an error."""
-        try:
-            return await self.writer.write.remote(changes) if changes else []
+            return self.writer.write.remote(list(changes)).result()
         except LOST:
             sentence = "the writer was lost; whether the change was made is not known"
             return [ApiError("timeout", sentence, 504) for _ in changes]
-        except Exception as error:
-            return [error] * len(changes)
 
 
 def _result_or_raise(result: Any) -> Any:

@@ -140,7 +140,7 @@ def lanes_below(typingctx, distances, start, bound):  # type: ignore[no-untyped-
 def _distances(n_queries: int, in_turn: bool = False) -> Any:
     """A step of kernels: the Hamming distances of ``n_queries`` queries (1 or 4) to four rows.
 
-    ``in_turn`` reads one row after the other, as memory likes it; else each chunk of the four rows at once.
+    ``in_turn`` reads one row after the other, which prefetching follows; else each chunk of the four at once.
     """
 
     @intrinsic
