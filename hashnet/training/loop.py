@@ -64,8 +64,8 @@ from hashnet.training.schedule import ContinuationStage, anneal
 from hashnet.training.train_config import FitSettings
 
 LOSS_LR_SCALE = 5.0  # learning rate of a loss's own weights, beside the head's
-# Multiply-adds of a step below which one thread is as fast as two on an idle machine, and ten times as fast on a
-# busy one, where two wait for each other in every operation.
+# Multiply-adds of a step below which one thread is as fast as two on an idle machine, and ten times as fast
+# on a busy one, where two wait for each other in every operation.
 ONE_THREAD = 1 << 27
 CHECKPOINT_S = 60.0  # slow steps: a checkpoint at least once a minute, which is what an interruption may cost
 
