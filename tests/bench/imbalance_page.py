@@ -76,13 +76,14 @@ def write_page(folder: Path, cells: Sequence[Cell], total: int) -> Path:
     lengths = sorted({bits for _, bits in results.settings})
     effects, arms = ([table(results, bits) for bits in lengths] for table in (_effects, _arms))
     (folder / "study.md").write_text("\n".join(map(_markdown, effects + arms)))
-    settled = float(np.mean([abs(cell.settled) for cell in cells]))
+    longer = [cell.longer for cell in cells if cell.longer is not None]
     missing = f" <b>{len(cells)} of {total} trainings so far.</b>" if len(cells) < total else ""
     body = [
         "<h1>Alpha, pair weights, continuation: what each is worth</h1>",
         f"<p class=lead>{len(cells)} trainings of a linear hash layer on vectors of C balanced classes (C - "
-        "1 dissimilar pairs per similar one), five seeds each; means over seeds and queries. Over the last "
-        f"tenth of the first stage the loss moved by {100 * settled:.1f} % on average.{missing}</p>",
+        "1 dissimilar pairs per similar one), five seeds each; means over seeds and queries. Each arm at its "
+        f"own best learning rate; twice the steps change MAP by {np.mean(longer):+.3f} on average "
+        f"({min(longer):+.3f} to {max(longer):+.3f}).{missing}</p>",
         _figure(results),
         "<h2>What each idea changes</h2><p>Mean of the four arms with it minus the four without; in brackets "
         "the 95 % interval of a bootstrap over queries and seeds. Green: better, red: worse, beyond "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from cluster.serve import Server
@@ -29,6 +31,7 @@ from hashnet.server import (
 )
 from hashnet.store import write_features, write_store
 from tests.support.local_cluster import free_ports
+from tests.support.slow_search import FILTERS, SlowItems, whole
 from tests.support.small_run import some_codes
 
 WRITE = "w" * 24
@@ -176,6 +179,54 @@ def test_slices_are_rescored_as_one_index(own_run: str, n: int, oversample: floa
             await sliced.check_vectors("a" * 64)
 
     asyncio.run(main())
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def random_slices(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[SlicedIndex, SlowItems]:
+    """Slices of random codes, vectors and years, some added or removed later; and their items."""
+    folder, n, rng = str(tmp_path_factory.mktemp("slices")), request.param, np.random.default_rng(5)
+    ids, codes, vectors = rng.permutation(900)[:220], some_codes(220), whole(220, 10, 6)
+    years = rng.integers(2015, 2025, 220)
+    old = slice(0, 150)
+    store = write_store(f"{folder}/codes", codes[old], ids[old], columns=pa.table({"year": years[old]}))
+    features = write_features(f"{folder}/features", vectors[old][np.argsort(ids[old])], store)
+    folders = slice_folders(f"{folder}/index", n)
+    for number, path in enumerate(folders):
+        build_slice(store, path, number, n, features)
+        index, own = BinaryIndex.load(path), ids % n == number
+        new, gone = own & (np.arange(220) >= 150), own & (np.arange(220) // 20 == 2)
+        index.add(codes[new], ids[new], features=vectors[new], columns={"year": years[new]})
+        index.remove(ids[gone])
+    slow = SlowItems(ids, codes, vectors, years)
+    slow.remove(ids[40:60])
+    return SlicedIndex([LocalSlice(path, "kernel") for path in folders], 60.0), slow
+
+
+@pytest.mark.parametrize("ranking", ["hamming", "asymmetric"])
+@pytest.mark.parametrize("rescore", [None, "cosine", "inner_product"])
+@pytest.mark.parametrize("name", FILTERS)
+def test_every_combination_over_slices_against_loops(
+    random_slices: tuple[SlicedIndex, SlowItems], ranking: str, rescore: str | None, name: str
+) -> None:
+    sliced, slow = random_slices
+    asymmetric, (where, passing) = ranking == "asymmetric", FILTERS[name]
+    logits, vectors = whole(3, 64, 7) + np.float32(1 / 16), whole(3, 10, 8)
+    queries = Queries("codes", np.packbits(logits >= 0, axis=1), vectors if rescore else None)
+    for k, oversample in itertools.product((1, 7), (1, 2.5)):
+        options = SearchOptions(
+            k=k, where=where, asymmetric=asymmetric, rescore=rescore is not None,
+            oversample=oversample if rescore else None, metric=rescore or "cosine",
+        )  # fmt: skip
+        request = SearchRequest(queries, options, 10**6, logits if asymmetric else None)
+        hits: Any = asyncio.run(sliced.search(request)).hits
+        for row in range(3):
+            expected = slow.search(
+                logits[row], vectors[row], k, asymmetric=asymmetric, passes=passing(slow), rescore=rescore,
+                oversample=oversample,
+            )  # fmt: skip
+            assert hits.ids[row][hits.ids[row] >= 0].tolist() == expected
 
 
 @pytest.fixture(scope="module")
