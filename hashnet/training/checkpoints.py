@@ -164,8 +164,8 @@ class TrainState:
     beta: float = 1.0
     lr: float = 0.0
     epoch_loss: float = 0.0  # sum of J over the steps of this epoch so far
-    best_loss: float | None = None  # lowest mean J of an epoch of this stage
-    stale_epochs: int = 0  # epochs since then
+    best_loss: float | None = None  # lowest mean J of an epoch of this stage, or lowest negative score
+    stale_epochs: int = 0  # epochs, or scores, since then
 
 
 @dataclass(frozen=True)

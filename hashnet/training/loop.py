@@ -67,6 +67,7 @@ LOSS_LR_SCALE = 5.0  # learning rate of a loss's own weights, beside the head's
 # Multiply-adds of a step below which one thread is as fast as two on an idle machine, and ten times as fast
 # on a busy one, where two wait for each other in every operation.
 ONE_THREAD = 1 << 27
+SCORE_STEPS = 50  # a score is taken at most this often: after a step or two it says nothing about patience
 CHECKPOINT_S = 60.0  # slow steps: a checkpoint at least once a minute, which is what an interruption may cost
 
 
@@ -314,22 +315,26 @@ class _Loop:
         state, per_epoch = self.state, self.sampler.steps_per_epoch
         mean = value = state.epoch_loss / per_epoch
         state.epoch_loss = 0.0
-        if stage.patience and self.callbacks.score:
+        if self.callbacks.epoch:
+            epoch = state.step // per_epoch
+            self.callbacks.epoch(EpochRecord(epoch, state.step, state.stage, state.beta, mean))
+        if not stage.patience:
+            return False
+        if self.callbacks.score:
+            epochs = state.stage_step // per_epoch
+            if epochs < stage.epochs and epochs % math.ceil(SCORE_STEPS / per_epoch):
+                return False
             with self._averaged():
                 value = -from_first(self.callbacks.score())
             train_mode(self.model, self.settings)
         margin = self.settings.min_improvement * abs(state.best_loss or 0)
         if state.best_loss is None or value < state.best_loss - margin:
             state.best_loss, state.stale_epochs = value, 0
-            if stage.patience and self.callbacks.score:
+            if self.callbacks.score:
                 self._keep_best(value)
         else:
             state.stale_epochs += 1
-        if self.callbacks.epoch:
-            epoch = state.step // per_epoch
-            self.callbacks.epoch(EpochRecord(epoch, state.step, state.stage, state.beta, mean))
-        stop = bool(stage.patience and state.stale_epochs >= stage.patience)
-        return from_first(float(stop)) > 0.5 if stage.patience else False
+        return from_first(float(state.stale_epochs >= stage.patience)) > 0.5
 
     def _keep_best(self, value: float) -> None:
         """Keeps the weights as those of the stage's best score, ``-value``."""

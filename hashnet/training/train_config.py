@@ -209,7 +209,8 @@ class TrainConfig:
     patience: int = key(
         0,
         "schedule=staged: end a stage after this many epochs without a lower loss or, with validation, "
-        "without better MAP and precision within radius 2 of held-out rows; 0: fixed length",
+        "without better MAP and precision within radius 2 of held-out rows (epochs of at least 50 steps); "
+        "0: fixed length",
         low=0,
     )
     stage_lr_scale: float = key(

@@ -421,6 +421,29 @@ def test_the_learning_rate_warms_up(data):
     assert rates == pytest.approx([0.05 / 3, 0.1 / 3, 0.05, 0.05, 0.05, 0.05], rel=1e-4)
 
 
+@pytest.fixture
+def scored_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hashnet.training.loop.SCORE_STEPS", 1)
+
+
+def test_short_epochs_are_scored_every_fifty_steps_and_at_the_end(data):
+    inputs, labels = data
+    steps, at = [], []
+
+    def score() -> float:
+        at.append(len(steps))
+        return -len(at)  # falls from the first on
+
+    fit(
+        _model(), inputs, PairwiseLoss(LabelSimilarity(labels), BITS),
+        [ContinuationStage(beta=1.0, epochs=70, patience=9), ContinuationStage(1.0, 90, patience=1)],
+        FitSettings(lr=0.02, batch_size=45, log_every=1),
+        callbacks=Callbacks(score=score, step=steps.append),
+    )  # fmt: skip
+    assert at == [50, 100, 140, 190, 240]  # two steps per epoch; the second stage ends at its second score
+
+
+@pytest.mark.usefixtures("scored_each_epoch")
 def test_a_score_is_that_of_the_averaged_weights(data):
     inputs, labels = data
     model, scored = _model(), []
@@ -461,6 +484,7 @@ def test_momentum_and_head_scale_are_plain_sgd(data):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, msg=name)
 
 
+@pytest.mark.usefixtures("scored_each_epoch")
 def test_a_score_ends_a_stage_and_its_best_weights_are_kept(data):
     inputs, labels = data
     model, seen = _model(), []
@@ -478,6 +502,7 @@ def test_a_score_ends_a_stage_and_its_best_weights_are_kept(data):
     assert torch.equal(model.head.fch.weight, seen[2])
 
 
+@pytest.mark.usefixtures("scored_each_epoch")
 def test_a_stage_may_keep_the_weights_it_began_with(data):
     inputs, labels = data
     model = _model()
@@ -490,6 +515,7 @@ def test_a_stage_may_keep_the_weights_it_began_with(data):
     assert torch.equal(model.head.fch.weight, before)
 
 
+@pytest.mark.usefixtures("scored_each_epoch")
 def test_a_resumed_stage_still_knows_its_best_weights(data, tmp_path):
     inputs, labels = data
     loss = PairwiseLoss(LabelSimilarity(labels), BITS)
