@@ -67,7 +67,7 @@ LOSS_LR_SCALE = 5.0  # learning rate of a loss's own weights, beside the head's
 # Multiply-adds of a step below which one thread is as fast as two on an idle machine, and ten times as fast
 # on a busy one, where two wait for each other in every operation.
 ONE_THREAD = 1 << 27
-SCORE_STEPS = 50  # a score is taken at most this often: after a step or two it says nothing about patience
+SCORE_STEPS = 50  # shorter epochs share a score: after a step or two it says nothing about patience
 CHECKPOINT_S = 60.0  # slow steps: a checkpoint at least once a minute, which is what an interruption may cost
 
 
@@ -322,7 +322,7 @@ class _Loop:
             return False
         if self.callbacks.score:
             epochs = state.stage_step // per_epoch
-            if epochs < stage.epochs and epochs % math.ceil(SCORE_STEPS / per_epoch):
+            if epochs < stage.epochs and epochs % max(1, SCORE_STEPS // per_epoch):
                 return False
             with self._averaged():
                 value = -from_first(self.callbacks.score())
