@@ -209,7 +209,7 @@ class TrainConfig:
     patience: int = key(
         0,
         "schedule=staged: end a stage after this many epochs without a lower loss or, with validation, "
-        "without better MAP and precision within radius 2 of held-out rows (short epochs are taken together); "
+        "without better MAP and precision within radius 2 of held-out rows (short epochs together); "
         "0: fixed length",
         low=0,
     )
