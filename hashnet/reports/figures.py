@@ -151,22 +151,26 @@ def relaxed_histogram(counts: Mapping[str, Sequence[int]], ax: Axes | None = Non
     return ax
 
 
-def losses(history: Any, ax: Axes | None = None) -> Axes:
+def losses(history: Any, ax: Axes | None = None, *, common: bool = False) -> Axes:
     """J (relaxed codes) and L (binary codes) over steps, with the stages of beta marked.
 
-    ``history`` has ``steps`` (columns by name) and ``stages``, as training keeps it.
+    ``history`` has ``steps`` (columns by name) and ``stages``, as training keeps it. ``common`` shows both by
+    HashNet's loss where the method has another and the history knows them.
     """
     ax = new_axes(ax)
+    suffix = "_common" if common and any(v is not None for v in history.steps["J_common"]) else ""
     steps = np.asarray(history.steps["step"], dtype=np.float64)
     for place, (name, meaning) in enumerate((("L", "L, binary codes"), ("J", "J, relaxed codes"))):
-        values = np.array([np.nan if v is None else v for v in history.steps[name]], dtype=np.float64)
+        values = np.array(
+            [np.nan if v is None else v for v in history.steps[name + suffix]], dtype=np.float64
+        )
         known = np.isfinite(values)
         if known.any():
             style = line_style(1 - place)
             ax.plot(steps[known], values[known], alpha=0.25, linewidth=0.8, color=style["color"])
             ax.plot(steps[known], _smooth(values[known]), label=meaning, **style)
     _mark_stages(ax, history)
-    ax.set(xlabel="training step", ylabel="loss, sum(w l) / sum(w)")
+    ax.set(xlabel="training step", ylabel="HashNet's loss" if suffix else "loss, sum(w l) / sum(w)")
     ax.set_ylim(bottom=0)
     legend(ax)
     return ax

@@ -9,7 +9,8 @@ The learning rate is a function of (stage, step in the stage); the order of the 
 every random number are functions of (seed, step). Those numbers are the state of schedule, data and RNG.
 
 The history has one row per step and one record per stage, kept as columns of JSON. J is the loss of the
-relaxed codes, L that of the signs (None where it was not measured), ``quantisation`` is mean(1 - |g|),
+relaxed codes, L that of the signs (None where it was not measured), ``J_common`` and ``L_common`` are the
+same by HashNet's loss where the method has another, ``quantisation`` is mean(1 - |g|),
 ``balance`` the largest share of equal bits in one bit position (0.5 is perfect, 1 a dead bit), ``entropy``
 the mean entropy of the bit positions in bits (1 is perfect); the last three are of one batch.
 """
@@ -53,6 +54,8 @@ class StepRecord:
     balance: float = math.nan
     entropy: float = math.nan
     rows_per_s: float = math.nan
+    J_common: float = math.nan
+    L_common: float = math.nan
     total_steps: int = 0
 
 
@@ -104,6 +107,10 @@ class History:
 
     steps: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
     stages: list[StageRecord] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name in COLUMNS:  # older versions had fewer
+            self.steps.setdefault(name, [None] * len(self))
 
     def add(self, record: StepRecord) -> None:
         for name in COLUMNS:

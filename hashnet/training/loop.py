@@ -97,20 +97,23 @@ def fit(
     sampler: Sampler | None = None,
     checkpoints: Checkpoints | None = None,
     callbacks: Callbacks | None = None,
+    yardstick: Loss | None = None,
 ) -> History:
     """Trains ``model`` in place, on its device, and returns the history, earlier interrupted runs included.
 
     ``source`` is an array of rows or anything with ``batch(rows, epoch)``; row i of it is row i of the
-    training set the loss was made for. ``checkpoints`` makes training resumable.
+    training set the loss was made for. ``checkpoints`` makes training resumable. ``yardstick`` is a loss that
+    is not minimised: its J and L are kept in the history beside those of ``loss``.
     """
     loop = _Loop(model, source, loss, stages, settings or FitSettings(), sampler, checkpoints)
-    loop.callbacks = callbacks or Callbacks()
+    loop.callbacks, loop.yardstick = callbacks or Callbacks(), yardstick
     loop.run()
     return loop.history
 
 
 class _Loop:
     callbacks: Callbacks
+    yardstick: Loss | None
 
     def __init__(
         self,
@@ -287,6 +290,10 @@ class _Loop:
     ) -> None:
         with torch.no_grad():
             binary = float(self.loss(logits, rows, valid, math.inf))
+            j_common, l_common = (
+                float(self.yardstick(logits, rows, valid, at)) if self.yardstick else math.nan
+                for at in (beta, math.inf)
+            )
         now = time.monotonic()
         record = StepRecord(
             step=self.state.step,
@@ -297,6 +304,8 @@ class _Loop:
             J=j,
             L=binary,
             rows_per_s=self._rows_since / max(now - self._clock, 1e-9),
+            J_common=j_common,
+            L_common=l_common,
             total_steps=self._total_steps(),
             **dataclasses.asdict(BatchDiagnostics.of(logits[valid], beta)),
         )

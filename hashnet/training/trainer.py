@@ -22,7 +22,7 @@ import torch
 from hashnet.data import Manifest, PairTable
 from hashnet.encoding import BackboneFeatures
 from hashnet.io import config as configs
-from hashnet.losses import LabelSimilarity, Similarity, TableSimilarity, make_loss
+from hashnet.losses import LabelSimilarity, PairwiseLoss, Similarity, TableSimilarity, make_loss
 from hashnet.models import DividedBackbone, HashModel, build_model, divide, save_bundle, try_crop
 from hashnet.run import Run
 from hashnet.training.batches import PairSampler, Sampler, from_first, world
@@ -175,6 +175,7 @@ def train_run(
         callbacks=Callbacks(
             monitor.callbacks.step, monitor.epoch, monitor.stage, score, keep_start=recall is not None
         ),
+        yardstick=None if isinstance(loss, PairwiseLoss) else PairwiseLoss(similarity, config.n_bits),
     )
     if rank != 0:
         return None

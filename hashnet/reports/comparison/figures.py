@@ -88,8 +88,8 @@ def training_figures(entries: Entries, n_bits: int) -> list[ComparisonFigure]:
     if not shown:
         return []
     return [
-        _side_by_side("losses", f"J (relaxed codes) and L (binary codes) through training at {n_bits} bits",
-                      shown, _losses),
+        _side_by_side("losses", f"J (relaxed codes) and L (binary codes) through training at {n_bits} bits, "
+                      "by HashNet's loss", shown, _losses, one_scale=True),
         _side_by_side("histogram", f"|g| before binarisation at {n_bits} bits", shown, _histogram),
         _side_by_side("tsne", f"t-SNE of database codes of ten classes at {n_bits} bits", shown, _tsne),
     ]  # fmt: skip
@@ -114,19 +114,27 @@ def drawn(name: str, caption: str, ax: Axes) -> ComparisonFigure:
 
 
 def _side_by_side(
-    name: str, caption: str, entries: list[Entry], draw_one: Callable[[Entry, Axes], object]
+    name: str,
+    caption: str,
+    entries: list[Entry],
+    draw_one: Callable[[Entry, Axes], object],
+    one_scale: bool = False,
 ) -> ComparisonFigure:
     figure, axes = new_row(len(entries))
     for ax, entry in zip(axes, entries, strict=True):
         draw_one(entry, ax)
         ax.set_title(TITLES[entry.method], pad=16)
+    if one_scale:
+        top = max(ax.get_ylim()[1] for ax in axes)
+        for ax in axes:
+            ax.set_ylim(top=top)
     return ComparisonFigure(name, caption, to_png(figure, dpi=110), wide=len(entries) > 1)
 
 
 def _losses(entry: Entry, ax: Axes) -> None:
     from hashnet.training import read_history
 
-    figures.losses(read_history(Run(entry.cells[0].folder).model.uri), ax)
+    figures.losses(read_history(Run(entry.cells[0].folder).model.uri), ax, common=True)
 
 
 def _histogram(entry: Entry, ax: Axes) -> None:

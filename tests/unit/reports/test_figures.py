@@ -119,6 +119,19 @@ def test_losses_mark_the_stages():
     assert len(ax.get_legend().get_texts()) == 1  # L was never measured
 
 
+def test_losses_by_one_loss_where_the_history_knows_them():
+    from hashnet.training.checkpoints import History, StepRecord
+
+    own, both = History(), History()
+    for step in range(9):
+        own.add(StepRecord(step, 0, 0, 1.0, J=0.5, L=0.6))
+        both.add(StepRecord(step, 0, 0, 1.0, J=0.5, L=0.6, J_common=0.7, L_common=0.8))
+    for history, common, expected in ((own, True, 0.6), (both, True, 0.8), (both, False, 0.6)):
+        ax = figures.losses(history, common=common)
+        assert ax.get_lines()[0].get_ydata()[0] == expected
+        assert ("HashNet" in ax.get_ylabel()) == (expected == 0.8)
+
+
 def test_names_with_dollars_are_drawn_as_they_are(reports):
     """Matplotlib takes text between two of them for a formula, and refuses this one."""
     score = dataclasses.replace(reports[0].per_class[0], name="$_$")

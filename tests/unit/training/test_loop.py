@@ -18,7 +18,7 @@ from hashnet.losses.pairwise import LabelSimilarity, PairwiseLoss, TableSimilari
 from hashnet.models.hash_model import build_model
 from hashnet.training import batches, loop
 from hashnet.training.batches import PairSampler
-from hashnet.training.checkpoints import Checkpoints
+from hashnet.training.checkpoints import COLUMNS, Checkpoints, History, StepRecord
 from hashnet.training.frozen_backbone import standardise
 from hashnet.training.loop import Callbacks, fit, has_bfloat16
 from hashnet.training.schedule import ContinuationStage, plain, smooth, staged
@@ -297,6 +297,31 @@ def test_a_small_head_learns_on_one_thread(data, monkeypatch, request, limit, th
     )  # fmt: skip
     assert seen == {threads}
     assert torch.get_num_threads() == 2
+
+
+def test_a_yardstick_is_measured_and_changes_nothing(data):
+    inputs, labels = data
+    own, other = (PairwiseLoss(LabelSimilarity(labels), BITS, weights=w) for w in ("none", "global"))
+    stages, settings = staged(3, 4, 2), FitSettings(lr=0.05, batch_size=45, log_every=1)
+    alone = fit(_model(), inputs, other, stages, settings)
+    assert alone.steps["J_common"] == alone.steps["L_common"] == [None] * len(alone)
+    same = fit(_model(), inputs, other, stages, settings, yardstick=other)
+    assert same.steps["J"] == alone.steps["J"]
+    assert same.steps["J_common"] == alone.steps["J"]
+    assert same.steps["L_common"] == alone.steps["L"]
+    model = _model()
+    measured = fit(model, inputs, own, stages, settings, yardstick=other)
+    assert measured.steps["J_common"] != measured.steps["J"]
+    again = _model()
+    assert fit(again, inputs, own, stages, settings).steps["J"] == measured.steps["J"]
+    assert torch.equal(model.head.fch.weight, again.head.fch.weight)
+
+
+def test_a_history_of_an_older_version_gets_the_columns_it_lacks():
+    older = History({name: [1, 2] for name in COLUMNS if not name.endswith("_common")})
+    assert older.steps["J_common"] == [None, None]
+    older.add(StepRecord(3, 0, 0, 1.0, J_common=0.5))
+    assert older.steps["J_common"] == [None, None, 0.5]
 
 
 def test_other_losses_and_heads_use_the_same_loop(data):

@@ -651,6 +651,7 @@ def test_held_out_rows_end_a_stage(tmp_path, manifest, monkeypatch):
     monkeypatch.setattr(
         "hashnet.training.trainer.held_out_score", lambda *_: HeldOutScore(0.5, np.zeros(1))
     )  # never better
+    monkeypatch.setattr("hashnet.training.loop.SCORE_STEPS", 1)  # after each epoch
     config = _config(
         tmp_path, manifest, patience=2, validation=0.2, first_epochs=30, stages=1, lr=0.02, measure_rows=10
     )
