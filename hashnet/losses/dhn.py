@@ -27,7 +27,7 @@ class DHNLoss:
     ) -> None:
         self.cross_entropy = PairwiseLoss(similarity, n_bits, alpha=alpha, weights="none")
         self.quantisation = quantisation
-        self.guessing = self.cross_entropy.guessing + quantisation * math.log(math.cosh(1))
+        self.guessing: float | None = math.log(2) + quantisation * math.log(math.cosh(1))
 
     @classmethod
     def from_config(cls, config: TrainConfig, similarity: Similarity) -> Self:

@@ -179,7 +179,7 @@ class PairwiseLoss:
             )
         self.alpha, self.threshold = 10 / n_bits if alpha is None else alpha, threshold
         similar_share = counts.n_similar / counts.n_pairs if weights == "none" else 0.5  # of the weights
-        self.guessing = math.log1p(math.exp(-threshold)) + similar_share * threshold
+        self.guessing: float | None = math.log1p(math.exp(-threshold)) + similar_share * threshold
         self.class_weights = class_weights(counts, continuous) if weights == "global" else (1.0, 1.0)
         self._last: tuple[torch.Tensor, torch.Tensor, BatchPairs, torch.Tensor] | None = None
 

@@ -1,9 +1,10 @@
-"""Noise and learning rate of a head on vectors: the best of a few, each tried for 1,000 steps.
+"""Noise, learning rate and shape of a head on vectors: the best of a few, each tried for 1,000 steps.
 
-Part of the training rows is held out; every candidate trains a copy of the head on others, and the codes of
-the held-out rows are scored by MAP. The first candidate, the default noise and rate, stays unless another is
-better by more than the standard error of their difference over the held-out rows: with two, little noise lost
-on 500 rows of digits although it was four points better.
+Part of the training rows is held out; every candidate trains a head on others, and the codes of the held-out
+rows are scored by MAP. The first candidate, the default noise and rate, stays unless another is better by
+more than the standard error of their difference over the held-out rows: with two, little noise lost on 500
+rows of digits although it was four points better. A hidden layer, which may learn rows by heart in a longer
+training, has to be better by three of them.
 Shorter trials, or precision within Hamming radius 2 so early, prefer too little noise: see docs/reproduce.md.
 """
 
@@ -20,7 +21,7 @@ import torch
 from hashnet.errors import Diverged
 from hashnet.io import storage
 from hashnet.losses import LabelSimilarity, make_loss
-from hashnet.models import HashModel
+from hashnet.models import HashModel, build_model
 from hashnet.run import Run
 from hashnet.training.batches import from_first
 from hashnet.training.diagnostics import HeldOutScore, held_out_score
@@ -32,6 +33,9 @@ from hashnet.training.train_config import KINDS, TrainConfig
 
 logger = logging.getLogger(__name__)
 FACTOR = 3.0  # rates tried besides the default: this times as large, and as small; noise: as small
+HIDDEN = 256  # units of the hidden layer that is tried
+ERRORS = 1.0  # standard errors by which another noise or rate has to be better
+HIDDEN_ERRORS = 3.0
 STEPS, MAX_ROWS, MAX_HELD, MIN_ROWS = 1000, 5000, 1000, 100
 SHARE = 0.2  # of the rows, held out
 
@@ -42,11 +46,20 @@ class Recipe:
 
     lr: float
     noise: float
+    hidden: int = 0  # units of a hidden layer
 
-    def apply_noise(self, model: HashModel) -> None:
-        """Gives a model the noise, also for the record in its bundle."""
-        model.noise.level = self.noise
-        model.arguments["noise"] = self.noise
+    def __str__(self) -> str:
+        return f"noise={self.noise:.3g} lr={self.lr:.3g} hidden={self.hidden}"
+
+    def model(self, like: HashModel, seed: int) -> HashModel:
+        """A model like the given one, with this noise; a copy of it where the hidden layer is the same."""
+        if self.hidden == (like.arguments.get("hidden") or 0):
+            made = copy.deepcopy(like)
+        else:
+            torch.manual_seed(seed)
+            made = build_model(**like.arguments | {"hidden": self.hidden or None})
+        made.noise.level = made.arguments["noise"] = self.noise  # also for the record in its bundle
+        return made
 
 
 def find_recipe(
@@ -56,28 +69,31 @@ def find_recipe(
     labels: np.ndarray | None,
     device: str | torch.device = "cpu",
 ) -> Recipe:
-    """The recipe for ``model`` on these rows; a run that goes on keeps the one it found before.
+    """The recipe for ``model``, or one like it, on these rows; a run that goes on keeps what it found before.
 
     What the configuration sets is not searched. The defaults are taken where there are no labels to score by,
     or too few rows. Every worker calls this.
     """
     lr = config.lr or KINDS["features"].lr * config.lr_scale
-    first = Recipe(lr, model.noise.level)
+    first = Recipe(lr, model.noise.level, config.hidden or 0)
     kept = storage.join(Run(config.run).checkpoints, "recipe.json")
     if storage.exists(kept):
         found = storage.read_json(kept)
-        return Recipe(float(found["lr"]), float(found["noise"]))
+        return Recipe(float(found["lr"]), float(found["noise"]), found.get("hidden", 0))
     rates = [first.lr / FACTOR, first.lr * FACTOR] if config.lr is None else []
     levels = [first.noise / FACTOR] if config.noise is None and first.noise else []
+    layers = [HIDDEN] if config.hidden is None and config.backbone == "features" else []
     if labels is None or config.pairs is not None or len(source) < MIN_ROWS:
         return first
-    if not (rates or levels):
+    n = len(levels) + len(rates) + len(layers)
+    if n == 0:
         return first
-    logger.info("trying %d settings of noise and learning rate on held-out rows", 1 + len(levels + rates))
+    logger.info("trying %d settings of noise, learning rate and a hidden layer on held-out rows", 1 + n)
     trials = _Trials(config, model, source, labels, device)
     best = trials.best([first] + [dataclasses.replace(first, noise=level) for level in levels])
     best = trials.best([best] + [dataclasses.replace(best, lr=lr) for lr in rates])
-    logger.info("chosen: noise=%.3g lr=%.3g", best.noise, best.lr)
+    best = trials.best([best] + [dataclasses.replace(best, hidden=n) for n in layers], HIDDEN_ERRORS)
+    logger.info("chosen: %s", best)
     values = {"kind": "recipe", "format_version": 1, **dataclasses.asdict(best)}
     storage.write_json(kept, values)
     return best
@@ -106,29 +122,29 @@ class _Trials:
         self.loss = make_loss(config, LabelSimilarity(labels[self.rows], device))
         self.scores: dict[Recipe, HeldOutScore | None] = {}  # None: diverged
 
-    def best(self, recipes: list[Recipe]) -> Recipe:
+    def best(self, recipes: list[Recipe], errors: float = ERRORS) -> Recipe:
         """The first recipe, or the one that beats it by more than chance, and any other that does."""
         best, *others = recipes
         for other in others:
-            if from_first(float(self.beats(other, recipes[0]))) > 0.5 and (
+            if from_first(float(self.beats(other, recipes[0], errors))) > 0.5 and (
                 best == recipes[0] or from_first(float(self._map(other) > self._map(best))) > 0.5
             ):
                 best = other
         return best
 
-    def beats(self, one: Recipe, other: Recipe) -> bool:
-        """Whether the MAP of ``one`` is higher than that of ``other`` by more than a standard error."""
+    def beats(self, one: Recipe, other: Recipe, errors: float = ERRORS) -> bool:
+        """Whether ``one`` has a higher MAP than ``other``, by more than ``errors`` standard errors."""
         challenger, holder = self.score(one), self.score(other)
         if challenger is None or holder is None:
             return challenger is not None
-        return challenger.map - holder.map > challenger.standard_error(holder)
+        return challenger.map - holder.map > errors * challenger.standard_error(holder)
 
     def score(self, recipe: Recipe) -> HeldOutScore | None:
         """The held-out score of a copy of the model trained with this recipe; None where it diverged."""
         if recipe not in self.scores:
             self.scores[recipe] = found = self._train(recipe)
             how_good = "it diverged" if found is None else f"MAP {found.map:.3f}"
-            logger.info("tried noise=%.3g lr=%.3g: %s", recipe.noise, recipe.lr, how_good)
+            logger.info("tried %s: %s", recipe, how_good)
         return self.scores[recipe]
 
     def _map(self, recipe: Recipe) -> float:
@@ -139,8 +155,7 @@ class _Trials:
         settings = dataclasses.replace(
             self.config.fit_settings(), lr=recipe.lr, log_every=1_000_000_000, checkpoint_every=0
         )
-        model = copy.deepcopy(self.model).to(self.device)
-        recipe.apply_noise(model)
+        model = recipe.model(self.model, self.config.seed).to(self.device)
         if self.config.scaling:
             standardise(model, self.train, seed=self.config.seed)
         epochs = max(1, STEPS * settings.batch_size // len(self.rows))

@@ -127,7 +127,12 @@ class TrainConfig:
         "random", "random, pretrained, or a file (.pth, .safetensors)", path=("random", "pretrained")
     )
     download: bool = key(False, "allow pretrained weights to be downloaded")
-    hidden: int | None = key(None, "units of a hidden layer of the backbone `features`", low=1)
+    hidden: int | None = key(
+        None,
+        "vectors: units of a hidden layer before the hash layer; 0: no such layer; none: 256 where that is "
+        "clearly better on held-out rows, else 0",
+        low=0,
+    )
     dropout: float | None = key(
         None, "of the hash layer's input; none: by kind of backbone", low=0, high=0.99
     )
@@ -325,7 +330,7 @@ class TrainConfig:
             )
         if self.pairs is not None and self.method.labels_only:
             mistakes.append(f"variant={self.variant} learns from the labels of all rows; leave pairs out")
-        if self.start == "itq" and (self.hidden is not None or self.method.head != "linear"):
+        if self.start == "itq" and (self.hidden or self.method.head != "linear"):
             mistakes.append("start=itq sets a linear hash layer on the features; leave hidden out")
         if mistakes:
             raise ConfigError(mistakes)

@@ -135,8 +135,9 @@ def train_run(
     elif isinstance(source, ArraySource):
         labels = None if begun else rows.labels  # a run that goes on has found its recipe
         recipe = find_recipe(config, learner, source, labels, device)
-        config = dataclasses.replace(config, lr=recipe.lr)
-        recipe.apply_noise(learner)
+        config = dataclasses.replace(config, lr=recipe.lr, hidden=recipe.hidden)
+        learner = recipe.model(learner, config.seed)
+        model = learner if not head_only else model
         if config.scaling and rank == 0 and (not begun or itq):  # others get worker 0's weights
             standardise(learner, source, seed=config.seed, device=device)
     elif config.scaling and rank == 0 and not begun:
@@ -265,7 +266,7 @@ def make_model(config: TrainConfig, manifest: Manifest) -> HashModel:
         str(config.backbone),
         config.n_bits,
         n_features=manifest.n_features,
-        hidden=config.hidden,
+        hidden=config.hidden or None,
         weights=config.weights,
         download=config.download,
         dropout=float(config.dropout or 0),

@@ -20,7 +20,7 @@ from hashnet.training import batches, loop
 from hashnet.training.batches import PairSampler
 from hashnet.training.checkpoints import COLUMNS, Checkpoints, History, StepRecord
 from hashnet.training.frozen_backbone import standardise
-from hashnet.training.loop import Callbacks, fit, has_bfloat16
+from hashnet.training.loop import Callbacks, fit, has_bfloat16, make_optimiser
 from hashnet.training.schedule import ContinuationStage, plain, smooth, staged
 from hashnet.training.train_config import FitSettings
 
@@ -504,9 +504,17 @@ def test_momentum_and_head_scale_are_plain_sgd(data):
         with torch.no_grad():
             for name, p in slow.named_parameters():
                 velocity[name] = 0.9 * velocity[name] + p.grad + 5e-4 * p
-                p -= 0.05 * (10 if name.startswith("head") else 1) * velocity[name]
+                p -= 0.05 * 10 * velocity[name]  # a hidden layer begins at random as the head does
     for (name, a), b in zip(model.named_parameters(), slow.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_a_backbone_of_pictures_learns_more_slowly_than_the_head():
+    settings = FitSettings(lr=0.05, head_lr_scale=10)
+    scales = [
+        group["scale"] for group in make_optimiser(build_model("small_cnn", BITS), settings).param_groups
+    ]
+    assert scales == [1, 10]
 
 
 @pytest.mark.usefixtures("scored_each_epoch")

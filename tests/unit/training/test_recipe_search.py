@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import hashnet
 from hashnet.io import storage
 from hashnet.models import build_model
 from hashnet.run import Run
@@ -69,6 +70,48 @@ def test_the_best_of_several_winners_is_taken(problem, monkeypatch):
     assert search.find_recipe(*problem) == Recipe(LR / 3, 0.0)
 
 
+@pytest.mark.parametrize(("gain", "taken"), [(0.15, False), (0.25, True)])
+def test_a_hidden_layer_has_to_be_clearly_better(problem, monkeypatch, gain, taken):
+    config, *rest = problem
+    config = dataclasses.replace(config, backbone="features", lr=LR, noise=0.0)
+    # ap differs by gain ± 0.1: the standard error is 0.1 / sqrt(2) = 0.07, three of them 0.21
+    scores = {FIRST: of([0.5, 0.4]), Recipe(LR, 0.0, 256): of([0.5 + gain + 0.1, 0.4 + gain - 0.1])}
+    trained_with(monkeypatch, scores)
+    found = search.find_recipe(config, *rest)
+    assert found == Recipe(LR, 0.0, 256 if taken else 0)
+    trained_with(monkeypatch, {})
+    assert search.find_recipe(config, *rest) == found
+    of_pictures = dataclasses.replace(config, backbone="lite0", run=f"{config.run}/other")
+    assert search.find_recipe(of_pictures, *rest) == FIRST
+    without = dataclasses.replace(config, hidden=0, run=f"{config.run}/another")
+    assert search.find_recipe(without, *rest) == FIRST
+
+
+def test_a_recipe_makes_a_model_like_the_given_one(problem):
+    _, model, *_ = problem
+    same, other = Recipe(LR, 0.3).model(model, 0), Recipe(LR, 0.3, 7).model(model, 0)
+    assert torch.equal(same.head.fch.weight, model.head.fch.weight)
+    assert same.head.fch.weight is not model.head.fch.weight
+    assert other.backbone.layers[0].weight.shape == (7, 12)
+    assert other.arguments["hidden"] == 7
+    assert other.noise.level == other.arguments["noise"] == 0.3
+    again = Recipe(LR, 0.3, 7).model(model, 0)
+    assert torch.equal(again.head.fch.weight, other.head.fch.weight)
+
+
+def test_classes_that_no_plane_divides_get_a_hidden_layer(tmp_path):
+    """Four groups, opposite ones of the same class: one linear layer cannot tell the classes apart."""
+    rng = np.random.default_rng(0)
+    corner = rng.integers(0, 4, 500)
+    rows = np.array([[3, 3], [-3, 3], [-3, -3], [3, -3]])[corner] + rng.normal(size=(500, 2))
+    estimator = hashnet.HashNet(8, first_epochs=30).fit(rows.astype(np.float32), corner % 2)
+    model, _ = estimator._bundle
+    assert model.arguments["hidden"] == 256
+    estimator.save(str(tmp_path))
+    codes = hashnet.Encoder.load(str(tmp_path)).encode(rows[:9].astype(np.float32))
+    assert np.array_equal(codes, estimator.encode(rows[:9].astype(np.float32)))
+
+
 def test_a_default_that_diverges_is_replaced(problem, monkeypatch):
     scores = {FIRST: None, Recipe(LR / 3, 0.0): of([0.1, 0.2]), Recipe(LR * 3, 0.0): None}
     trained_with(monkeypatch, scores)
@@ -93,8 +136,8 @@ def test_less_noise_is_taken_where_it_is_clearly_better(problem, monkeypatch):
     trained_with(monkeypatch, scores)
     found = search.find_recipe(config, noisy, source, labels)
     assert found == less
-    found.apply_noise(noisy)
-    assert noisy.noise.level == noisy.arguments["noise"] == pytest.approx(0.4)
+    made = found.model(noisy, seed=0)
+    assert made.noise.level == made.arguments["noise"] == pytest.approx(0.4)
 
 
 def test_trials_are_long_enough_to_overfit():
