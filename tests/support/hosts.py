@@ -153,11 +153,11 @@ class Hosts:
         """Puts a host back on the network."""
         self._in_network(SWITCH, f"ip link set {_port(name)} up")
 
-    def slow_link(self, name: str, how: str = "") -> None:
-        """Makes a host's link slow both ways, in the words of tc-netem ("delay 50ms"); none: fast again."""
+    def slow_link(self, name: str, rate: str | None) -> None:
+        """Limits what a host sends and receives ("4mbit"; what waits too long is dropped); None: no limit."""
         for host, device in ((SWITCH, _port(name)), (name, "eth0")):
-            change = f"add dev {device} root netem {how}" if how else f"del dev {device} root"
-            self._in_network(host, f"tc qdisc {change}")
+            limit = f"add dev {device} root tbf rate {rate} burst 32kbit latency 400ms"
+            self._in_network(host, f"tc qdisc {limit if rate else f'del dev {device} root'}")
 
     def fill_disk(self, name: str) -> None:
         """Leaves no space on a host's disk: its file systems shrink to what lies on them."""

@@ -212,10 +212,10 @@ def test_the_result_is_that_of_an_undisturbed_job(whole, undisturbed, outcomes, 
 
 def test_a_host_has_a_slow_link(whole, undisturbed, outcomes):
     undisturbed["encode_db"]
-    whole.slow_link("host-2", "delay 50ms 10ms rate 20mbit loss 1%")
-    fault = "a host's link has 50 ms latency, 20 Mbit/s, 1 % loss"
+    whole.slow_link("host-2", "4mbit")
+    fault = "a host's link carries 4 Mbit/s"
     _compare("encode_db", fault, {"every": 1, "delay_s": 0}, whole, undisturbed, outcomes)
-    whole.slow_link("host-2")
+    whole.slow_link("host-2", None)
 
 
 @pytest.mark.skipif(not Path(FAKE_TIME).exists(), reason="clock skew needs libfaketime (Debian: libfaketime)")
