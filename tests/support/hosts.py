@@ -162,8 +162,8 @@ class Hosts:
     def fill_disk(self, name: str) -> None:
         """Leaves no space on a host's disk: its file systems shrink to what lies on them."""
         for place in DISKS:
-            used = f'$(df --output=used --block-size=1K "{place}" | tail -n 1 | tr -d " ")k'
-            self._remount(name, place, used)
+            used = f'$(df --output=used --block-size=1K "{place}" | tail -n 1)'
+            self._remount(name, place, f"$(({used} + 4))k")  # one page: 0 would mean no limit
 
     def free_disk(self, name: str) -> None:
         """Gives a host its disk space back."""

@@ -95,14 +95,12 @@ def machines(repo):
             assert made.returncode == 0, made.stdout
             started = hosts.run(name, ["sh", "-c", f"mkdir -p /run/sshd && {SSHD} -f /run/sshd_config"])
             assert started.returncode == 0, started.stdout
+        launcher["cluster_name"] = hosts.folder.name  # names files of the launcher, here and on the head
         yield hosts, launcher, key
-    shutil.rmtree(_control_folder(launcher["cluster_name"]), ignore_errors=True)
-
-
-def _control_folder(cluster_name: str) -> str:
-    """Where the launcher keeps the sockets of its ssh connections, whatever the temporary folder is."""
-    user, name = (hashlib.sha256(text.encode()).hexdigest()[:10] for text in (getuser(), cluster_name))
-    return f"/tmp/ray_ssh_{user}/{name}"
+    user, name = (hashlib.sha256(text.encode()).hexdigest()[:10] for text in (getuser(), hosts.folder.name))
+    shutil.rmtree(f"/tmp/ray_ssh_{user}/{name}", ignore_errors=True)
+    for left in Path("/tmp/ray").glob(f"cluster-{hosts.folder.name}.*"):
+        left.unlink()
 
 
 def test_a_cluster_is_launched_used_and_ended(machines):
@@ -113,7 +111,7 @@ def test_a_cluster_is_launched_used_and_ended(machines):
     home, (head, worker) = hosts.env["HOME"], (hosts.hosts[name].address for name in ("head", "worker"))
     file = hosts.folder / "local.yaml"
     file.write_text(yaml.safe_dump(twin(launcher, key, home, head, [worker])))
-    own = {"HOME": str(desk_home), "TMPDIR": str(hosts.folder), "RAY_TMPDIR": str(hosts.folder)}
+    own = {"HOME": str(desk_home)}
 
     def ray(*words: str) -> str:
         done = hosts.run(DESK, ["ray", *words], 600, **own)
