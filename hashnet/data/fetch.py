@@ -37,6 +37,7 @@ from hashnet.errors import BadImage
 from hashnet.io import storage
 
 READ_TIMEOUT_S = 60.0  # for the references of one job; longer means that storage hangs
+TRIES = 2  # where not a single picture is read in time: then the storage was out of reach for a while
 THREADS = 8  # reads in flight: they wait for disks and networks, not for processors
 MAX_BYTES = 512 << 20  # of one file: more than any picture that is decoded has, even uncompressed
 CACHE_BYTES = 256 << 20  # of Parquet columns already decoded
@@ -113,17 +114,29 @@ def fetch_images(
             reference = parse_reference(uri)
             by_file[_absolute(reference.file, base_uri)].append((i, reference))
 
+    rows = [i for found in by_file.values() for i, _ in found]
+    for _ in range(TRIES):
+        _Readers(out, _jobs(by_file, threads)).run(threads)
+        if not all(_timed_out(out[i]) for i in rows):
+            break
+    return out
+
+
+def _jobs(by_file: dict[str, list[tuple[int, Reference]]], threads: int) -> list[_Job]:
+    """One job per file; but the row groups of a Parquet file and the many members of a tar are read side by
+    side."""
     jobs: list[_Job] = []
     for file, found in by_file.items():
         groups: dict[int, list[tuple[int, Reference]]] = defaultdict(list)
         for k, (i, reference) in enumerate(found):
-            # One job per file; but the row groups of a Parquet file and the many members of a tar are read
-            # side by side.
             groups[k % threads if reference.column is None else reference.group].append((i, reference))
         state = _state_once(file)
         jobs += [(file, group, state) for group in groups.values()]
-    _Readers(out, jobs).run(threads)
-    return out
+    return jobs
+
+
+def _timed_out(found: bytes | BadImage) -> bool:
+    return isinstance(found, BadImage) and found.reason == "timeout"
 
 
 class _Readers:
