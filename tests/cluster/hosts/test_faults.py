@@ -266,6 +266,9 @@ def _compare(name, fault, strike, whole, undisturbed, outcomes):
         assert stage.driver_works or fault == DISK_FULL, log
         errors = [line.strip() for line in log.splitlines() if line.startswith("error: ")]
         what = f"ends ({errors[0] if errors else f'exit code {code}'}); the same command again completes it"
+        if fault == DISK_FULL:  # Ray does not try to unpack a job's files there again for ten minutes
+            whole.kill(case.host)
+            whole.add(case.host, 1)
         started = time.monotonic()
         result = stage.start(name, whole, out).result()
         seconds += time.monotonic() - started
