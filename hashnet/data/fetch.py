@@ -33,10 +33,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from hashnet.errors import BadImage
+from hashnet.errors import BadImage, StorageError
 from hashnet.io import storage
 
 READ_TIMEOUT_S = 60.0  # for the references of one job; longer means that storage hangs
+OUT_OF_REACH = "NETWORK_CONNECTION"  # in Arrow's message: no connection to the storage
 TRIES = 2  # where not a single picture is read in time: then the storage was out of reach for a while
 THREADS = 8  # reads in flight: they wait for disks and networks, not for processors
 MAX_BYTES = 512 << 20  # of one file: more than any picture that is decoded has, even uncompressed
@@ -58,6 +59,8 @@ class Reference:
     group: int = 0
     row: int = 0
 
+
+Found = bytes | BadImage | StorageError
 
 # A file, the references into it with their row, and what asks for its state.
 _Job = tuple[str, list[tuple[int, Reference]], Callable[[], State]]
@@ -99,11 +102,13 @@ def fetch_images(
 ) -> list[bytes | BadImage]:
     """The encoded picture of each row, in order; a BadImage where a picture is missing or unreadable.
 
+    StorageError where the storage is out of reach: that says nothing about a picture.
+
     ``table`` has the column ``uri``, or ``image`` (bytes inside the manifest), or both. Relative paths
     start from ``base_uri``.
     """
     n = len(table)
-    out: list[bytes | BadImage] = [BadImage("missing", "neither image nor uri")] * n
+    out: list[Found] = [BadImage("missing", "neither image nor uri")] * n
     inline = table["image"].to_pylist() if "image" in table.column_names else [None] * n
     uris = table["uri"].to_pylist() if "uri" in table.column_names else [None] * n
     by_file: dict[str, list[tuple[int, Reference]]] = defaultdict(list)
@@ -119,7 +124,7 @@ def fetch_images(
         _Readers(out, _jobs(by_file, threads)).run(threads)
         if not all(_timed_out(out[i]) for i in rows):
             break
-    return out
+    return [_or_raise(found) for found in out]
 
 
 def _jobs(by_file: dict[str, list[tuple[int, Reference]]], threads: int) -> list[_Job]:
@@ -135,8 +140,14 @@ def _jobs(by_file: dict[str, list[tuple[int, Reference]]], threads: int) -> list
     return jobs
 
 
-def _timed_out(found: bytes | BadImage) -> bool:
+def _timed_out(found: Found) -> bool:
     return isinstance(found, BadImage) and found.reason == "timeout"
+
+
+def _or_raise(found: Found) -> bytes | BadImage:
+    if isinstance(found, StorageError):
+        raise found
+    return found
 
 
 class _Readers:
@@ -146,7 +157,7 @@ class _Readers:
     daemons, so that one that is stuck keeps nobody from exiting.
     """
 
-    def __init__(self, out: list[bytes | BadImage], jobs: list[_Job]) -> None:
+    def __init__(self, out: list[Found], jobs: list[_Job]) -> None:
         self.out, self.waiting = out, deque(jobs)
         self.changed = Condition()
         self.reading: dict[Thread, tuple[float, _Job]] = {}  # what each thread is at, and since when
@@ -240,9 +251,7 @@ def _state_once(file: str) -> Callable[[], State]:
     return state
 
 
-def _read(
-    file: str, references: list[tuple[int, Reference]], state: Callable[[], State]
-) -> list[bytes | BadImage]:
+def _read(file: str, references: list[tuple[int, Reference]], state: Callable[[], State]) -> list[Found]:
     """The bytes of each reference into one file; a wrong one does not affect the others."""
     with ExitStack() as opened:
         source: pa.NativeFile | None = None
@@ -258,7 +267,7 @@ def _read(
         return [_or_bad(file, read, reference) for _, reference in references]
 
 
-def _or_bad(file: str, read: Callable[[Reference], bytes], reference: Reference) -> bytes | BadImage:
+def _or_bad(file: str, read: Callable[[Reference], bytes], reference: Reference) -> Found:
     try:
         return read(reference)
     except BadImage as error:
@@ -267,6 +276,8 @@ def _or_bad(file: str, read: Callable[[Reference], bytes], reference: Reference)
         return BadImage("missing", file)
     # A reference is outside input and may name anything: it must not end an encoding job.
     except Exception as error:
+        if OUT_OF_REACH in str(error):
+            return StorageError(f"cannot read {file}: {error}")
         return BadImage("unreadable", f"{file}: {error}")
 
 

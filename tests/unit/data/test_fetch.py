@@ -23,7 +23,7 @@ from hashnet.data.fetch import (
     parse_reference,
 )
 from hashnet.data.images import decode
-from hashnet.errors import BadImage
+from hashnet.errors import BadImage, StorageError
 from hashnet.io import storage
 
 
@@ -253,3 +253,14 @@ def test_pictures_of_a_storage_that_was_out_of_reach_are_read_again(tmp_path, mo
     found = fetch_images(rows(*names), str(tmp_path))
     released.set()
     assert found == [name.encode() for name in names] if read else all(map(fetch._timed_out, found))
+
+
+def test_a_storage_out_of_reach_is_an_error_not_a_bad_picture(monkeypatch):
+    """What Arrow says where a host has no network."""
+
+    def fail(file):
+        raise OSError("AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 7")
+
+    monkeypatch.setattr(fetch, "_open", fail)
+    with pytest.raises(StorageError, match=r"cannot read s3://bucket/a.jpg: AWS Error NETWORK_CONNECTION"):
+        fetch_images(rows("s3://bucket/a.jpg", "s3://bucket/b.jpg"))
