@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cluster.runtime import capacity, ray_internals, telemetry
-from hashnet.data import Preprocess
+from hashnet.data import OUT_OF_REACH, Preprocess
 from hashnet.encoding import (
     EncodeTask,
     RowReader,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from hashnet.encoding import Encoder
 
 TASKS_AT_ONCE = 4096  # given to Ray Data at once, so that a database of any size fits in the driver's memory
+RETRIES = 12  # of a task whose worker cannot connect to the storage: about four minutes
 CHUNK_BYTES = 32 << 20  # of pixels in one chunk …
 CHUNK_ROWS = (64, 512)  # … and the fewest and most pictures in it
 # An actor books next to no CPU, so that decoding always finds room: even on a node with one CPU to which the
@@ -336,11 +337,16 @@ def _actor_pool(settings: PipelineSettings, n_tasks: int) -> Any:
 
 @contextmanager
 def _data_context(**changes: Any) -> Iterator[None]:
-    """Datasets created inside have these settings of Ray Data, and raise the original error of a worker."""
+    """Datasets created inside have these settings of Ray Data, and raise the original error of a worker.
+
+    A worker that cannot connect to the storage tries again: its host may be off the network for a while, and
+    Ray takes its error for an answer even where it gave the host up meanwhile.
+    """
     from ray.data import DataContext
 
     context = DataContext.get_current()
     changes["raise_original_map_exception"] = True
+    changes |= {"retried_map_errors": [OUT_OF_REACH], "max_map_retries": RETRIES}
     before = {name: getattr(context, name) for name in changes}
     for name, value in changes.items():
         setattr(context, name, value)

@@ -26,6 +26,7 @@ from hashnet.io import config, storage
 C = TypeVar("C")
 FULL_DISK, FULL_DISK_ADVICE = "No space left on device", f"; free some space there, then {AGAIN}"
 OUT_OF_MEMORY = "node running low on memory"  # part of Ray's own message
+NOT_UNPACKED = "Failed to set up runtime environment"  # part of Ray's own message
 OUTPUTS = ("run", "out", "query_codes", "log_dir")  # keys of any job that name an output
 RECORDED = ("pairs", "weights")  # inputs whose path a run records, and compares when it is resumed
 RETRY_HINT = "\nFailed to apply UDF transform"  # Ray Data appends how to configure its retries
@@ -33,6 +34,10 @@ OUT_OF_MEMORY_ADVICE = (
     "Ray ended a worker because its node ran low on memory (the log says what used how much); run the "
     "same command again with less at a time (train: a smaller batch_size; encode_db: a smaller chunk_rows; "
     "compare: a larger cpus_per_cell, so that fewer run at once), or on nodes with more memory"
+)
+NOT_UNPACKED_ADVICE = (
+    "a node could not unpack the job's files (the log says why; often its disk is full). Ray does not try "
+    f"again there for ten minutes: repair the node and restart its Ray, or remove it, then {AGAIN}"
 )
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's job supervisor sets a variable of this name
 
@@ -165,6 +170,8 @@ def _explain(error: BaseException) -> tuple[str, int]:
         sentence = _plain(known) + (FULL_DISK_ADVICE if FULL_DISK in str(known) else "")
     elif OUT_OF_MEMORY in whole:
         sentence = OUT_OF_MEMORY_ADVICE
+    elif NOT_UNPACKED in whole:
+        sentence = NOT_UNPACKED_ADVICE
     elif any(type(inner).__module__.startswith("ray.") for inner in causes(error)):
         sentence = f"Ray lost a part of the job and could not replace it ({_first_line(error)}); {AGAIN}"
     elif console.log_path() is None:  # nowhere else to look it up

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         read_names,
         schema_type,
     )
-    from hashnet.data.fetch import fetch_images, too_many_bad
+    from hashnet.data.fetch import OUT_OF_REACH, fetch_images, too_many_bad
     from hashnet.data.images import FORMATS, PREPROCESS_VERSION, Preprocess, decode
     from hashnet.data.input_files import expand_pattern
     from hashnet.data.manifest import Manifest, ManifestArtefact

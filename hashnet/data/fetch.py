@@ -33,10 +33,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from hashnet.errors import BadImage
+from hashnet.errors import BadImage, StorageError
 from hashnet.io import storage
 
 READ_TIMEOUT_S = 60.0  # for the references of one job; longer means that storage hangs
+OUT_OF_REACH = "NETWORK_CONNECTION"  # in Arrow's message: no connection to the storage
+TRIES = 2  # where not a single picture is read in time: then the storage was out of reach for a while
 THREADS = 8  # reads in flight: they wait for disks and networks, not for processors
 MAX_BYTES = 512 << 20  # of one file: more than any picture that is decoded has, even uncompressed
 CACHE_BYTES = 256 << 20  # of Parquet columns already decoded
@@ -57,6 +59,8 @@ class Reference:
     group: int = 0
     row: int = 0
 
+
+Found = bytes | BadImage | StorageError
 
 # A file, the references into it with their row, and what asks for its state.
 _Job = tuple[str, list[tuple[int, Reference]], Callable[[], State]]
@@ -98,11 +102,13 @@ def fetch_images(
 ) -> list[bytes | BadImage]:
     """The encoded picture of each row, in order; a BadImage where a picture is missing or unreadable.
 
+    StorageError where the storage is out of reach: that says nothing about a picture.
+
     ``table`` has the column ``uri``, or ``image`` (bytes inside the manifest), or both. Relative paths
     start from ``base_uri``.
     """
     n = len(table)
-    out: list[bytes | BadImage] = [BadImage("missing", "neither image nor uri")] * n
+    out: list[Found] = [BadImage("missing", "neither image nor uri")] * n
     inline = table["image"].to_pylist() if "image" in table.column_names else [None] * n
     uris = table["uri"].to_pylist() if "uri" in table.column_names else [None] * n
     by_file: dict[str, list[tuple[int, Reference]]] = defaultdict(list)
@@ -113,17 +119,35 @@ def fetch_images(
             reference = parse_reference(uri)
             by_file[_absolute(reference.file, base_uri)].append((i, reference))
 
+    rows = [i for found in by_file.values() for i, _ in found]
+    for _ in range(TRIES):
+        _Readers(out, _jobs(by_file, threads)).run(threads)
+        if not all(_timed_out(out[i]) for i in rows):
+            break
+    return [_or_raise(found) for found in out]
+
+
+def _jobs(by_file: dict[str, list[tuple[int, Reference]]], threads: int) -> list[_Job]:
+    """One job per file; but the row groups of a Parquet file and the many members of a tar are read side by
+    side."""
     jobs: list[_Job] = []
     for file, found in by_file.items():
         groups: dict[int, list[tuple[int, Reference]]] = defaultdict(list)
         for k, (i, reference) in enumerate(found):
-            # One job per file; but the row groups of a Parquet file and the many members of a tar are read
-            # side by side.
             groups[k % threads if reference.column is None else reference.group].append((i, reference))
         state = _state_once(file)
         jobs += [(file, group, state) for group in groups.values()]
-    _Readers(out, jobs).run(threads)
-    return out
+    return jobs
+
+
+def _timed_out(found: Found) -> bool:
+    return isinstance(found, BadImage) and found.reason == "timeout"
+
+
+def _or_raise(found: Found) -> bytes | BadImage:
+    if isinstance(found, StorageError):
+        raise found
+    return found
 
 
 class _Readers:
@@ -133,7 +157,7 @@ class _Readers:
     daemons, so that one that is stuck keeps nobody from exiting.
     """
 
-    def __init__(self, out: list[bytes | BadImage], jobs: list[_Job]) -> None:
+    def __init__(self, out: list[Found], jobs: list[_Job]) -> None:
         self.out, self.waiting = out, deque(jobs)
         self.changed = Condition()
         self.reading: dict[Thread, tuple[float, _Job]] = {}  # what each thread is at, and since when
@@ -227,9 +251,7 @@ def _state_once(file: str) -> Callable[[], State]:
     return state
 
 
-def _read(
-    file: str, references: list[tuple[int, Reference]], state: Callable[[], State]
-) -> list[bytes | BadImage]:
+def _read(file: str, references: list[tuple[int, Reference]], state: Callable[[], State]) -> list[Found]:
     """The bytes of each reference into one file; a wrong one does not affect the others."""
     with ExitStack() as opened:
         source: pa.NativeFile | None = None
@@ -245,7 +267,7 @@ def _read(
         return [_or_bad(file, read, reference) for _, reference in references]
 
 
-def _or_bad(file: str, read: Callable[[Reference], bytes], reference: Reference) -> bytes | BadImage:
+def _or_bad(file: str, read: Callable[[Reference], bytes], reference: Reference) -> Found:
     try:
         return read(reference)
     except BadImage as error:
@@ -254,6 +276,8 @@ def _or_bad(file: str, read: Callable[[Reference], bytes], reference: Reference)
         return BadImage("missing", file)
     # A reference is outside input and may name anything: it must not end an encoding job.
     except Exception as error:
+        if OUT_OF_REACH in str(error):
+            return StorageError(f"cannot read {file}: {error}")
         return BadImage("unreadable", f"{file}: {error}")
 
 

@@ -1,7 +1,7 @@
 """An S3-speaking server that fails when it is told to: ``python -m tests.support.faulty_s3 ADDRESS PORT``.
 
 It is moto's server behind a switch. POST /_faults sets how it misbehaves from then on, and returns what was
-counted since the last time:
+counted since the last time; GET returns the counts alone ("matched": requests of the given path and method):
 
     {"every": 5, "status": 503}        every fifth request is refused with "SlowDown"
     {"every": 5, "status": 0}          every fifth request is never answered
@@ -32,7 +32,6 @@ class Faults:
         self._lock = threading.Lock()
         self._settings: dict[str, Any] = {}
         self._counts: Counter[str] = Counter()
-        self._seen = 0
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/_faults":
@@ -59,16 +58,17 @@ class Faults:
             return False
         if settings.get("method", environ["REQUEST_METHOD"]) != environ["REQUEST_METHOD"]:
             return False
-        self._seen += 1
-        return self._seen % settings["every"] == 0
+        self._counts["matched"] += 1
+        return self._counts["matched"] % settings["every"] == 0
 
     def _set(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         with self._lock:
-            counted, self._counts, self._seen = dict(self._counts), Counter(), 0
-            self._settings = json.loads(body or b"{}")
+            counted = dict(self._counts)
+            if environ["REQUEST_METHOD"] == "POST":
+                self._settings, self._counts = json.loads(body or b"{}"), Counter()
         start_response("200 OK", [("Content-Type", "application/json")])
-        return [json.dumps({"requests": 0, "refused": 0, "delayed": 0, **counted}).encode()]
+        return [json.dumps({"requests": 0, "matched": 0, "refused": 0, "delayed": 0, **counted}).encode()]
 
 
 def main(address: str, port: int) -> None:

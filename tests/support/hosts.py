@@ -7,6 +7,7 @@
         hosts.add("host-2", cpus=1)
         done = hosts.submit(["python", "jobs/train.py", "run=s3://runs/demo"])
         hosts.cut("host-1"); hosts.heal("host-1")
+        hosts.fill_disk("host-1"); hosts.free_disk("host-1")
         hosts.kill("host-2")                     # as if it lost power
 
 Each host has its own address on a bridge, its own processes, host name and /proc, and its own disk: /tmp,
@@ -42,6 +43,7 @@ NETWORK = "10.77.0"
 SWITCH, DESK, STORAGE = "switch", "desk", "storage"
 GCS_PORT, DASHBOARD_PORT, S3_PORT = 6379, 8265, 9000
 TOOLS = ("ip", "unshare", "nsenter", "mount")
+DISKS = ("/tmp", "/var/tmp", "$HOME")
 START_S = 180.0
 NUMBA_CACHE = ".cache/numba"  # below the home folder; kernels take half a minute to compile
 
@@ -109,10 +111,10 @@ class Hosts:
 
     # Hosts
 
-    def add(self, name: str, cpus: float = 1, ray_options: Sequence[str] = ()) -> Host:
+    def add(self, name: str, cpus: float = 1, ray_options: Sequence[str] = (), **env: str) -> Host:
         """Starts a host and its Ray; the first one is the head. Returns when it has joined."""
         host = self.add_bare(name)
-        self.start_ray(name, cpus, ray_options)
+        self.start_ray(name, cpus, ray_options, **env)
         return host
 
     def add_bare(self, name: str) -> Host:
@@ -122,7 +124,7 @@ class Hosts:
         self.run(name, ["sh", "-c", "umask 077; mkdir -p ~/.ray; cat >~/.ray/auth_token"], input=self.token)
         return host
 
-    def start_ray(self, name: str, cpus: float = 1, options: Sequence[str] = ()) -> None:
+    def start_ray(self, name: str, cpus: float = 1, options: Sequence[str] = (), **env: str) -> None:
         """`ray start` on a host, as docs/operate.md has it for a cluster of several machines."""
         host = self.hosts[name]
         words = ["ray", "start", f"--node-ip-address={host.address}", f"--num-cpus={cpus:g}"]
@@ -132,7 +134,7 @@ class Hosts:
             words += [f"--dashboard-port={DASHBOARD_PORT}"]
         else:
             words += [f"--address={self.address}"]
-        done = self.run(name, [*words, *options], timeout_s=START_S)
+        done = self.run(name, [*words, *options], timeout_s=START_S, **env)
         if done.returncode != 0:
             raise ClusterError(f"Ray did not start on {name}:\n{done.stdout}")
 
@@ -150,6 +152,37 @@ class Hosts:
     def heal(self, name: str) -> None:
         """Puts a host back on the network."""
         self._in_network(SWITCH, f"ip link set {_port(name)} up")
+
+    def slow_link(self, name: str, rate: str | None) -> None:
+        """Limits what a host sends and receives ("4mbit"; what waits too long is dropped); None: no limit."""
+        for host, device in ((SWITCH, _port(name)), (name, "eth0")):
+            limit = f"add dev {device} root tbf rate {rate} burst 32kbit latency 400ms"
+            self._in_network(host, f"tc qdisc {limit if rate else f'del dev {device} root'}")
+
+    def fill_disk(self, name: str) -> None:
+        """Leaves no space on a host's disk: its file systems shrink to what lies on them."""
+        for place in DISKS:
+            used = f'$(df --output=used --block-size=1K "{place}" | tail -n 1)'
+            self._remount(name, place, f"$(({used} + 4))k")  # one page: 0 would mean no limit
+
+    def free_disk(self, name: str) -> None:
+        """Gives a host its disk space back."""
+        for place in DISKS:
+            self._remount(name, place, "50%")
+
+    def _remount(self, name: str, place: str, size: str) -> None:
+        done = self.run(name, ["sh", "-c", f'mount -o "remount,size={size}" "{place}"'])
+        if done.returncode != 0:
+            raise ClusterError(f"{place} of {name} did not get the size {size}: {done.stdout}")
+
+    def processes(self, name: str, title: str) -> list[int]:
+        """A host's processes whose title or command line matches, as the host numbers them."""
+        done = self.run(name, ["pgrep", "--full", "--", title])
+        return [int(word) for word in done.stdout.split()]
+
+    def kill_process(self, name: str, pid: int) -> None:
+        """Ends one process of a host at once."""
+        self.run(name, ["kill", "-9", str(pid)])
 
     @property
     def address(self) -> str:

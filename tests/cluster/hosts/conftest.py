@@ -34,6 +34,8 @@ def whole(cluster):
     """The cluster with all of its hosts, whatever a test before this one did to them."""
     cluster.faults()
     for name, cpus in CPUS.items():
+        if name in cluster.hosts and not cluster.processes(name, "/raylet/raylet"):
+            cluster.kill(name)  # Ray gave it up
         if name not in cluster.hosts:
             cluster.add(name, cpus)
     return cluster

@@ -99,6 +99,16 @@ def test_a_node_without_memory_is_said_in_a_sentence(capsys):
     assert "Traceback" not in err
 
 
+def test_a_node_that_cannot_unpack_the_jobs_files_is_said_in_a_sentence(capsys):
+    from ray.exceptions import RuntimeEnvSetupError
+
+    full = RuntimeEnvSetupError("OSError: [Errno 28] No space left on device")
+    code, _, err = end_of(raising(full), ["run=/r"], capsys)
+    assert code == 1
+    assert "restart its Ray" in err
+    assert "Traceback" not in err
+
+
 def test_errors_that_are_each_other_s_cause_come_to_an_end(capsys):
     outer, inner = RuntimeError("an actor died"), ValueError("in its constructor")
     outer.cause, inner.__cause__ = inner, outer

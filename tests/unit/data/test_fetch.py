@@ -6,6 +6,7 @@ import io
 import os
 import tarfile
 import threading
+import time
 from threading import Barrier
 
 import numpy as np
@@ -22,7 +23,7 @@ from hashnet.data.fetch import (
     parse_reference,
 )
 from hashnet.data.images import decode
-from hashnet.errors import BadImage
+from hashnet.errors import BadImage, StorageError
 from hashnet.io import storage
 
 
@@ -231,3 +232,35 @@ def test_a_read_that_is_stuck_becomes_a_bad_row_and_the_others_are_read(tmp_path
     assert found == [name.encode() for name in names]
     released.set()  # what is read too late changes nothing
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "fetch")
+
+
+@pytest.mark.parametrize(("outage_s", "read"), [(0.3, True), (60, False)])
+def test_pictures_of_a_storage_that_was_out_of_reach_are_read_again(tmp_path, monkeypatch, outage_s, read):
+    """One picture that is stuck is bad; where all are, the network or the storage was gone for a while."""
+    plain, until = fetch._open, time.monotonic() + outage_s
+    released = threading.Event()
+
+    def hang(file):
+        if time.monotonic() < until:
+            released.wait()  # such a read never returns
+        return plain(file)
+
+    monkeypatch.setattr(fetch, "_open", hang)
+    monkeypatch.setattr(fetch, "READ_TIMEOUT_S", 0.4)
+    names = ["a.jpg", "b.jpg", "c.jpg"]
+    for name in names:
+        (tmp_path / name).write_bytes(name.encode())
+    found = fetch_images(rows(*names), str(tmp_path))
+    released.set()
+    assert found == [name.encode() for name in names] if read else all(map(fetch._timed_out, found))
+
+
+def test_a_storage_out_of_reach_is_an_error_not_a_bad_picture(monkeypatch):
+    """What Arrow says where a host has no network."""
+
+    def fail(file):
+        raise OSError("AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 7")
+
+    monkeypatch.setattr(fetch, "_open", fail)
+    with pytest.raises(StorageError, match=r"cannot read s3://bucket/a.jpg: AWS Error NETWORK_CONNECTION"):
+        fetch_images(rows("s3://bucket/a.jpg", "s3://bucket/b.jpg"))
