@@ -129,7 +129,7 @@ class TrainConfig:
     download: bool = key(False, "allow pretrained weights to be downloaded")
     hidden: int | None = key(
         None,
-        "vectors: units of a hidden layer before the hash layer; 0: no such layer; none: 256 where that is "
+        "vectors: units of a hidden layer before the hash layer; 0: no such layer; none: 512 where that is "
         "clearly better on held-out rows, else 0",
         low=0,
     )

@@ -70,21 +70,46 @@ def test_the_best_of_several_winners_is_taken(problem, monkeypatch):
     assert search.find_recipe(*problem) == Recipe(LR / 3, 0.0)
 
 
-@pytest.mark.parametrize(("gain", "taken"), [(0.15, False), (0.25, True)])
-def test_a_hidden_layer_has_to_be_clearly_better(problem, monkeypatch, gain, taken):
+def scored(value: float, ap: list[float]) -> HeldOutScore:
+    return HeldOutScore(value, np.array(ap))
+
+
+# MAP differs by -0.01 with a standard error of 0.01 / sqrt(2): together with precision it has to gain 0.021
+@pytest.mark.parametrize(
+    ("value", "ap", "taken"),
+    [
+        (0.62, [0.5, 0.38], False),
+        (0.63, [0.5, 0.38], True),
+        (0.90, [0.48, 0.36], False),  # MAP is lower by 0.03
+    ],
+)
+def test_a_hidden_layer_has_to_be_clearly_better(problem, monkeypatch, value, ap, taken):
     config, *rest = problem
     config = dataclasses.replace(config, backbone="features", lr=LR, noise=0.0)
-    # ap differs by gain ± 0.1: the standard error is 0.1 / sqrt(2) = 0.07, three of them 0.21
-    scores = {FIRST: of([0.5, 0.4]), Recipe(LR, 0.0, 256): of([0.5 + gain + 0.1, 0.4 + gain - 0.1])}
-    trained_with(monkeypatch, scores)
+    trained_with(monkeypatch, {FIRST: scored(0.6, [0.5, 0.4]), Recipe(LR, 0.0, 512): scored(value, ap)})
     found = search.find_recipe(config, *rest)
-    assert found == Recipe(LR, 0.0, 256 if taken else 0)
+    assert found == Recipe(LR, 0.0, 512 if taken else 0)
     trained_with(monkeypatch, {})
     assert search.find_recipe(config, *rest) == found
     of_pictures = dataclasses.replace(config, backbone="lite0", run=f"{config.run}/other")
     assert search.find_recipe(of_pictures, *rest) == FIRST
     without = dataclasses.replace(config, hidden=0, run=f"{config.run}/another")
     assert search.find_recipe(without, *rest) == FIRST
+
+
+def test_a_hidden_layer_has_a_rate_of_its_own(problem, monkeypatch):
+    config, *rest = problem
+    config = dataclasses.replace(config, backbone="features", noise=0.0)
+    poor, fair, good = scored(0.1, [0.1, 0.1]), scored(0.6, [0.5, 0.4]), scored(0.9, [0.8, 0.7])
+    scores = {
+        FIRST: fair, Recipe(LR / 3, 0.0): poor, Recipe(LR * 3, 0.0): None,
+        Recipe(LR, 0.0, 512): scored(0.8, [0.7, 0.6]), Recipe(LR * 3, 0.0, 512): good,
+    }  # fmt: skip
+    trained_with(monkeypatch, scores)
+    assert search.find_recipe(config, *rest) == Recipe(LR * 3, 0.0, 512)
+    again = dataclasses.replace(config, run=f"{config.run}/other")
+    trained_with(monkeypatch, scores | {Recipe(LR, 0.0, 512): None, Recipe(LR * 3, 0.0, 512): None})
+    assert search.find_recipe(again, *rest) == FIRST
 
 
 def test_a_recipe_makes_a_model_like_the_given_one(problem):
@@ -106,7 +131,7 @@ def test_classes_that_no_plane_divides_get_a_hidden_layer(tmp_path):
     rows = np.array([[3, 3], [-3, 3], [-3, -3], [3, -3]])[corner] + rng.normal(size=(500, 2))
     estimator = hashnet.HashNet(8, first_epochs=30).fit(rows.astype(np.float32), corner % 2)
     model, _ = estimator._bundle
-    assert model.arguments["hidden"] == 256
+    assert model.arguments["hidden"] == 512
     estimator.save(str(tmp_path))
     codes = hashnet.Encoder.load(str(tmp_path)).encode(rows[:9].astype(np.float32))
     assert np.array_equal(codes, estimator.encode(rows[:9].astype(np.float32)))
