@@ -98,6 +98,7 @@ class DeepBaseline(Baseline):
                 self.n_bits,
                 n_features=None if pictures else X.shape[1],
                 hidden=None if pictures else self.hidden,
+                hidden_norm=bool(self.hidden) and not pictures,
                 dropout=self.dropout,
                 noise=0.0 if pictures else self.noise,
                 head=METHODS[self.name].head,

@@ -221,6 +221,7 @@ def build_model(
     *,
     n_features: int | None = None,
     hidden: int | None = None,
+    hidden_norm: bool = False,
     weights: str = "random",
     download: bool = False,
     dropout: float = 0.0,
@@ -234,19 +235,21 @@ def build_model(
 ) -> HashModel:
     """A HashModel with the backbone of that name (see ``hashnet.models.backbones``) in train mode.
 
-    ``n_features`` is the width of the input rows of the backbone ``features`` and unused otherwise.
+    ``n_features`` is the width of the input rows of the backbone ``features`` and unused otherwise, as are
+    ``hidden``, the units of a hidden layer, and ``hidden_norm``: whether its output is normalised.
     The random parts follow torch's global seed.
     """
     check_n_bits(n_bits)
     arguments = {
         "backbone": backbone, "n_bits": n_bits, "n_features": n_features, "hidden": hidden,
-        "dropout": dropout, "noise": noise, "head": head, "resize": resize, "crop": crop, "flip": flip,
-        "min_area": min_area, "average_flip": average_flip,
+        "hidden_norm": hidden_norm, "dropout": dropout, "noise": noise, "head": head, "resize": resize,
+        "crop": crop, "flip": flip, "min_area": min_area, "average_flip": average_flip,
     }  # fmt: skip
     module, spec = make_backbone(
         backbone,
         n_inputs=n_features,
         hidden=hidden,
+        hidden_norm=hidden_norm,
         weights=weights,
         download=download,
         resize=resize,

@@ -6,9 +6,9 @@ more than the standard error of their difference over the held-out rows: with tw
 rows of digits although it was four points better. Shorter trials prefer too little noise, and so does
 precision within Hamming radius 2: see docs/reproduce.md.
 
-A hidden layer is tried last, at the rate found and at three times that. It is slower to train and gains in
-that precision first: it is taken where MAP and precision together are clearly better, and MAP alone is not
-much worse so early.
+A hidden layer, which learns best at three times the default rate, is tried last. It takes longer to train and
+gains in that precision first: it is taken where MAP and precision together are better, and MAP alone is not
+lower by more than the standard error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from hashnet.training.train_config import KINDS, TrainConfig
 logger = logging.getLogger(__name__)
 FACTOR = 3.0  # rates tried besides the default: this times as large, and as small; noise: as small
 HIDDEN = 512  # units of the hidden layer that is tried
-HIDDEN_ERRORS, HIDDEN_LOSS = 3.0, 0.02  # standard errors of MAP to be better by, and how much less MAP may be
 STEPS, MAX_ROWS, MAX_HELD, MIN_ROWS = 1000, 5000, 1000, 100
 SHARE = 0.2  # of the rows, held out
 
@@ -59,7 +58,9 @@ class Recipe:
             made = copy.deepcopy(like)
         else:
             torch.manual_seed(seed)
-            made = build_model(**like.arguments | {"hidden": self.hidden or None})
+            made = build_model(
+                **like.arguments | {"hidden": self.hidden or None, "hidden_norm": self.hidden > 0}
+            )
         made.noise.level = made.arguments["noise"] = self.noise  # also for the record in its bundle
         return made
 
@@ -76,7 +77,8 @@ def find_recipe(
     What the configuration sets is not searched. The defaults are taken where there are no labels to score by,
     or too few rows. Every worker calls this.
     """
-    lr = config.lr or KINDS["features"].lr * config.lr_scale
+    default = KINDS["features"].lr * config.lr_scale
+    lr = config.lr or default * (FACTOR if config.hidden else 1)
     first = Recipe(lr, model.noise.level, config.hidden or 0)
     kept = storage.join(Run(config.run).checkpoints, "recipe.json")
     if storage.exists(kept):
@@ -94,8 +96,7 @@ def find_recipe(
     best = trials.best([first] + [dataclasses.replace(first, noise=level) for level in levels])
     best = trials.best([best] + [dataclasses.replace(best, lr=lr) for lr in rates])
     if deeper:
-        rates = [best.lr, best.lr * FACTOR] if config.lr is None else [best.lr]
-        best = trials.deeper(best, [dataclasses.replace(best, lr=lr, hidden=HIDDEN) for lr in rates])
+        best = trials.deeper(best, Recipe(config.lr or default * FACTOR, best.noise, HIDDEN))
     logger.info("chosen: %s", best)
     values = {"kind": "recipe", "format_version": 1, **dataclasses.asdict(best)}
     storage.write_json(kept, values)
@@ -135,19 +136,13 @@ class _Trials:
                 best = other
         return best
 
-    def deeper(self, linear: Recipe, others: list[Recipe]) -> Recipe:
-        """The best of ``others``, which have a hidden layer, if it is clearly better than ``linear``."""
-        with_scores = [(score.value, recipe) for recipe in others if (score := self.score(recipe))]
-        if not with_scores:  # all diverged
-            return linear
-        value, best = max(with_scores, key=lambda found: found[0])
-        score, holder = self.score(best), self.score(linear)
-        assert score is not None
-        if holder is None:
-            return best
-        clear = value - holder.value > HIDDEN_ERRORS * score.standard_error(holder)
-        better = clear and score.map > holder.map - HIDDEN_LOSS
-        return best if from_first(float(better)) > 0.5 else linear
+    def deeper(self, linear: Recipe, hidden: Recipe) -> Recipe:
+        """``hidden``, which has a hidden layer, unless ``linear`` is better."""
+        challenger, holder = self.score(hidden), self.score(linear)
+        better = challenger is not None and (
+            holder is None or (challenger.value > holder.value and not self.beats(linear, hidden))
+        )
+        return hidden if from_first(float(better)) > 0.5 else linear
 
     def beats(self, one: Recipe, other: Recipe) -> bool:
         """Whether the MAP of ``one`` is higher than that of ``other`` by more than a standard error."""

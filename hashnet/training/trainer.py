@@ -267,6 +267,7 @@ def make_model(config: TrainConfig, manifest: Manifest) -> HashModel:
         config.n_bits,
         n_features=manifest.n_features,
         hidden=config.hidden or None,
+        hidden_norm=bool(config.hidden),
         weights=config.weights,
         download=config.download,
         dropout=float(config.dropout or 0),

@@ -50,6 +50,7 @@ def make_backbone(
     *,
     n_inputs: int | None = None,
     hidden: int | None = None,
+    hidden_norm: bool = False,
     weights: str = "random",
     download: bool = False,
     resize: int | None = None,
@@ -66,7 +67,7 @@ def make_backbone(
     family = check_backbone(name)
     if hidden and name != "features":
         raise ModelError(f"hidden={hidden} is for the backbone 'features'; {name} takes pictures")
-    module, spec = family.make(BackboneRequest(name, weights, download, n_inputs, hidden))
+    module, spec = family.make(BackboneRequest(name, weights, download, n_inputs, hidden, hidden_norm))
     if spec.preprocess is None:
         return module, spec
     changes: dict[str, Any] = {

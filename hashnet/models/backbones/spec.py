@@ -46,6 +46,7 @@ class BackboneRequest:
     download: bool = False
     n_inputs: int | None = None
     hidden: int | None = None
+    hidden_norm: bool = False
 
 
 @dataclass(frozen=True)
