@@ -56,10 +56,15 @@ class Results:
     def mean(self, measure: str, at: tuple[int, int], arm: Any) -> float:
         return float(self.values(measure, at, arm).mean())
 
-    def effect(self, measure: str, at: tuple[int, int], idea: str) -> tuple[float, float, float]:
-        """(mean, low, high) of what an idea changes, averaged over the four arms with and without it."""
-        sign = {arm: 1 if getattr(arm, idea) else -1 for arm in self.arms}
-        change = sum(sign[arm] * self.values(measure, at, arm) for arm in self.arms) / 4  # (seeds, queries)
+    def effect(
+        self, measure: str, at: tuple[int, int], idea: str, alone: bool = False
+    ) -> tuple[float, float, float]:
+        """(mean, low, high) of what an idea changes, averaged over the four arms with and without it; with
+        ``alone`` in the arms that have both other ideas."""
+        others = [name for name in IDEAS if name != idea]
+        arms = [arm for arm in self.arms if not alone or all(getattr(arm, name) for name in others)]
+        sign = {arm: 1 if getattr(arm, idea) else -1 for arm in arms}
+        change = sum(sign[arm] * self.values(measure, at, arm) for arm in arms) / (len(arms) / 2)
         n_seeds, n_queries = change.shape
         rng = np.random.default_rng(0)
         # a seed's share of a resample, and a query's: the mean over both is a product of two matrices
@@ -75,7 +80,8 @@ def write_page(folder: Path, cells: Sequence[Cell], total: int) -> Path:
     results = Results(cells)
     lengths = sorted({bits for _, bits in results.settings})
     effects, arms = ([table(results, bits) for bits in lengths] for table in (_effects, _arms))
-    (folder / "study.md").write_text("\n".join(map(_markdown, effects + arms)))
+    alone = [_effects(results, bits, alone=True) for bits in lengths]
+    (folder / "study.md").write_text("\n".join(map(_markdown, effects + alone + arms)))
     longer = [cell.longer for cell in cells if cell.longer is not None]
     missing = f" <b>{len(cells)} of {total} trainings so far.</b>" if len(cells) < total else ""
     body = [
@@ -84,11 +90,15 @@ def write_page(folder: Path, cells: Sequence[Cell], total: int) -> Path:
         "1 dissimilar pairs per similar one), five seeds each; means over seeds and queries. Each arm at its "
         f"own best learning rate; twice the steps change MAP by {np.mean(longer):+.3f} on average "
         f"({min(longer):+.3f} to {max(longer):+.3f}).{missing}</p>",
+        "<h2>In words</h2><ul>" + "".join(f"<li>{text}</li>" for text in _conclusions(results)) + "</ul>",
         _figure(results),
         "<h2>What each idea changes</h2><p>Mean of the four arms with it minus the four without; in brackets "
         "the 95 % interval of a bootstrap over queries and seeds. Green: better, red: worse, beyond "
         "chance.</p>",
         *map(_html, effects),
+        "<h2>What each idea changes where the other two are there</h2><p>The paper's method minus the "
+        "same without the idea.</p>",
+        *map(_html, alone),
         "<h2>Every arm</h2><p>MAP@1000 / precision within Hamming radius 2 / absolute J - L: losses of the "
         "database rows at the arm's last beta, computed with alpha = 10/K and pair weights for all arms.</p>",
         *map(_html, arms),
@@ -101,12 +111,30 @@ def write_page(folder: Path, cells: Sequence[Cell], total: int) -> Path:
     return page
 
 
-def _effects(results: Results, n_bits: int) -> list[list[str]]:
+def _conclusions(results: Results) -> list[str]:
+    """One sentence per idea and measure: where it helps beyond chance, where it harms, by how much."""
+    sentences = []
+    for idea, (title, _) in IDEAS.items():
+        for measure, (name, _) in MEASURES.items():
+            better = -1 if measure == "gap" else 1
+            sides: dict[str, list[str]] = {"better": [], "worse": [], "no different": []}
+            for at in results.settings:
+                mean, low, high = results.effect(measure, at, idea, alone=True)
+                side = "no different" if low <= 0 <= high else "better" if better * mean > 0 else "worse"
+                sides[side].append(f"{at[0]}:1 with {at[1]} bits ({mean:+.3f})")
+            found = "; ".join(
+                f"<i>{side}</i> at {', '.join(where)}" for side, where in sides.items() if where
+            )
+            sentences.append(f"<b>{html.escape(title)}</b>, {html.escape(name)}: {found}.")
+    return sentences
+
+
+def _effects(results: Results, n_bits: int, alone: bool = False) -> list[list[str]]:
     places = [at for at in results.settings if at[1] == n_bits]
     rows = [[f"{n_bits} bits", *(f"{r}:1" for r, _ in places)]]
     for idea, (title, _) in IDEAS.items():
         for measure, (name, _) in MEASURES.items():
-            found = [results.effect(measure, at, idea) for at in places]
+            found = [results.effect(measure, at, idea, alone) for at in places]
             rows.append([f"{title}: {name}", *(f"{m:+.3f} [{a:+.3f}, {b:+.3f}]" for m, a, b in found)])
     return rows
 
