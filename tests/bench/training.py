@@ -69,7 +69,7 @@ def config_of(case: str, manifest: str, run: str, **options) -> TrainConfig:
     epochs = -(-about["steps"] * about["batch_size"] // rows)
     return TrainConfig(
         run=run, manifest=manifest, n_bits=N_BITS, backbone=about["backbone"], batch_size=about["batch_size"],
-        schedule="plain", first_epochs=epochs, dropout=0.0, noise=0.0, lr=0.001, measure_rows=1,
+        schedule="plain", first_epochs=epochs, dropout=0.0, noise=0.0, lr=0.001, hidden=0, measure_rows=1,
         checkpoint_every=0, log_every=about["log"], threads=1,
         scaling=case == "features", **options,
     )  # fmt: skip
