@@ -6,9 +6,9 @@ more than the standard error of their difference over the held-out rows: with tw
 rows of digits although it was four points better. Shorter trials prefer too little noise, and so does
 precision within Hamming radius 2: see docs/reproduce.md.
 
-A hidden layer, which learns best at three times the default rate, is tried last. It takes longer to train and
-gains in that precision first: it is taken where MAP and precision together are better, and MAP alone is not
-lower by more than the standard error.
+A hidden layer, which learns best at three times the default rate, is tried last. It is taken where MAP and
+that precision together are better, and MAP alone is not lower by more than the standard error. It gains by
+training on: where it loses, and the training will be longer, both try again for up to 3,000 steps.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from hashnet.training.train_config import KINDS, TrainConfig
 logger = logging.getLogger(__name__)
 FACTOR = 3.0  # rates tried besides the default: this times as large, and as small; noise: as small
 HIDDEN = 512  # units of the hidden layer that is tried
+LONGER = 3000  # steps of the second trial of a hidden layer
 STEPS, MAX_ROWS, MAX_HELD, MIN_ROWS = 1000, 5000, 1000, 100
 SHARE = 0.2  # of the rows, held out
 
@@ -124,7 +125,9 @@ class _Trials:
         )
         self.labels = labels[self.held]
         self.loss = make_loss(config, LabelSimilarity(labels[self.rows], device))
-        self.scores: dict[Recipe, HeldOutScore | None] = {}  # None: diverged
+        per_epoch = -(-len(source) // config.batch_size)
+        self.planned = int(config.first_epochs or 0) * per_epoch
+        self.scores: dict[tuple[Recipe, int], HeldOutScore | None] = {}  # None: diverged
 
     def best(self, recipes: list[Recipe]) -> Recipe:
         """The first recipe, or the one that beats it by more than chance, and any other that does."""
@@ -138,11 +141,18 @@ class _Trials:
 
     def deeper(self, linear: Recipe, hidden: Recipe) -> Recipe:
         """``hidden``, which has a hidden layer, unless ``linear`` is better."""
-        challenger, holder = self.score(hidden), self.score(linear)
-        better = challenger is not None and (
-            holder is None or (challenger.value > holder.value and not self.beats(linear, hidden))
-        )
-        return hidden if from_first(float(better)) > 0.5 else linear
+        lengths = [STEPS] + [min(LONGER, self.planned)] * (self.planned > STEPS)
+        if any(from_first(float(self.suits(hidden, linear, steps))) > 0.5 for steps in lengths):
+            return hidden
+        return linear
+
+    def suits(self, hidden: Recipe, linear: Recipe, steps: int) -> bool:
+        """Whether MAP and precision of ``hidden`` are better together, and MAP is not lower beyond chance."""
+        challenger, holder = self.score(hidden, steps), self.score(linear, steps)
+        if challenger is None or holder is None:
+            return challenger is not None
+        error = challenger.standard_error(holder)
+        return challenger.value > holder.value and challenger.map > holder.map - error
 
     def beats(self, one: Recipe, other: Recipe) -> bool:
         """Whether the MAP of ``one`` is higher than that of ``other`` by more than a standard error."""
@@ -151,26 +161,27 @@ class _Trials:
             return challenger is not None
         return challenger.map - holder.map > challenger.standard_error(holder)
 
-    def score(self, recipe: Recipe) -> HeldOutScore | None:
-        """The held-out score of a copy of the model trained with this recipe; None where it diverged."""
-        if recipe not in self.scores:
-            self.scores[recipe] = found = self._train(recipe)
+    def score(self, recipe: Recipe, steps: int | None = None) -> HeldOutScore | None:
+        """The held-out score of a model trained with this recipe; None where it diverged."""
+        at = recipe, steps or STEPS
+        if at not in self.scores:
+            self.scores[at] = found = self._train(*at)
             how_good = "it diverged" if found is None else f"MAP {found.map:.3f}"
-            logger.info("tried %s: %s", recipe, how_good)
-        return self.scores[recipe]
+            logger.info("tried %s for %d steps: %s", *at, how_good)
+        return self.scores[at]
 
     def _map(self, recipe: Recipe) -> float:
         score = self.score(recipe)
         return -1.0 if score is None else score.map
 
-    def _train(self, recipe: Recipe) -> HeldOutScore | None:
+    def _train(self, recipe: Recipe, steps: int) -> HeldOutScore | None:
         settings = dataclasses.replace(
             self.config.fit_settings(), lr=recipe.lr, log_every=1_000_000_000, checkpoint_every=0
         )
         model = recipe.model(self.model, self.config.seed).to(self.device)
         if self.config.scaling:
             standardise(model, self.train, seed=self.config.seed)
-        epochs = max(1, STEPS * settings.batch_size // len(self.rows))
+        epochs = max(1, steps * settings.batch_size // len(self.rows))
         try:
             fit(model, self.train, copy.deepcopy(self.loss), plain(epochs), settings)
         except Diverged:

@@ -38,7 +38,7 @@ def problem(tmp_path, monkeypatch):
 
 
 def trained_with(monkeypatch, scores):
-    monkeypatch.setattr(search._Trials, "_train", lambda self, recipe: scores[recipe])
+    monkeypatch.setattr(search._Trials, "_train", lambda self, recipe, steps: scores[recipe])
 
 
 def test_a_recipe_must_win_by_more_than_chance(problem, monkeypatch):
@@ -115,6 +115,20 @@ def test_a_hidden_layer_has_a_rate_of_its_own(problem, monkeypatch):
         {Recipe(LR * 3, 0.0, 9): fair, Recipe(LR, 0.0, 9): fair, Recipe(LR * 9, 0.0, 9): None},
     )
     assert search.find_recipe(given, *rest) == Recipe(LR * 3, 0.0, 9)
+
+
+@pytest.mark.parametrize(("epochs", "taken"), [(10, False), (50, True)])  # of two steps
+def test_a_hidden_layer_that_loses_has_a_second_longer_trial(problem, monkeypatch, epochs, taken):
+    config, *rest = problem
+    config = dataclasses.replace(
+        config, backbone="features", lr=LR, noise=0.0, first_epochs=epochs, batch_size=150
+    )
+    tried = {
+        (FIRST, 40): scored(0.6, [0.5, 0.4]), (Recipe(LR, 0.0, 512), 40): scored(0.5, [0.4, 0.3]),
+        (FIRST, 100): scored(0.7, [0.6, 0.5]), (Recipe(LR, 0.0, 512), 100): scored(0.8, [0.7, 0.6]),
+    }  # fmt: skip
+    monkeypatch.setattr(search._Trials, "_train", lambda self, recipe, steps: tried[recipe, steps])
+    assert search.find_recipe(config, *rest) == Recipe(LR, 0.0, 512 if taken else 0)
 
 
 def test_a_recipe_makes_a_model_like_the_given_one(problem):
