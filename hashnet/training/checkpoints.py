@@ -10,7 +10,7 @@ every random number are functions of (seed, step). Those numbers are the state o
 
 The history has one row per step and one record per stage, kept as columns of JSON. J is the loss of the
 relaxed codes, L that of the signs (None where it was not measured), ``J_common`` and ``L_common`` are the
-same by HashNet's loss where the method has another, ``quantisation`` is mean(1 - |g|),
+same by HashNet's loss where the method is another, ``quantisation`` is mean(1 - |g|),
 ``balance`` the largest share of equal bits in one bit position (0.5 is perfect, 1 a dead bit), ``entropy``
 the mean entropy of the bit positions in bits (1 is perfect); the last three are of one batch.
 """

@@ -176,7 +176,7 @@ def train_run(
         callbacks=Callbacks(
             monitor.callbacks.step, monitor.epoch, monitor.stage, score, keep_start=recall is not None
         ),
-        yardstick=None if isinstance(loss, PairwiseLoss) else PairwiseLoss(similarity, config.n_bits),
+        yardstick=None if config.variant == "hashnet" else PairwiseLoss(similarity, config.n_bits),
     )
     if rank != 0:
         return None
