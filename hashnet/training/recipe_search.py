@@ -7,8 +7,9 @@ rows of digits although it was four points better. Shorter trials prefer too lit
 precision within Hamming radius 2: see docs/reproduce.md.
 
 A hidden layer, which learns best at three times the default rate, is tried last. It is taken where MAP and
-that precision together are better, and MAP alone is not lower by more than the standard error. It gains by
-training on: where it loses, and the training will be longer, both try again for up to 3,000 steps.
+that precision together are better, and MAP alone is not lower by more than the standard error. It keeps
+improving for longer than one linear layer does: where it loses, and the training itself will be longer than a
+trial, both are tried again for up to 3,000 steps.
 """
 
 from __future__ import annotations
@@ -141,8 +142,8 @@ class _Trials:
 
     def deeper(self, linear: Recipe, hidden: Recipe) -> Recipe:
         """``hidden``, which has a hidden layer, unless ``linear`` is better."""
-        lengths = [STEPS] + [min(LONGER, self.planned)] * (self.planned > STEPS)
-        if any(from_first(float(self.suits(hidden, linear, steps))) > 0.5 for steps in lengths):
+        longer = max(STEPS, min(LONGER, self.planned))
+        if any(from_first(float(self.suits(hidden, linear, n))) > 0.5 for n in sorted({STEPS, longer})):
             return hidden
         return linear
 

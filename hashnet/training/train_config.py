@@ -130,7 +130,7 @@ class TrainConfig:
     hidden: int | None = key(
         None,
         "vectors: units of a hidden layer before the hash layer; 0: no such layer; none: 512 where that is "
-        "clearly better on held-out rows, else 0",
+        "better on held-out rows, else 0",
         low=0,
     )
     dropout: float | None = key(

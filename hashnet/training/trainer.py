@@ -137,7 +137,8 @@ def train_run(
         recipe = find_recipe(config, learner, source, labels, device)
         config = dataclasses.replace(config, lr=recipe.lr, hidden=recipe.hidden)
         learner = recipe.model(learner, config.seed)
-        model = learner if not head_only else model
+        if not head_only:
+            model = learner
         if config.scaling and rank == 0 and (not begun or itq):  # others get worker 0's weights
             standardise(learner, source, seed=config.seed, device=device)
     elif config.scaling and rank == 0 and not begun:

@@ -276,6 +276,28 @@ def test_data_that_was_recorded_is_held_to(tmp_path, manifest):
         prepare(config)
 
 
+def test_a_run_with_a_hidden_layer_resumes_with_it(tmp_path, manifest, monkeypatch):
+    monkeypatch.setattr("hashnet.training.recipe_search.STEPS", 5)
+    monkeypatch.setattr("hashnet.training.recipe_search._Trials.deeper", lambda self, linear, hidden: hidden)
+
+    def stop(record):
+        if record.step == 20:
+            raise KeyboardInterrupt
+
+    def trained(folder, callbacks=None):
+        config = _config(
+            tmp_path / folder, manifest, first_epochs=6, stages=2, lr=0.02, checkpoint_every=7, log_every=1
+        )
+        return train_run(prepare(config).config, callbacks=callbacks)
+
+    whole = trained("whole")
+    with pytest.raises(KeyboardInterrupt):
+        trained("stopped", Callbacks(step=stop))
+    assert trained("stopped").sha256 == whole.sha256
+    model, _ = load_bundle(str(tmp_path / "whole" / "run" / "model"))
+    assert model.arguments["hidden"] == 512
+
+
 def test_a_run_on_an_object_store_resumes_there(bucket, manifest):
     run = storage.join(bucket, "training")
     config = TrainConfig(
