@@ -18,11 +18,14 @@ from itertools import pairwise
 import numpy as np
 
 from hashnet.codes import as_words
-from hashnet.kernels.hamming import CodeRange, block_scratch, scan_radius, scan_top_k
+from hashnet.kernels.hamming import LONG, CodeRange, block_scratch, scan_radius, scan_top_k
 from hashnet.kernels.jit import compiled, default_threads, memory_between, run_all
 
 SMALL = 500_000  # comparisons of 64 bits below which waking another thread costs more than it saves
 MIN_SLICE = 65_536  # rows of 64 bits worth a thread of their own
+QUERIES_EACH = 8  # queries of a thread from which on the queries are divided and not the database
+# The same for long codes: every thread that has some of the queries interleaves all rows.
+LONG_QUERIES_EACH = 64
 
 
 def top_k(
@@ -41,7 +44,7 @@ def top_k(
     n, n_queries = len(codes), len(queries)
     width = min(k, n)
     flat, words, only = _arguments(codes, queries, allowed)
-    by_query, ranges = divide(codes.shape, n_queries, threads)
+    by_query, ranges = divide(codes.shape, n_queries, threads, _queries_each(codes))
 
     def scan(low: int, high: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         positions = np.full((last - first, width), -1, dtype=np.int64)
@@ -78,7 +81,7 @@ def within_radius(
     n_queries = len(queries)
     flat, words, only = _arguments(codes, queries, allowed)
     radius = min(radius, codes.shape[1] * 8)
-    by_query, ranges = divide(codes.shape, n_queries, threads)
+    by_query, ranges = divide(codes.shape, n_queries, threads, _queries_each(codes))
 
     def scan(low: int, high: int, first: int, last: int) -> list[tuple[np.ndarray, np.ndarray]]:
         counts, positions, distances = scan_radius(
@@ -123,18 +126,23 @@ def writable_bytes(codes: np.ndarray) -> np.ndarray:
     return memory_between(flat.ctypes.data, flat.ctypes.data + flat.size)
 
 
+def _queries_each(codes: np.ndarray) -> int:
+    return LONG_QUERIES_EACH if codes.shape[1] > LONG else QUERIES_EACH
+
+
 def divide(
-    shape: tuple[int, ...], n_queries: int, threads: int | None
+    shape: tuple[int, ...], n_queries: int, threads: int | None, queries_each: int = QUERIES_EACH
 ) -> tuple[bool, list[tuple[int, int, int, int]]]:
     """(by query?, ranges (low, high, first, last)): many queries are divided, else the database is.
 
-    ``shape`` is that of the codes, (n, n_bytes): a long code is the work of several short ones.
+    ``shape`` is that of the codes, (n, n_bytes): a long code is the work of several short ones. Queries are
+    divided where each thread gets at least ``queries_each``.
     """
     n, words = shape[0], max(1, shape[1] // 8)
     threads = threads or default_threads()
     if threads == 1 or n * n_queries * words < SMALL:
         return True, [(0, n, 0, n_queries)]
-    if n_queries >= 8 * threads:
+    if n_queries >= queries_each * threads:
         cuts = np.linspace(0, n_queries, threads + 1).astype(int)
         return True, [(0, n, int(a), int(b)) for a, b in pairwise(cuts)]
     pieces = max(1, min(threads, n * words // MIN_SLICE))

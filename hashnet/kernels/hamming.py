@@ -6,6 +6,9 @@ and only what lies below becomes a candidate. The bound is the k-th best distanc
 counting candidates per distance; an equal distance met later has a larger position and is not
 needed, so the result is ordered by (distance, position) exactly. No array of all distances exists.
 
+A batch meets codes of more than 256 bits interleaved by eights: a vector holds one word of eight rows, and
+``eight_distances`` counts ones once for many words. One query, or few, reads them where they lie.
+
 Codes come flat, uint8 (n * row_bytes,). Kernels run without the GIL on one core; ``exact`` divides the
 work among several.
 """
@@ -19,21 +22,23 @@ import numpy as np
 from hashnet.kernels.jit import (
     LANES,
     compiled,
+    eight_distances,
     four_distances,
     four_in_turn,
+    interleave_chunk,
     lanes_below,
     load32,
     load64,
     lowest_bit,
     popcount,
-    sixteen_distances,
 )
 
 BLOCK = 4096  # codes of 8 bytes: 32 KB, plus 4 KB of distances
 GROUP = 32  # queries that share a block while it is in the cache
-LONG = 32  # bytes: longer codes are read as they lie, 64 bytes at a time
-LONG_BYTES = 128 << 10  # of a block of long codes
-TILE = 4  # queries that are compared with long codes at once
+LONG = 32  # bytes: longer codes are interleaved by eights for a batch, and read as they lie for one query
+LONG_BLOCK = 24 << 10  # bytes of a block of long codes: it stays in the L1 cache
+LONG_GROUP = 128  # more queries share a block of long codes: each row is interleaved once for all of them
+FEW = 4  # queries that are not worth interleaving for
 u64 = np.uint64
 CANDIDATES = 1 << 22  # held at once by one thread, 38 MB: a huge k makes groups smaller
 
@@ -51,8 +56,11 @@ class CodeRange(NamedTuple):
 def fill_words(codes, at, end, row_bytes, count, words):  # type: ignore[no-untyped-def]
     """``count`` rows from byte ``at`` on as uint64 words (ceil(row_bytes / 8), BLOCK), zero-padded.
 
-    No byte from ``end`` on is read.
+    Long ones are interleaved by eights: (rows / 8, ceil(row_bytes / 8) * 8). No byte from ``end`` on is read.
     """
+    if row_bytes > LONG:
+        _interleave(codes, at, row_bytes, count, words)
+        return
     whole, tail = row_bytes // 8, row_bytes % 8
     for w in range(whole):
         for i in range(count):
@@ -65,10 +73,32 @@ def fill_words(codes, at, end, row_bytes, count, words):  # type: ignore[no-unty
         for i in range(safe):
             words[whole, i] = load64(codes, at + i * row_bytes) & mask
         for i in range(safe, count):
-            word = np.uint64(0)
-            for b in range(tail):
-                word |= np.uint64(codes[at + i * row_bytes + b]) << np.uint64(8 * b)
-            words[whole, i] = word
+            words[whole, i] = _last_word(codes, at + i * row_bytes, tail)
+
+
+@compiled
+def _interleave(codes, at, row_bytes, count, words):  # type: ignore[no-untyped-def]
+    """Word w of row i becomes ``words[i // 8, 8 * w + i % 8]``: the form ``eight_distances`` reads."""
+    chunks, whole, tail = row_bytes // LANES, row_bytes // 8, row_bytes % 8
+    for i in range(0, count - 7, 8):
+        for chunk in range(chunks):
+            place = i // 8 * words.shape[1] + LANES * chunk
+            interleave_chunk(codes, at + i * row_bytes + LANES * chunk, row_bytes, words, place)
+    for i in range(count):  # the words beyond whole chunks, and all words of the last rows
+        eight, lane, row_at = words[i // 8], i % 8, at + i * row_bytes
+        for w in range(8 * chunks if i < count // 8 * 8 else 0, whole):
+            eight[8 * w + lane] = load64(codes, row_at + 8 * w)
+        if tail:
+            eight[8 * whole + lane] = _last_word(codes, row_at + 8 * whole, tail)
+
+
+@compiled
+def _last_word(codes, at, n_bytes):  # type: ignore[no-untyped-def]
+    """Fewer than 8 bytes from ``at`` on as a word, padded with zeros."""
+    word = u64(0)
+    for b in range(n_bytes):
+        word |= u64(codes[at + b]) << u64(8 * b)
+    return word
 
 
 @compiled
@@ -89,6 +119,9 @@ def block_distances(codes, at, row_bytes, count, words, query, out):  # type: ig
         a, b = query[0], query[1]
         for i in range(count):
             out[i] = popcount(load64(codes, at + i * 16) ^ a) + popcount(load64(codes, at + i * 16 + 8) ^ b)
+    elif row_bytes > LONG and words.size:
+        for i in range(0, count, 8):  # the last eight may be fewer: ``out`` has room for what is not wanted
+            eight_distances(words, i // 8 * words.shape[1], query, len(query), out, i)
     elif row_bytes > LONG:
         _long_distances(codes, at, row_bytes, count, query, out)
     elif words.size == 0:  # 32 bytes
@@ -123,23 +156,10 @@ def _long_distances(codes, at, row_bytes, count, query, out):  # type: ignore[no
     for i in range(count // 4):
         start = at + 4 * i * row_bytes
         if chunks == 1:
-            (four[i],) = four_distances(codes, start, row_bytes, query, (0,), chunks)
+            four[i] = four_distances(codes, start, row_bytes, query, chunks)
         else:
-            (four[i],) = four_in_turn(codes, start, row_bytes, query, (0,), chunks)
+            four[i] = four_in_turn(codes, start, row_bytes, query, chunks)
     _rest_distances(codes, at, row_bytes, count, query, out)
-
-
-@compiled
-def tile_distances(codes, at, row_bytes, count, queries, tile):  # type: ignore[no-untyped-def]
-    """The same for TILE queries uint64 (TILE, words) at once, into ``tile`` (TILE, …): rows are read once."""
-    chunks, flat, n_words = row_bytes // LANES, queries.reshape(-1), queries.shape[1]
-    four, places = tile.view(np.uint64), (0, n_words, 2 * n_words, 3 * n_words)
-    for i in range(count // 4):
-        four[0, i], four[1, i], four[2, i], four[3, i] = sixteen_distances(
-            codes, at + 4 * i * row_bytes, row_bytes, flat, places, chunks
-        )
-    for j in range(TILE):
-        _rest_distances(codes, at, row_bytes, count, queries[j], tile[j])
 
 
 @compiled
@@ -160,24 +180,25 @@ def _rest_distance(codes, at, n_bytes, query, w):  # type: ignore[no-untyped-def
     for word in range(n_bytes // 8):
         distance += popcount(load64(codes, at + 8 * word) ^ query[w + word])
     if n_bytes % 8:
-        whole, last = n_bytes // 8, u64(0)
-        for b in range(n_bytes % 8):
-            last |= u64(codes[at + 8 * whole + b]) << u64(8 * b)
-        distance += popcount(last ^ query[w + whole])
+        whole = n_bytes // 8
+        distance += popcount(_last_word(codes, at + 8 * whole, n_bytes % 8) ^ query[w + whole])
     return distance
 
 
 @compiled
 def block_rows(row_bytes):  # type: ignore[no-untyped-def]
     """Rows of a block: BLOCK, or fewer long ones, so that they stay in the cache."""
-    return BLOCK if row_bytes <= LONG else max(LANES, LONG_BYTES // row_bytes // LANES * LANES)
+    return BLOCK if row_bytes <= LONG else max(LANES, LONG_BLOCK // row_bytes // LANES * LANES)
 
 
 @compiled
 def transposed_words(row_bytes, n_queries):  # type: ignore[no-untyped-def]
     """Room for a block's transposed copy; empty where reading the rows as they lie is faster."""
-    as_they_lie = row_bytes in (4, 8) or row_bytes > LONG or (row_bytes in (16, 32) and n_queries < 8)
-    return np.empty((0 if as_they_lie else (row_bytes + 7) // 8, BLOCK), np.uint64)
+    n_words = (row_bytes + 7) // 8
+    if row_bytes > LONG:
+        return np.empty((0 if n_queries < FEW else block_rows(row_bytes) // 8, n_words * 8), np.uint64)
+    as_they_lie = row_bytes in (4, 8) or (row_bytes in (16, 32) and n_queries < 8)
+    return np.empty((0 if as_they_lie else n_words, BLOCK), np.uint64)
 
 
 def block_scratch(n_bits: int) -> np.ndarray:
@@ -196,7 +217,7 @@ def scan_top_k(rows, queries, allowed, out, positions, distances):  # type: igno
     n_bits, n_queries, k = row_bytes * 8, len(queries), positions.shape[1]
     # candidates of each query of a group: row, distance, and per distance how many there are
     room = min(2 * k + max(k, 4 * LANES), high - low)
-    group = min(GROUP, n_queries, max(1, CANDIDATES // room))
+    group = min(LONG_GROUP if row_bytes > LONG else GROUP, n_queries, max(1, CANDIDATES // room))
     found = np.empty((group, room), np.int64)
     far = np.empty((group, room), out.dtype)
     counts = np.empty((group, n_bits + 2), np.int64)
@@ -204,7 +225,6 @@ def scan_top_k(rows, queries, allowed, out, positions, distances):  # type: igno
     bounds = np.empty(group, np.int64)  # only items nearer than this still matter
     within = np.empty(group, np.int64)  # candidates at most ``bound`` away
     words, block = transposed_words(row_bytes, n_queries), block_rows(row_bytes)
-    tile = np.empty((TILE if row_bytes > LONG else 0, BLOCK + LANES), out.dtype)
     filtered = len(allowed) > 0
     for first in range(0, n_queries, group):
         size = min(group, n_queries - first)
@@ -218,15 +238,7 @@ def scan_top_k(rows, queries, allowed, out, positions, distances):  # type: igno
                 fill_words(codes, start * row_bytes, len(codes), row_bytes, count, words)
             for j in range(size):
                 # distances of query j to the block's rows, 64 at a time compared with its bound
-                if len(tile) and j % TILE == 0 and j + TILE <= size:
-                    some = queries[first + j : first + j + TILE]
-                    tile_distances(codes, start * row_bytes, row_bytes, count, some, tile)
-                if len(tile) and j < size // TILE * TILE:
-                    out = tile[j % TILE]
-                else:
-                    block_distances(
-                        codes, start * row_bytes, row_bytes, count, words, queries[first + j], out
-                    )
+                block_distances(codes, start * row_bytes, row_bytes, count, words, queries[first + j], out)
                 out[count : count + LANES] = n_bits + 1  # never below a bound
                 bound, n_used, n_within = bounds[j], used[j], within[j]
                 for lane in range(0, count, LANES):

@@ -13,6 +13,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -101,6 +102,13 @@ def read_vector(context: Any, builder: Any, array_type: Any, array: Any, start: 
     return value
 
 
+def write_vector(context: Any, builder: Any, array_type: Any, array: Any, start: Any, vector: Any) -> None:
+    """A store of ``vector`` into ``array[start]`` and on that assumes no alignment."""
+    data = context.make_array(array_type)(context, builder, array).data
+    pointer = builder.bitcast(builder.gep(data, [start]), vector.type.as_pointer())
+    builder.store(vector, pointer).align = 1
+
+
 @intrinsic
 def load64(typingctx, codes, start):  # type: ignore[no-untyped-def]
     """The 8 bytes ``codes[start : start + 8]`` as uint64, little-endian."""
@@ -137,88 +145,226 @@ def lanes_below(typingctx, distances, start, bound):  # type: ignore[no-untyped-
     return types.uint64(distances, types.intp, distances.dtype), codegen
 
 
-def _distances(n_queries: int, in_turn: bool = False) -> Any:
-    """A step of kernels: the Hamming distances of ``n_queries`` queries (1 or 4) to four rows.
+WORDS = ir.VectorType(ir.IntType(64), 8)  # one 512-bit register, two of AVX2: the same word of eight rows
+BYTES = ir.VectorType(ir.IntType(8), LANES)  # the same bits as bytes
+
+
+@intrinsic
+def interleave_chunk(typingctx, codes, at, row_bytes, out, i):  # type: ignore[no-untyped-def]
+    """Writes 64 bytes of eight rows, from byte ``at`` + row x ``row_bytes`` on, into ``out[i : i + 64]``.
+
+    ``out`` uint64 (flat): first word 0 of the eight rows, then word 1 and so on. A transpose of 8 x 8 words.
+    """
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        codes, at, row_bytes, out, i = args
+        index = at.type
+        places = [builder.add(at, builder.mul(row_bytes, index(row))) for row in range(8)]
+        v = [read_vector(context, builder, signature.args[0], codes, place, WORDS) for place in places]
+        for step in (1, 2, 4):  # rows a and a + step exchange the blocks of step x step off the diagonal
+            keep_low = [lane - step + 8 if lane & step else lane for lane in range(8)]
+            keep_high = [lane + 8 if lane & step else lane + step for lane in range(8)]
+            masks = [ir.Constant(ir.VectorType(ir.IntType(32), 8), lanes) for lanes in (keep_low, keep_high)]
+            for a in (row for row in range(8) if not row & step):
+                low, high = v[a], v[a + step]
+                v[a], v[a + step] = (builder.shuffle_vector(low, high, mask) for mask in masks)
+        for w in range(8):
+            place = builder.add(i, index(8 * w))
+            write_vector(context, builder, signature.args[3], out, place, v[w])
+        return context.get_dummy_value()
+
+    return types.void(codes, types.intp, types.intp, out, types.intp), codegen
+
+
+@intrinsic
+def eight_distances(typingctx, rows, at, query, n_words, out, i):  # type: ignore[no-untyped-def]
+    """Writes the distances of eight rows to ``query`` uint64 (n_words,) into ``out[i : i + 8]``.
+
+    ``rows`` uint64 (flat) has the first words of the eight rows from ``at`` on, then their second words and
+    so on: (n_words, 8). A vector then holds one word of every row: each lane is a row, and nothing has to be
+    summed across lanes.
+    """
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        rows, at, query, n_words, out, i = args
+
+        def different(w):  # type: ignore[no-untyped-def]
+            """WORDS: the bits in which word ``w`` of the eight rows differs from the query's."""
+            place = builder.add(at, builder.mul(w, w.type(8)))
+            here = read_vector(context, builder, signature.args[0], rows, place, WORDS)
+            one = ir.VectorType(ir.IntType(64), 1)
+            wanted = read_vector(context, builder, signature.args[2], query, w, one)
+            lanes = ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8)
+            return builder.xor(here, builder.shuffle_vector(wanted, wanted, lanes))
+
+        ones = _ones_by_word if _host_has("avx512vpopcntdq") else _ones_by_plane
+        lanes = ir.VectorType(context.get_data_type(signature.args[4].dtype), 8)
+        found = builder.trunc(ones(builder, n_words, different), lanes)
+        write_vector(context, builder, signature.args[4], out, i, found)
+        return context.get_dummy_value()
+
+    return types.void(rows, types.intp, query, types.intp, out, types.intp), codegen
+
+
+def _ones_by_word(builder: Any, n_words: Any, different: Callable) -> Any:
+    """WORDS: the ones of ``different(w)`` for all w < n_words, counted word by word (VPOPCNTQ)."""
+    index = n_words.type
+    total = cgutils.alloca_once_value(builder, ir.Constant(WORDS, [0] * 8))
+
+    def count(w: Any) -> None:
+        builder.store(builder.add(builder.load(total), _ones(builder, different(w))), total)
+
+    with cgutils.for_range(builder, builder.udiv(n_words, index(8))) as loop:
+        first = builder.mul(loop.index, index(8))
+        for w in range(8):
+            count(builder.add(first, index(w)))
+    with cgutils.for_range(builder, builder.urem(n_words, index(8))) as loop:
+        count(builder.sub(builder.sub(n_words, index(1)), loop.index))
+    return builder.load(total)
+
+
+def _ones_by_plane(builder: Any, n_words: Any, different: Callable) -> Any:
+    """The same where counting is dear (7 instructions and more): words are first added up, bit by bit.
+
+    Three planes, ``one + 2 two + 4 four``, hold in every bit position how many of the words had a one there
+    (Harley and Seal). Seven words fill them. Every eight words more are added with seven adders, and what is
+    carried out of ``four`` is the only vector that has to be counted; the planes themselves are counted at
+    the end. Words left over are counted one at a time.
+    """
+    index, zeros = n_words.type, ir.Constant(WORDS, [0] * 8)
+    planes = [cgutils.alloca_once_value(builder, zeros) for _ in range(3)]
+    eights = cgutils.alloca_once_value(builder, ir.Constant(BYTES, [0] * LANES))
+    add = partial(_full_adder, builder)
+
+    enough = builder.icmp_unsigned(">=", n_words, index(7))
+    with builder.if_then(enough):
+        x = [different(index(w)) for w in range(7)]
+        one, two_a = add(x[0], x[1], x[2])
+        one, two_b = add(one, x[3], x[4])
+        one, two_c = add(one, x[5], x[6])
+        two, four = add(two_a, two_b, two_c)
+        for plane, value in zip(planes, (one, two, four), strict=True):
+            builder.store(value, plane)
+
+    after_seven = builder.sub(n_words, index(7))
+    chunks = builder.select(enough, builder.udiv(after_seven, index(8)), index(0))
+    with cgutils.for_range(builder, chunks) as loop:
+        first = builder.add(builder.mul(loop.index, index(8)), index(7))
+        x = [different(builder.add(first, index(w))) for w in range(8)]
+        one, two, four = (builder.load(plane) for plane in planes)
+        one, two_a = add(one, x[0], x[1])
+        one, two_b = add(one, x[2], x[3])
+        one, two_c = add(one, x[4], x[5])
+        one, two_d = add(one, x[6], x[7])
+        two, four_a = add(two, two_a, two_b)
+        two, four_b = add(two, two_c, two_d)
+        four, eight = add(four, four_a, four_b)
+        for plane, value in zip(planes, (one, two, four), strict=True):
+            builder.store(value, plane)
+        builder.store(builder.add(builder.load(eights), _ones_of_bytes(builder, eight)), eights)
+
+    one, two, four = (_ones_of_bytes(builder, builder.load(plane)) for plane in planes)
+    two = builder.add(two, builder.add(four, four))
+    rest = cgutils.alloca_once_value(builder, builder.add(one, builder.add(two, two)))
+    left = builder.select(enough, builder.urem(after_seven, index(8)), n_words)
+    with cgutils.for_range(builder, left) as loop:
+        last = different(builder.sub(builder.sub(n_words, index(1)), loop.index))
+        builder.store(builder.add(builder.load(rest), _ones_of_bytes(builder, last)), rest)
+
+    # a byte of ``rest`` is at most 8 x (7 + 7), and one of ``eights`` at most 8 per chunk: 64 at 4,096 bits
+    weighed = builder.shl(_sums_of_words(builder, builder.load(eights)), ir.Constant(WORDS, [3] * 8))
+    return builder.add(_sums_of_words(builder, builder.load(rest)), weighed)
+
+
+def _full_adder(builder: Any, a: Any, b: Any, c: Any) -> tuple[Any, Any]:
+    """(sum, carry) of three bits, in each of the 512 positions of three WORDS."""
+    if _host_has("avx512f"):  # one instruction each, by truth table; LLVM makes four of the formulas below
+        kind = ir.FunctionType(WORDS, [WORDS] * 3 + [ir.IntType(32)])
+        logic = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.pternlog.q.512")
+        parity, majority = (builder.call(logic, [a, b, c, ir.IntType(32)(t)]) for t in (0x96, 0xE8))
+        return parity, majority
+    either = builder.xor(a, b)
+    return builder.xor(either, c), builder.or_(builder.and_(a, b), builder.and_(either, c))
+
+
+def _ones(builder: Any, vector: Any) -> Any:
+    """How many ones each lane has."""
+    kind = vector.type
+    name = f"llvm.ctpop.v{kind.count}i{kind.element.width}"
+    count = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), name)
+    return builder.call(count, [vector])
+
+
+def _ones_of_bytes(builder: Any, words: Any) -> Any:
+    """BYTES: how many ones each byte of WORDS has."""
+    return _ones(builder, builder.bitcast(words, BYTES))
+
+
+def _sums_of_words(builder: Any, counts: Any) -> Any:
+    """WORDS: the sum of each eight of BYTES."""
+    if _host_has("avx512bw"):
+        kind = ir.FunctionType(WORDS, [BYTES, BYTES])
+        add_up = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.psad.bw.512")
+        return builder.call(add_up, [counts, ir.Constant(BYTES, [0] * LANES)])
+    return _fold_bytes(builder, builder.bitcast(counts, WORDS))
+
+
+def _distances(in_turn: bool) -> Any:
+    """A step of kernels: the Hamming distances of one query to four rows that are read where they lie.
 
     ``in_turn`` reads one row after the other, which prefetching follows; else each chunk of the four at once.
     """
 
     @intrinsic
-    def distances(typingctx, codes, start, row_bytes, queries, first, n_chunks):  # type: ignore[no-untyped-def]
-        """A uint64 per query, 16 bits per row.
+    def distances(typingctx, codes, start, row_bytes, query, n_chunks):  # type: ignore[no-untyped-def]
+        """A uint64 of four distances, 16 bits per row.
 
         Rows begin at ``start``, ``start + row_bytes`` … of ``codes`` uint8; the first ``n_chunks`` x 64 bytes
-        of each are compared with the queries that begin at the words ``first`` of ``queries`` uint64 (flat).
-        Ones are counted 64 bytes at once: per word where the machine does that, else per byte.
+        of each are compared with ``query`` uint64. Ones are counted 64 bytes at once: per word where the
+        machine does that, else per byte.
         """
         by_word = _host_has("avx512vpopcntdq")
-        unit = ir.VectorType(ir.IntType(64), 8) if by_word else ir.VectorType(ir.IntType(8), LANES)
+        unit = WORDS if by_word else BYTES
 
         def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-            codes, start, row_bytes, queries, first, n_chunks = args
+            codes, start, row_bytes, query, n_chunks = args
             word, zeros = start.type, ir.Constant(unit, [0] * unit.count)
-            kind = ir.FunctionType(unit, [unit])
-            name = f"llvm.ctpop.v{unit.count}i{unit.element.width}"
-            ones = cgutils.get_or_insert_function(builder.module, kind, name)
-            sums = [[cgutils.alloca_once_value(builder, zeros) for _ in range(4)] for _ in range(n_queries)]
-            begins = cgutils.unpack_tuple(builder, first)
+            totals = [cgutils.alloca_once_value(builder, zeros) for _ in range(4)]
             for rows in [[0], [1], [2], [3]] if in_turn else [[0, 1, 2, 3]]:
                 with cgutils.for_range(builder, n_chunks) as loop:
                     place = builder.mul(loop.index, word(8))
-                    wanted = [
-                        read_vector(context, builder, signature.args[3], queries, builder.add(b, place), unit)
-                        for b in begins
-                    ]
+                    wanted = read_vector(context, builder, signature.args[3], query, place, unit)
                     chunk = builder.add(start, builder.mul(loop.index, word(LANES)))
                     for row in rows:
                         at = builder.add(chunk, builder.mul(row_bytes, word(row)))
                         here = read_vector(context, builder, signature.args[0], codes, at, unit)
-                        for query, totals in zip(wanted, sums, strict=True):
-                            different = builder.call(ones, [builder.xor(here, query)])
-                            builder.store(builder.add(builder.load(totals[row]), different), totals[row])
-            packed = []  # of each query: partial sums of the four rows, 16 bits each
-            for totals in sums:
-                parts = [builder.load(total) for total in totals]
-                parts = parts if by_word else [_sum_bytes(builder, part) for part in parts]
-                for row in range(1, 4):
-                    shift = ir.Constant(parts[0].type, [16 * row] * parts[0].type.count)
-                    parts[0] = builder.or_(parts[0], builder.shl(parts[row], shift))
-                packed.append(parts[0])
-            total, n = _across(builder, packed), n_queries
-            found = [builder.extract_element(total, ir.IntType(32)(lane)) for lane in range(n)]
-            return context.make_tuple(builder, signature.return_type, found)
+                        different = _ones(builder, builder.xor(here, wanted))
+                        builder.store(builder.add(builder.load(totals[row]), different), totals[row])
+            parts = [builder.load(total) for total in totals]
+            parts = parts if by_word else [_sum_bytes(builder, part) for part in parts]
+            packed = parts[0]  # partial sums of the four rows, 16 bits each
+            for row in range(1, 4):
+                shift = ir.Constant(packed.type, [16 * row] * packed.type.count)
+                packed = builder.or_(packed, builder.shl(parts[row], shift))
+            return _sum_of_lanes(builder, packed)
 
-        places = types.UniTuple(types.intp, n_queries)
-        result = types.UniTuple(types.uint64, n_queries)
-        return result(codes, types.intp, types.intp, queries, places, types.intp), codegen
+        return types.uint64(codes, types.intp, types.intp, query, types.intp), codegen
 
     return distances
 
 
-def _across(builder: Any, vectors: list[Any]) -> Any:
-    """A vector whose lane i is the sum of vector i's lanes; there are 1, 2, 4 or as many as lanes."""
-
-    def picked(a: Any, b: Any, numbers: list[int]) -> Any:
-        return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(numbers)), numbers))
-
-    width, run = vectors[0].type.count, 1  # each vector holds runs of sums, one per vector it was made of
-    while len(vectors) > 1:
-        low = [i for i in range(width) if i // run % 2 == 0]
-        halves = [[low[i : i + run] for i in range(0, len(low), run)], []]
-        halves[1] = [[i + run for i in part] for part in halves[0]]
-        masks = [[lane for part in half for lane in (*part, *(i + width for i in part))] for half in halves]
-        pairs = zip(vectors[::2], vectors[1::2], strict=True)
-        vectors = [builder.add(picked(a, b, masks[0]), picked(a, b, masks[1])) for a, b in pairs]
-        run *= 2
-    (total,) = vectors
-    while width > run:
-        width //= 2
-        first, second = list(range(width)), list(range(width, 2 * width))
-        total = builder.add(picked(total, total, first), picked(total, total, second))
-    return total
+four_distances, four_in_turn = _distances(in_turn=False), _distances(in_turn=True)
 
 
-four_distances, four_in_turn, sixteen_distances = _distances(1), _distances(1, in_turn=True), _distances(4)
+def _sum_of_lanes(builder: Any, vector: Any) -> Any:
+    """The sum of a vector's lanes, by halves."""
+    while vector.type.count > 1:
+        half = vector.type.count // 2
+        picks = [list(range(half)), list(range(half, 2 * half))]
+        kind = ir.VectorType(ir.IntType(32), half)
+        low, high = (builder.shuffle_vector(vector, vector, ir.Constant(kind, lanes)) for lanes in picks)
+        vector = builder.add(low, high)
+    return builder.extract_element(vector, ir.IntType(32)(0))
 
 
 def _sum_bytes(builder: Any, vector: Any) -> Any:
@@ -235,10 +381,15 @@ def _sum_bytes(builder: Any, vector: Any) -> Any:
         kind = ir.FunctionType(ir.VectorType(long, 4), [ir.VectorType(byte, 32)] * 2)
         add_up = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.psad.bw")
         return builder.call(add_up, [total, ir.Constant(ir.VectorType(byte, 32), [0] * 32)])
-    words = builder.bitcast(total, ir.VectorType(long, 4))
+    return _fold_bytes(builder, builder.bitcast(total, ir.VectorType(long, 4)))
+
+
+def _fold_bytes(builder: Any, words: Any) -> Any:
+    """The sum of the 8 bytes of each word of a vector, by halves."""
+    kind = words.type
     for bits, mask in ((8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0x00000000FFFFFFFF)):
-        masks = ir.Constant(words.type, [mask] * 4)
-        above = builder.lshr(words, ir.Constant(words.type, [bits] * 4))
+        masks = ir.Constant(kind, [mask] * kind.count)
+        above = builder.lshr(words, ir.Constant(kind, [bits] * kind.count))
         words = builder.add(builder.and_(words, masks), builder.and_(above, masks))
     return words
 

@@ -68,13 +68,13 @@ class NeighbourReport:
     def from_dict(cls, values: Mapping[str, Any], where: str = "this report") -> NeighbourReport:
         """The report that ``to_dict`` made."""
         try:
-            optional = {"asymmetric_within", "asymmetric_interval"}
-            names = [f.name for f in dataclasses.fields(cls) if f.name in values or f.name not in optional]
-            kept: dict[str, Any] = {name: values[name] for name in names}
-            kept = {name: tuple(v) if isinstance(v, list) else v for name, v in kept.items()}
+            kept: dict[str, Any] = {
+                f.name: values[f.name] for f in dataclasses.fields(cls) if f.name in values
+            }
+            kept |= {name: tuple(value) for name, value in kept.items() if isinstance(value, list)}
             return cls(**kept)
-        except (KeyError, TypeError) as error:
-            raise FormatError(f"{where} is damaged: {error!r} is missing or wrong") from error
+        except TypeError as error:
+            raise FormatError(f"{where} is damaged: {error}") from error
 
 
 class NeighbourArtefact(Artefact):
@@ -151,42 +151,34 @@ def neighbour_report(
     *,
     logits: Any = None,
     sample: VectorSample | None = None,
-    skip: np.ndarray | None = None,
     seed: int = 0,
 ) -> NeighbourReport:
     """The report of packed codes against the true neighbours int64 (q, k) of each query.
 
     ``logits`` float (q, n_bits) of the queries add the asymmetric ranking. ``sample`` adds the correlation of
-    distances; a thousand rows are plenty. ``skip`` int64 (q,) is one database row per query that does not
-    count: the query itself.
+    distances; a thousand rows are plenty.
     """
     query_codes = check_codes(as_array(query_codes, "query codes"), name="query codes")
-    database_codes = check_codes(database_codes, query_codes.shape[1] * 8, "database codes")
+    n_bits = query_codes.shape[1] * 8
+    database_codes = check_codes(database_codes, n_bits, "database codes")
     within = min(check_whole("within", within, 1), len(database_codes))
     if truth.shape[0] != len(query_codes) or truth.ndim != 2:
         raise CodeError(f"there are {len(query_codes)} query codes, but true neighbours {truth.shape}")
-    ranks = np.array(sorted({rank for rank in (*CURVE, within) if rank <= len(database_codes)}))
-    hidden = np.full(len(query_codes), -1) if skip is None else skip.astype(np.int64)
-    found = _recalls(as_words(query_codes), as_words(database_codes), truth.astype(np.int64), hidden, ranks)
-    correlations = None
-    if sample is not None:
-        correlations = _correlations(query_codes, database_codes[sample.rows], sample)
-    report = _report(
-        found, ranks, within, len(database_codes), query_codes.shape[1] * 8, truth.shape[1], seed
-    )
+    truth = truth.astype(np.int64)
+    ranks = _ranks(within, len(database_codes))
+    found = _recalls(as_words(query_codes), as_words(database_codes), truth, ranks)
+    more: dict[str, Any] = {}
     if logits is not None:
         logits = np.ascontiguousarray(as_array(logits, "logits"), dtype=np.float32)
-        scored = _asymmetric_recalls(logits, database_codes, truth.astype(np.int64), hidden, ranks)
-        report = dataclasses.replace(
-            report,
-            asymmetric_within=tuple(scored.mean(axis=0).tolist()),
-            asymmetric_interval=interval(scored[:, int(np.searchsorted(ranks, within))], seed),
-        )
-    return dataclasses.replace(
-        report,
-        correlation=None if correlations is None else float(correlations.mean()),
-        correlation_interval=None if correlations is None else interval(correlations, seed),
-    )
+        scored = _asymmetric_recalls(logits, database_codes, truth, ranks)
+        more["asymmetric_within"] = tuple(scored.mean(axis=0).tolist())
+        more["asymmetric_interval"] = interval(scored[:, int(np.searchsorted(ranks, within))], seed)
+    if sample is not None:
+        correlations = _correlations(query_codes, database_codes[sample.rows], sample)
+        more["correlation"] = float(correlations.mean())
+        more["correlation_interval"] = interval(correlations, seed)
+    report = _report(found, ranks, within, len(database_codes), n_bits, truth.shape[1], seed)
+    return dataclasses.replace(report, **more)
 
 
 def ranked_report(
@@ -194,10 +186,15 @@ def ranked_report(
 ) -> NeighbourReport:
     """The report of any ranking: ``found`` int64 (q, N) are the rows that it puts first, the best first."""
     within = min(within, found.shape[1])
-    ranks = np.array(sorted({rank for rank in (*CURVE, within) if rank <= found.shape[1]}))
+    ranks = _ranks(within, found.shape[1])
     hit = (found[:, :, None] == truth[:, None, :]).any(axis=2)  # (q, N)
     recalls = np.cumsum(hit, axis=1)[:, ranks - 1] / truth.shape[1]
     return _report(recalls, ranks, within, n_database, n_bits, truth.shape[1], seed)
+
+
+def _ranks(within: int, n_items: int) -> np.ndarray:
+    """The ranks of the curve, ``within`` among them, int64 ascending."""
+    return np.array(sorted({rank for rank in (*CURVE, within) if rank <= n_items}))
 
 
 def _report(
@@ -222,7 +219,7 @@ def _report(
 
 
 def _asymmetric_recalls(
-    logits: np.ndarray, codes: np.ndarray, truth: np.ndarray, skip: np.ndarray, ranks: np.ndarray
+    logits: np.ndarray, codes: np.ndarray, truth: np.ndarray, ranks: np.ndarray
 ) -> np.ndarray:
     """float64 (q, ranks), as ``_recalls``, by the score <logits, signs>, the greatest first.
 
@@ -239,8 +236,6 @@ def _asymmetric_recalls(
                 query, place = np.nonzero((truth >= first) & (truth < first + len(signs)))
                 own[query, place] = scores[query, truth[query, place] - first]
                 continue
-            hidden = np.flatnonzero((skip >= first) & (skip < first + len(signs)))
-            scores[hidden, skip[hidden] - first] = -np.inf
             for t in range(truth.shape[1]):
                 ahead[:, t] += (scores > own[:, t, None]).sum(axis=1)
                 equal[:, t] += (scores == own[:, t, None]).sum(axis=1)
@@ -249,7 +244,7 @@ def _asymmetric_recalls(
 
 
 @compiled
-def _recalls(queries, database, truth, skip, ranks):  # type: ignore[no-untyped-def]
+def _recalls(queries, database, truth, ranks):  # type: ignore[no-untyped-def]
     """float64 (q, ranks): the expected share of the true neighbours among the first ``ranks`` items.
 
     Of the items at a neighbour's distance d, some may be cut off: it is inside with the probability
@@ -265,8 +260,7 @@ def _recalls(queries, database, truth, skip, ranks):  # type: ignore[no-untyped-
             for w in range(queries.shape[1]):
                 distance += popcount(queries[i, w] ^ database[j, w])
             at[j] = distance
-            if j != skip[i]:
-                counts[distance] += 1
+            counts[distance] += 1
         nearer = np.cumsum(counts) - counts
         for r in range(len(ranks)):
             for t in range(truth.shape[1]):

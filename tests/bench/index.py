@@ -37,8 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hashnet import BinaryIndex
 from hashnet.codes import as_words, pack_signs, unpack_codes
-from hashnet.index.build import read_code_blocks
-from hashnet.index.segment import KEPT_SELECTIONS
+from hashnet.index.segment import KEPT_SELECTIONS, read_code_blocks
 from hashnet.kernels import exact, hamming
 from hashnet.kernels.jit import compiled, default_threads, run_all
 from hashnet.store import CodeStore, write_store
@@ -155,6 +154,8 @@ def bench_exact(all_rows: int) -> None:
                 if long and k == 10:
                     distances = numkong.empty((batch, rows), dtype="uint32")
                     calls["numkong"] = partial(numkong_distances, asked, packed, distances)
+                if long and batch == 1:
+                    calls["reading"] = partial(read_once, codes)
                 seconds = best(calls)
                 row(
                     f"exact {n_bits} bits, k = {k}, batch {batch}",
@@ -169,9 +170,20 @@ def bench_exact(all_rows: int) -> None:
                         for peer in ("usearch", "numkong")
                         if peer in seconds
                     },
+                    **({"of_reading": seconds["reading"] / seconds["ours"]} if "reading" in seconds else {}),
                     latency_ms=seconds["ours"] * 1e3,
                     ids_equal=True,
                 )
+
+
+def read_once(codes: np.ndarray) -> None:
+    """Every byte of the codes once, on all cores: what one query cannot be faster than."""
+    run_all(
+        [
+            partial(np.bitwise_or.reduce, part)
+            for part in np.array_split(as_words(codes).reshape(-1), default_threads())
+        ]
+    )
 
 
 def numkong_distances(queries: np.ndarray, packed: Any, distances: Any) -> None:

@@ -125,3 +125,30 @@ def test_a_dead_bit_is_equal_on_all_but_one_row_in_a_thousand():
     bits = np.arange(2000)[:, None] < ones
     dead = codes.dead_bits(codes.bit_balance(np.packbits(bits, axis=1)))
     assert dead.tolist() == [True, True, False, False, False, True, True, False]
+
+
+@pytest.mark.parametrize("n_bytes", [1, 3, 8, 9, 128])
+def test_the_count_of_few_codes_is_exact_whatever_the_blocks(n_bytes):
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 4, size=(500, n_bytes), dtype=np.uint8)
+    counter = codes.DistinctCounter()
+    for start in range(0, 500, 37):
+        counter.add(rows[start : start + 37])
+    assert counter.exact
+    assert counter.count == len({row.tobytes() for row in rows})
+
+
+def test_the_count_of_many_codes_is_an_estimate():
+    rows = np.arange(50_000, dtype=np.uint64).view(np.uint8).reshape(-1, 8)
+    counter = codes.DistinctCounter(k=4096)
+    for start in range(0, len(rows), 10_000):
+        counter.add(rows[start : start + 10_000])
+        counter.add(rows[start : start + 10_000])  # seen twice, counted once
+    assert not counter.exact
+    assert abs(counter.count - 50_000) < 0.06 * 50_000  # four standard errors of 1 / sqrt(4096)
+
+
+def test_no_codes_are_none():
+    counter = codes.DistinctCounter()
+    counter.add(np.zeros((0, 8), dtype=np.uint8))
+    assert (counter.count, counter.exact) == (0, True)

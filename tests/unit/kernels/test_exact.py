@@ -1,5 +1,8 @@
 """The kernel: equal to plain loops and to FAISS Flat, to the last id, at every width and odd size."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import faiss
@@ -63,6 +66,50 @@ def test_worst_order_for_the_bound(codes_of, slow):
         assert as_lists(*exact.top_k(codes, query, k)) == [truth[:k]]
 
 
+def test_every_long_width(codes_of):
+    """33 to 512 bytes: whole words and odd ends, fewer and more than the eights that are added up at once."""
+    for n_bytes in range(33, 513):
+        codes = codes_of("random", 75, 8 * n_bytes, seed=n_bytes)
+        queries = np.concatenate([codes[:2], ~codes[-2:], codes_of("random", 3, 8 * n_bytes, seed=9)])
+        truth = np.bitwise_count(codes[None] ^ queries[:, None]).sum(axis=2)
+        order = np.argsort(truth, axis=1, kind="stable")
+        for few in (1, len(queries)):  # rows are read as they lie for one, interleaved for a batch
+            positions, distances = exact.top_k(codes, queries[:few], 80)
+            assert (positions[:, :75] == order[:few]).all()
+            assert (distances[:, :75] == np.take_along_axis(truth, order, axis=1)[:few]).all()
+
+
+@pytest.mark.parametrize("counting", [False, True])
+def test_long_codes_on_other_machines(repo, tmp_path, counting):
+    """Without wide registers, and on a machine that counts the ones of words."""
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)} | (
+        {} if counting else {"NUMBA_CPU_NAME": "generic"}
+    )
+    script = OTHER_MACHINE.replace("COUNTING", str(counting))
+    subprocess.check_output([sys.executable, "-c", script], env=env, cwd=repo)
+
+
+OTHER_MACHINE = """
+import numpy as np
+from hashnet.kernels import exact, jit
+
+if COUNTING:
+    jit._host_has = lambda feature: feature == "avx512vpopcntdq"  # LLVM finds other instructions for it
+else:
+    assert not jit.has_avx2()
+rng = np.random.default_rng(0)
+for n_bytes in (40, 64, 97, 128, 384, 512):
+    codes = rng.integers(0, 256, (200, n_bytes), dtype=np.uint8)
+    queries = rng.integers(0, 256, (9, n_bytes), dtype=np.uint8)
+    truth = np.bitwise_count(codes[None] ^ queries[:, None]).sum(axis=2)
+    order = np.argsort(truth, axis=1, kind="stable")
+    for few in (1, 9):
+        positions, distances = exact.top_k(codes, queries[:few], 200)
+        assert (positions == order[:few]).all()
+        assert (distances == np.take_along_axis(truth, order, axis=1)[:few]).all()
+"""
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_do_not_change_the_answer(codes_of, threads):
     codes = codes_of("clustered", 200_000, 32)
@@ -77,7 +124,7 @@ def test_threads_do_not_change_the_answer(codes_of, threads):
             assert (b == d).all()
 
 
-@pytest.mark.parametrize("n_bits", [8, 48, 64, 128, 256])
+@pytest.mark.parametrize("n_bits", [8, 48, 64, 128, 256, 512, 1064])
 def test_filter(codes_of, slow, n_bits):
     rng = np.random.default_rng(n_bits)
     codes = codes_of("duplicated", 300, n_bits)
@@ -100,7 +147,7 @@ def test_filter(codes_of, slow, n_bits):
 
 
 @pytest.mark.parametrize("sort", SORTS)
-@pytest.mark.parametrize("n_bits", [8, 32, 64, 96, 256])
+@pytest.mark.parametrize("n_bits", [8, 32, 64, 96, 256, 512, 1064])
 def test_radius_equals_plain_loops(codes_of, slow, n_bits, sort):
     codes = codes_of(sort, 150, n_bits)
     queries = codes_of(sort, 40, n_bits, seed=0)
