@@ -3,7 +3,7 @@
 A method's file holds only what its paper describes: ``_fit`` learns from centred rows, ``_logits`` gives the
 values whose signs are the code. Everything else (checks, centring, blocks, seeds, files) is here.
 
-- Constructor arguments are the paper's hyper-parameters, kept under their own names.
+- Constructor arguments are the paper's hyper-parameters, kept under their own names: fields of a dataclass.
 - Learnt state ends in ``_``: arrays, numbers or lists of numbers, so that it is saved without pickle.
 - ``history_`` holds the objective per iteration (empty where a method has none).
 - Every random choice comes from ``seed``: the same data and seed give the same codes.
@@ -13,10 +13,11 @@ Constant columns carry no information: they are left out with one BaselineWarnin
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 import sys
 import warnings
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -43,23 +44,21 @@ def warn(message: str) -> None:
     warnings.warn(message, BaselineWarning, stacklevel=level)
 
 
+@dataclass(eq=False)
 class Baseline(ABC):
-    """One published method. Subclasses give ``name``, ``labels``, ``_fit`` and ``_logits``."""
+    """One published method. Its fields are settings; subclasses give ``name``, ``_fit`` and ``_logits``."""
 
     name: ClassVar[str]  # its title in tables is the same in upper case
     labels: ClassVar[Literal["ignored", "optional", "required"]] = "ignored"
     grid: ClassVar[dict[str, list[Any]]] = {}  # settings worth trying on a validation part
     monotone: ClassVar[bool] = False  # whether the paper guarantees that the objective never increases
 
-    n_bits: int
-    seed: int
-    history_: list[float]
-    mean_: np.ndarray  # float64 (d,)
-    columns_: np.ndarray  # int64: the columns that are not constant
+    n_bits: int = 48
+    seed: int = field(default=0, kw_only=True)
 
-    def __init__(self, n_bits: int = 48, *, seed: int = 0) -> None:
-        self.n_bits = check_n_bits(n_bits)
-        self.seed = check_whole("seed", seed, 0)
+    def __post_init__(self) -> None:
+        self.n_bits = check_n_bits(self.n_bits)
+        self.seed = check_whole("seed", self.seed, 0)
 
     # -- public methods -------------------------------------------------------------------------
 
@@ -74,8 +73,8 @@ class Baseline(ABC):
         if not varying.all():
             warn(f"{self.name}: {(~varying).sum()} of {X.shape[1]} columns are constant and are left out")
         self.columns_ = np.flatnonzero(varying)
-        self.mean_ = X.mean(axis=0)
-        self.history_ = []
+        self.mean_ = X.mean(axis=0)  # float64 (d,)
+        self.history_: list[float] = []
         self._fit(self._centre(X), targets, np.random.default_rng(self.seed))
         return self
 
@@ -100,12 +99,7 @@ class Baseline(ABC):
 
     def params(self) -> dict[str, Any]:
         """The constructor's current arguments: ``type(self)(**self.params())`` is an unfitted copy."""
-        names: dict[str, None] = {}
-        for cls in type(self).__mro__:  # a subclass's own first; its **shared ones are in its parents
-            if "__init__" in vars(cls) and issubclass(cls, Baseline):
-                found = inspect.signature(cls.__init__).parameters.values()
-                names |= {p.name: None for p in found if p.name != "self" and p.kind != p.VAR_KEYWORD}
-        values = {name: getattr(self, name) for name in names}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {name: v.item() if isinstance(v, np.generic) else v for name, v in values.items()}  # for JSON
 
     def save(self, uri: str) -> None:
@@ -139,9 +133,6 @@ class Baseline(ABC):
             setattr(fitted, name, value)
         fitted._restore(uri)
         return fitted
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.params().items())})"
 
     # -- what a subclass implements ---------------------------------------------------------------------
 
@@ -195,6 +186,15 @@ class Baseline(ABC):
         if pairs.n_similar == 0:
             raise DataError(f"{self.name}: no two of the {n_rows} rows share a label, nothing to learn from")
         return y
+
+
+class Projection(Baseline):
+    """A method whose bits are the signs of projections on directions that it learns or draws."""
+
+    directions_: np.ndarray  # (d, n_bits)
+
+    def _logits(self, X: np.ndarray) -> np.ndarray:
+        return X @ self.directions_
 
 
 def as_rows(X: Any, min_rows: int = 1) -> np.ndarray:

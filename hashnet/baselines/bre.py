@@ -10,6 +10,7 @@ of w cost one sort and one walk over the pairs.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from hashnet.labels import share_label
 MAX_SWEEPS, STOP_BELOW = 30, 1e-3  # stop when a sweep over all weights gains less than a thousandth
 
 
+@dataclass(kw_only=True, eq=False)
 class BRE(Baseline):
     """Kernel hash functions whose Hamming distances reconstruct given distances.
 
@@ -42,26 +44,16 @@ class BRE(Baseline):
     monotone = True
     grid: ClassVar = {"n_rows": [1000, 3000], "n_anchors": [20, 100]}
 
-    anchors_: np.ndarray  # (m, d), unit length
-    weights_: np.ndarray  # (m, n_bits): zero where an anchor is not the bit's
-    sigma_: float
+    n_rows: int = 1000
+    n_anchors: int = 20
+    pair_share: float = 0.05
+    kernel: str = "linear"
+    width: float = 1.0
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        seed: int = 0,
-        n_rows: int = 1000,
-        n_anchors: int = 20,
-        pair_share: float = 0.05,
-        kernel: str = "linear",
-        width: float = 1.0,
-    ) -> None:
-        super().__init__(n_bits, seed=seed)
-        if kernel not in ("linear", "rbf"):
-            raise ConfigError(f"kernel must be linear or rbf, got {kernel!r}")
-        self.n_rows, self.n_anchors, self.pair_share = n_rows, n_anchors, pair_share
-        self.kernel, self.width = kernel, width
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kernel not in ("linear", "rbf"):
+            raise ConfigError(f"kernel must be linear or rbf, got {self.kernel!r}")
 
     def _fit(self, X: np.ndarray, y: np.ndarray | None, rng: np.random.Generator) -> None:
         rows = draw_rows(len(X), self.n_rows, rng, "bre training rows")
@@ -76,8 +68,8 @@ class BRE(Baseline):
         pairs = PairLists.of(len(U), left, right, distance)
         self.history_ = descend(K, chosen, W, pairs, MAX_SWEEPS, STOP_BELOW, rng)
         used, place = np.unique(chosen, return_inverse=True)
-        self.anchors_ = U[used]
-        self.weights_ = np.zeros((len(used), self.n_bits))
+        self.anchors_ = U[used]  # (m, d), unit length
+        self.weights_ = np.zeros((len(used), self.n_bits))  # zero where an anchor is not the bit's
         bit = np.repeat(np.arange(self.n_bits), n_anchors)
         self.weights_[place.ravel(), bit] = W.ravel()
 

@@ -7,6 +7,7 @@ HashNet's; here they only get the contract of the baselines. They take feature r
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -16,12 +17,13 @@ from hashnet.baselines.base import Baseline, features_array
 from hashnet.errors import ConfigError, DataError
 from hashnet.io import check_whole, storage
 from hashnet.losses import METHODS, CNNHLoss, LabelSimilarity, Loss, make_loss
-from hashnet.models import BatchedInference, HashModel, as_tensor, build_model, load_bundle, save_bundle
+from hashnet.models import BatchedInference, as_tensor, build_model, load_bundle, save_bundle
 from hashnet.training import KINDS, Callbacks, TrainConfig, fit, standardise
 
 BATCH_ROWS = 256  # rows encoded at once, padded: in one shape a row's code does not depend on other rows
 
 
+@dataclass(kw_only=True, eq=False)
 class DeepBaseline(Baseline):
     """A network trained with SGD; subclasses give ``name`` and the settings of their own.
 
@@ -31,27 +33,21 @@ class DeepBaseline(Baseline):
 
     labels = "required"
 
-    model_: HashModel
+    backbone: str | None = None
+    hidden: int | None = None
+    dropout: float = KINDS["features"].dropout
+    noise: float = KINDS["features"].noise
+    lr: float | None = None
+    head_lr_scale: float = TrainConfig.head_lr_scale
+    weight_decay: float = TrainConfig.weight_decay
+    epochs: int = 48
+    batch_size: int = TrainConfig.batch_size
 
-    def __init__(
-        self,
-        n_bits: int = TrainConfig.n_bits,
-        *,
-        seed: int = 0,
-        backbone: str | None = None,
-        hidden: int | None = None,
-        dropout: float = KINDS["features"].dropout,
-        noise: float = KINDS["features"].noise,
-        lr: float = KINDS["features"].lr,
-        head_lr_scale: float = TrainConfig.head_lr_scale,
-        weight_decay: float = TrainConfig.weight_decay,
-        epochs: int = 48,
-        batch_size: int = TrainConfig.batch_size,
-    ) -> None:
-        super().__init__(n_bits, seed=seed)
-        self.backbone, self.hidden, self.dropout, self.noise = backbone, hidden, dropout, noise
-        self.lr, self.head_lr_scale, self.weight_decay = lr, head_lr_scale, weight_decay
-        self.epochs, self.batch_size = epochs, check_whole("batch_size", batch_size, 2)  # pairs need two
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("batch_size", self.batch_size, 2)  # pairs need two
+        if self.lr is None:
+            self.lr = KINDS["features"].lr * self._config().lr_scale
 
     def _config(self) -> TrainConfig:
         """The configuration that trains the same method from files."""
@@ -97,8 +93,8 @@ class DeepBaseline(Baseline):
                 backbone,
                 self.n_bits,
                 n_features=None if pictures else X.shape[1],
-                hidden=None if pictures else self.hidden,
-                hidden_norm=bool(self.hidden) and not pictures,
+                hidden=self.hidden,
+                hidden_norm=bool(self.hidden),
                 dropout=self.dropout,
                 noise=0.0 if pictures else self.noise,
                 head=METHODS[self.name].head,
@@ -140,6 +136,7 @@ class DeepBaseline(Baseline):
         self.model_, _ = load_bundle(storage.join(uri, "model"))
 
 
+@dataclass(kw_only=True, eq=False)
 class DHN(DeepBaseline):
     """Deep hashing network (Zhu, Long, Wang & Cao, AAAI 2016).
 
@@ -148,20 +145,11 @@ class DHN(DeepBaseline):
 
     name = "dhn"
 
-    def __init__(
-        self,
-        n_bits: int = TrainConfig.n_bits,
-        *,
-        quantisation: float = TrainConfig.quantisation,
-        alpha: float | None = TrainConfig.alpha,
-        **shared: Any,
-    ):
-        config = TrainConfig(run="", variant=self.name, n_bits=n_bits, alpha=alpha)
-        shared.setdefault("lr", KINDS["features"].lr * config.lr_scale)
-        super().__init__(n_bits, **shared)
-        self.quantisation, self.alpha = quantisation, alpha
+    quantisation: float = TrainConfig.quantisation
+    alpha: float | None = TrainConfig.alpha
 
 
+@dataclass(kw_only=True, eq=False)
 class DNNH(DeepBaseline):
     """Simultaneous feature learning and hash coding (Lai, Pan, Liu & Yan, CVPR 2015).
 
@@ -171,16 +159,8 @@ class DNNH(DeepBaseline):
 
     name = "dnnh"
 
-    def __init__(
-        self,
-        n_bits: int = TrainConfig.n_bits,
-        *,
-        margin: float = TrainConfig.margin,
-        epsilon: float = TrainConfig.epsilon,
-        **shared: Any,
-    ):
-        super().__init__(n_bits, **shared)
-        self.margin, self.epsilon = margin, epsilon
+    margin: float = TrainConfig.margin
+    epsilon: float = TrainConfig.epsilon
 
 
 class CNNH(DeepBaseline):

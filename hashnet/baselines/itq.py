@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import scipy.linalg
 
-from hashnet.baselines.base import Baseline, warn
+from hashnet.baselines.base import Projection, warn
 
 RANK_TOLERANCE = 1e-10  # share of the largest variance below which a direction is numerical noise
 
@@ -32,7 +33,8 @@ def principal_directions(X: np.ndarray, k: int) -> np.ndarray:
     return directions * np.sign(directions[largest, np.arange(directions.shape[1])])
 
 
-class ITQ(Baseline):
+@dataclass(kw_only=True, eq=False)
+class ITQ(Projection):
     """PCA to n_bits dimensions, then the rotation that moves them nearest to the corners of the cube.
 
     Minimises |B - V R|_F^2 over B in {-1, +1} and orthogonal R, V = X W the projected rows: B and R
@@ -45,11 +47,7 @@ class ITQ(Baseline):
     name = "itq"
     monotone = True
 
-    directions_: np.ndarray  # (d, n_bits): W R in one matrix
-
-    def __init__(self, n_bits: int = 48, *, seed: int = 0, n_iterations: int = 50) -> None:
-        super().__init__(n_bits, seed=seed)
-        self.n_iterations = n_iterations
+    n_iterations: int = 50
 
     def _fit(self, X: np.ndarray, y: np.ndarray | None, rng: np.random.Generator) -> None:
         directions = principal_directions(X, self.n_bits)  # (d, r)
@@ -59,10 +57,7 @@ class ITQ(Baseline):
                 "the rotation spreads them over all bits"
             )
         rotation, self.history_ = best_rotation(X @ directions, self.n_bits, self.n_iterations, rng)
-        self.directions_ = directions @ rotation
-
-    def _logits(self, X: np.ndarray) -> np.ndarray:
-        return X @ self.directions_
+        self.directions_ = directions @ rotation  # W R in one matrix
 
 
 def best_rotation(
@@ -93,7 +88,8 @@ def random_rotation(size: int, rng: np.random.Generator) -> np.ndarray:
 NO_CORRELATION = 1e-6  # a canonical correlation below this is numerical noise
 
 
-class ITQCCA(Baseline):
+@dataclass(kw_only=True, eq=False)
+class ITQCCA(Projection):
     """CCA between features and multi-hot labels, each direction scaled by its correlation, then ITQ.
 
     ``ridge`` is added to both covariances, in units of their mean variance.
@@ -108,15 +104,8 @@ class ITQCCA(Baseline):
     monotone = True
     grid: ClassVar = {"ridge": [1e-4, 1e-2, 1e-1, 1.0, 10.0]}
 
-    directions_: np.ndarray  # (d, n_bits)
-    correlations_: np.ndarray  # (r,), falling
-
-    def __init__(
-        self, n_bits: int = 48, *, seed: int = 0, ridge: float = 1e-4, n_iterations: int = 50
-    ) -> None:
-        super().__init__(n_bits, seed=seed)
-        self.ridge = ridge
-        self.n_iterations = n_iterations
+    ridge: float = 1e-4
+    n_iterations: int = 50
 
     def _fit(self, X: np.ndarray, y: np.ndarray | None, rng: np.random.Generator) -> None:
         assert y is not None
@@ -130,9 +119,6 @@ class ITQCCA(Baseline):
         scaled = directions * self.correlations_
         rotation, self.history_ = best_rotation(X @ scaled, self.n_bits, self.n_iterations, rng)
         self.directions_ = scaled @ rotation
-
-    def _logits(self, X: np.ndarray) -> np.ndarray:
-        return X @ self.directions_
 
 
 def canonical_directions(X: np.ndarray, y: np.ndarray, ridge: float) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from hashnet.baselines.base import Baseline
 from hashnet.labels import share_label
 
 
+@dataclass(kw_only=True, eq=False)
 class KSH(Baseline):
     """Kernel hash functions whose code products imitate similarity: min |K S - H H^T|_F^2, bit by bit.
 
@@ -26,31 +28,17 @@ class KSH(Baseline):
     labels = "required"
     grid: ClassVar = {"width": [0.5, 1.0], "n_anchors": [300, 1000]}
 
-    anchors_: np.ndarray  # (m, d)
-    kernel_mean_: np.ndarray  # (m,): makes the kernel features zero-centred
-    weights_: np.ndarray  # (m, n_bits)
-    sigma_: float
-
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        seed: int = 0,
-        n_anchors: int = 300,
-        n_labelled: int = 2000,
-        n_iterations: int = 500,
-        width: float = 1.0,
-    ) -> None:
-        super().__init__(n_bits, seed=seed)
-        self.n_anchors, self.n_labelled = n_anchors, n_labelled
-        self.n_iterations, self.width = n_iterations, width
+    n_anchors: int = 300
+    n_labelled: int = 2000
+    n_iterations: int = 500
+    width: float = 1.0
 
     def _fit(self, X: np.ndarray, y: np.ndarray | None, rng: np.random.Generator) -> None:
         assert y is not None
-        self.anchors_ = X[draw_rows(len(X), self.n_anchors, rng, "ksh anchors")]
+        self.anchors_ = X[draw_rows(len(X), self.n_anchors, rng, "ksh anchors")]  # (m, d)
         self.sigma_ = self.width * root_mean_distance(X, self.anchors_)
         kernel = rbf(X, self.anchors_, self.sigma_)
-        self.kernel_mean_ = kernel.mean(axis=0)
+        self.kernel_mean_ = kernel.mean(axis=0)  # (m,): makes the kernel features zero-centred
         rows = draw_rows(len(X), self.n_labelled, rng, "ksh labelled rows")
         K = kernel[rows] - self.kernel_mean_  # (n, m)
         # R starts as n_bits * S and loses h h^T with every bit. Its entries are whole numbers far below 2^24:

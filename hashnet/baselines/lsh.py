@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from hashnet.baselines.base import Baseline
+from hashnet.baselines.base import Baseline, Projection
 from hashnet.baselines.itq import random_rotation
 
 
-class LSH(Baseline):
+class LSH(Projection):
     """Signs of projections on Gaussian directions: sgn(W^T (x - mean)), W ~ N(0, 1)^(d x n_bits).
 
     Only the mean is learnt; without it, features after a ReLU would share nearly all their bits.
@@ -21,13 +21,8 @@ class LSH(Baseline):
 
     name = "lsh"
 
-    directions_: np.ndarray  # (d, n_bits)
-
     def _fit(self, X: np.ndarray, y: np.ndarray | None, rng: np.random.Generator) -> None:
         self.directions_ = rng.standard_normal((X.shape[1], self.n_bits))
-
-    def _logits(self, X: np.ndarray) -> np.ndarray:
-        return X @ self.directions_
 
 
 class Sign(Baseline):
@@ -51,7 +46,7 @@ class Sign(Baseline):
         return X[:, self.chosen_]
 
 
-class Rotation(Baseline):
+class Rotation(Projection):
     """Signs after a random rotation: LSH with orthogonal directions (Ji et al., NIPS 2012).
 
     Beyond d bits the directions are those of further rotations.
@@ -59,12 +54,7 @@ class Rotation(Baseline):
 
     name = "rotation"
 
-    directions_: np.ndarray  # (d, n_bits)
-
     def _fit(self, X: np.ndarray, y: np.ndarray | None, rng: np.random.Generator) -> None:
         d = X.shape[1]
         rotations = [random_rotation(d, rng) for _ in range(-(-self.n_bits // d))]
         self.directions_ = np.concatenate(rotations, axis=1)[:, : self.n_bits]
-
-    def _logits(self, X: np.ndarray) -> np.ndarray:
-        return X @ self.directions_

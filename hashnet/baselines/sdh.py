@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from hashnet.baselines.base import Baseline
 MAX_SWEEPS = 10  # of the coordinate descent inside one round; it mostly stops by itself before
 
 
+@dataclass(kw_only=True, eq=False)
 class SDH(Baseline):
     """Codes from which a linear classifier reads the labels, learnt without relaxing them.
 
@@ -29,27 +31,15 @@ class SDH(Baseline):
     monotone = True
     grid: ClassVar = {"width": [0.3, 0.5, 1.0], "n_anchors": [1000, 3000]}
 
-    anchors_: np.ndarray  # (m, d)
-    projection_: np.ndarray  # (m, n_bits): P
-    sigma_: float
-
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        seed: int = 0,
-        n_anchors: int = 1000,
-        lam: float = 1.0,
-        nu: float = 1e-5,
-        n_rounds: int = 5,
-        width: float = 1.0,
-    ) -> None:
-        super().__init__(n_bits, seed=seed)
-        self.n_anchors, self.lam, self.nu, self.n_rounds, self.width = n_anchors, lam, nu, n_rounds, width
+    n_anchors: int = 1000
+    lam: float = 1.0
+    nu: float = 1e-5
+    n_rounds: int = 5
+    width: float = 1.0
 
     def _fit(self, X: np.ndarray, y: np.ndarray | None, rng: np.random.Generator) -> None:
         assert y is not None
-        self.anchors_ = X[draw_rows(len(X), self.n_anchors, rng, "sdh anchors")]
+        self.anchors_ = X[draw_rows(len(X), self.n_anchors, rng, "sdh anchors")]  # (m, d)
         self.sigma_ = self.width * root_mean_distance(X, self.anchors_)
         phi = rbf(X, self.anchors_, self.sigma_)  # (n, m)
         inverse = least_squares_inverse(phi)  # (m, m): the same in every round
@@ -61,7 +51,7 @@ class SDH(Baseline):
             B = discrete_descent(B, W, Y @ W.T + self.nu * (phi @ P))
             W, P = ridge_classifier(B, Y, self.lam), inverse @ (phi.T @ B)
             self.history_.append(self.objective(Y, B, W, phi @ P))
-        self.projection_ = P
+        self.projection_ = P  # (m, n_bits)
 
     def objective(self, Y: np.ndarray, B: np.ndarray, W: np.ndarray, F: np.ndarray) -> float:
         """The paper's Eq. 4 with F = phi(X) P."""

@@ -160,8 +160,12 @@ class TrainedNetwork:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainedNetwork:
-        known = {f.name: values[f.name] for f in dataclasses.fields(cls) if f.name in values}
-        return cls(**{**known, "warnings": tuple(known.get("warnings") or ())})
+        return cls(**{**_known(cls, values), "warnings": tuple(values.get("warnings") or ())})
+
+
+def _known(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a dataclass has a field for: those of other versions are left out."""
+    return {f.name: values[f.name] for f in dataclasses.fields(record) if f.name in values}
 
 
 @dataclass(frozen=True)
@@ -200,32 +204,27 @@ class CellResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The contents of cell.json."""
-        values: dict[str, Any] = {}
-        for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
-            if f.name == "report" and self.report is not None:
-                values["report"] = self.report.to_dict()
-            elif dataclasses.is_dataclass(value):
-                values[f.name] = dataclasses.asdict(value)  # type: ignore[arg-type]
-            elif f.name != "folder" and value is not None:
-                values[f.name] = value
-        return values
+        values = vars(self) | {"folder": None, "report": self.report and self.report.to_dict()}
+        return {
+            name: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+            for name, value in values.items()
+            if value is not None
+        }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], folder: str) -> CellResult:
         """The result in a cell.json; keys that this version does not know are left out."""
-        known = {f.name: values[f.name] for f in dataclasses.fields(cls) if f.name in values}
-        known |= {
-            "made_from": CellInputs.from_dict(values["made_from"]),
-            "folder": folder,
-            "warnings": tuple(values.get("warnings") or ()),
-            "report": EvalReport.from_dict(values["report"]) if values.get("report") else None,
-            "neighbours": NeighbourReport.from_dict(values["neighbours"])
-            if values.get("neighbours")
-            else None,
-            "training": TrainedNetwork.from_dict(values["training"]) if values.get("training") else None,
+        known = _known(cls, values)
+        known["made_from"] = CellInputs.from_dict(values["made_from"])
+        known["warnings"] = tuple(values.get("warnings") or ())
+        records: dict[str, Any] = {
+            "report": EvalReport,
+            "neighbours": NeighbourReport,
+            "training": TrainedNetwork,
         }
-        return cls(**known)
+        for name, record in records.items():
+            known[name] = record.from_dict(values[name]) if values.get(name) else None
+        return cls(**known | {"folder": folder})
 
 
 @dataclass(frozen=True)
@@ -272,10 +271,7 @@ def run_cell(task: CellTask, features: Features | None = None, device: str = "cp
         history=learned.history,
         training=learned.training,
     )
-    if task.neighbours:
-        assert features is not None
-        return _write(_measure_neighbours(task, result, learned, features))
-    return _write(_measure_trial(result, learned) if task.validation else _measure(task, result, learned))
+    return _write(_measure(task, result, learned, features))
 
 
 def _learn(task: CellTask, features: Features | None, device: str) -> Learned:
@@ -285,56 +281,49 @@ def _learn(task: CellTask, features: Features | None, device: str) -> Learned:
     return learn_shallow(task, features)
 
 
-def _measure_trial(result: CellResult, learned: Learned) -> CellResult:
-    """The result with validation MAP; a network was measured when its training ended."""
-    if learned.training is not None:
-        return dataclasses.replace(result, validation_map=learned.validation_map)
-    codes, labels, _ = learned.encode("held-out")
-    assert labels is not None
-    return dataclasses.replace(result, validation_map=validation_map(codes, labels))
-
-
-def _measure(task: CellTask, result: CellResult, learned: Learned) -> CellResult:
-    """The result with the EvalReport of queries against the database; writes codes.npz."""
+def _measure(task: CellTask, result: CellResult, learned: Learned, features: Features | None) -> CellResult:
+    """The result with a report, for which codes.npz is kept, with neighbour recall or validation MAP."""
+    if task.validation:
+        return dataclasses.replace(result, validation_map=_validate(learned))
     started = time.monotonic()
-    query, query_labels, query_ids = learned.encode("query")
+    query, wanted, query_ids = learned.encode("query")
     database, labels, ids = learned.encode("database")
-    encode_s = time.monotonic() - started
-    assert query_labels is not None
+    encode_s = round(time.monotonic() - started, 3)
+    result = dataclasses.replace(result, encode_s=encode_s, encoded_rows=len(query) + len(database))
+    if task.neighbours:
+        assert features is not None
+        recall = _neighbour_recall(task, learned, features, query, database)
+        return dataclasses.replace(result, neighbours=recall)
+    assert wanted is not None
     assert labels is not None
-    report = evaluate(query, query_labels, database, labels, k=task.k, database_ids=ids)
+    report = evaluate(query, wanted, database, labels, k=task.k, database_ids=ids)
     buffer = io.BytesIO()
     classes = only_class(labels)
     np.savez(buffer, query=query, database=database, query_ids=query_ids, database_ids=ids, classes=classes)
     storage.write_bytes(storage.join(task.folder, CODES), buffer.getvalue())
-    return dataclasses.replace(
-        result,
-        encode_s=round(encode_s, 3),
-        encoded_rows=len(query) + len(database),
-        report=report,
-        codes_sha256=hashlib.sha256(buffer.getvalue()).hexdigest(),
-    )
+    codes_sha256 = hashlib.sha256(buffer.getvalue()).hexdigest()
+    return dataclasses.replace(result, report=report, codes_sha256=codes_sha256)
 
 
-def _measure_neighbours(
-    task: CellTask, result: CellResult, learned: Learned, features: Features
-) -> CellResult:
-    """The result with neighbour recall of at most MAX_QUERIES queries, by both rankings."""
+def _validate(learned: Learned) -> float | None:
+    """Validation MAP; a network was measured when its training ended."""
+    if learned.training is not None:
+        return learned.validation_map
+    codes, labels, _ = learned.encode("held-out")
+    assert labels is not None
+    return validation_map(codes, labels)
+
+
+def _neighbour_recall(
+    task: CellTask, learned: Learned, features: Features, query: np.ndarray, database: np.ndarray
+) -> NeighbourReport:
+    """Neighbour recall of at most MAX_QUERIES queries, by both rankings."""
     some, truth = _true_neighbours(features)
-    started = time.monotonic()
-    query, database = learned.encode("query").values, learned.encode("database").values
-    encode_s = time.monotonic() - started
     rows = np.sort(np.random.default_rng(0).permutation(len(database))[:CORRELATED])
     sample = VectorSample(features.query.values[some], rows, features.database.values[rows])
-    report = neighbour_report(
-        query[some], database, truth, task.k, logits=learned.logits("query")[some], sample=sample
-    )
-    return dataclasses.replace(
-        result,
-        encode_s=round(encode_s, 3),
-        encoded_rows=len(query) + len(database),
-        neighbours=dataclasses.replace(report, recalls=()),
-    )
+    logits = learned.logits("query")[some]
+    report = neighbour_report(query[some], database, truth, task.k, logits=logits, sample=sample)
+    return dataclasses.replace(report, recalls=())
 
 
 def _measure_quantised(task: CellTask, result: CellResult, features: Features) -> CellResult:

@@ -80,7 +80,7 @@ METHODS: dict[str, DeepMethod] = {  # in the order of the paper's tables; the fi
     "dnnh": DeepMethod("DNNH", "dnnh:DNNHLoss", head="relu_slices", grid={"margin": [1.0, 2.0, 4.0]}),
     "cnnh": DeepMethod("CNNH", "cnnh:CNNHLoss", grid={}, labels_only=True),
     # Not the paper's: labels beside the pairs, with a threshold, which pays most where rows have several
-    # (docs/reproduce.md); DHN with HashNet's alpha, which is HashNet without weights and continuation.
+    # (docs/defaults.md); DHN with HashNet's alpha, which is HashNet without weights and continuation.
     "hashnet+c+l": DeepMethod(
         "HashNet+C+L", LABEL_TERM, "staged", "global", continuous=True, jaccard_power=2.0,
         threshold=3.0, labels_only=True, own=True,

@@ -150,8 +150,19 @@ def load_bundle(uri: str, verify: bool = True) -> tuple[HashModel, BundleInfo]:
         )
     with torch.random.fork_rng(devices=[]):  # building draws random weights; nobody else should notice
         model = build_model(**about["arguments"])
-    fit_weights(model, load(weights.to_pybytes()), uri)
+    fit_weights(model, _as_named_now(load(weights.to_pybytes()), info.modality), uri)
     return model.eval(), info
+
+
+def _as_named_now(state: dict[str, Any], modality: str) -> dict[str, Any]:
+    """The tensors of a bundle by today's names: a hidden layer was once the backbone of vectors."""
+    if modality != "features" or "backbone.layers.0.weight" not in state:
+        return state
+    prefixes = (("backbone.layers.", "head.hidden."), ("head.", "head.head."))
+    return {
+        next((new + name.removeprefix(old) for old, new in prefixes if name.startswith(old)), name): tensor
+        for name, tensor in state.items()
+    }
 
 
 def _info(about: Mapping[str, Any]) -> BundleInfo:

@@ -1,4 +1,6 @@
-"""HashModel: backbone → scaled features → noise, dropout → hash layer → logits → relaxed codes or signs.
+"""HashModel: backbone → scaled features → noise, dropout → head → logits → relaxed codes or signs.
+
+The head is the hash layer, which may have a hidden layer before it.
 
 >>> import torch
 >>> model = build_model("features", n_bits=16, n_features=8)
@@ -72,10 +74,31 @@ class ReluSliceHead(SliceHead):
 HEADS = {"linear": LinearHead, "slices": SliceHead, "relu_slices": ReluSliceHead}
 
 
-def make_head(name: str, n_features: int, n_bits: int) -> nn.Module:
-    """The head called ``name``: a key of HEADS."""
+class HiddenHead(nn.Module):
+    """A hidden layer of ``hidden`` units with a ReLU, and a head on it.
+
+    ``norm`` gives every row of the hidden layer's output mean 0 and deviation 1, without which the rate that
+    suits one set of rows makes another collapse (docs/defaults.md).
+    """
+
+    def __init__(self, name: str, n_features: int, n_bits: int, hidden: int, norm: bool) -> None:
+        super().__init__()
+        last = [nn.LayerNorm(hidden, elementwise_affine=False)] if norm else []
+        self.hidden = nn.Sequential(nn.Linear(n_features, hidden), nn.ReLU(), *last)
+        self.head = make_head(name, hidden, n_bits)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:  # (n, d) → (n, hidden) → (n, n_bits)
+        return self.head(self.hidden(features))
+
+
+def make_head(
+    name: str, n_features: int, n_bits: int, hidden: int | None = None, norm: bool = False
+) -> nn.Module:
+    """The head called ``name``, a key of HEADS; with ``hidden`` behind a hidden layer."""
     if name not in HEADS:
         raise ModelError(f"unknown head {name!r}; there are {', '.join(HEADS)}")
+    if hidden:
+        return HiddenHead(name, n_features, n_bits, hidden, norm)
     return HEADS[name](n_features, n_bits)
 
 
@@ -145,7 +168,7 @@ class RowNoise(RowRandomness):
 
 
 class HashModel(nn.Module):
-    """Logits (n, n_bits) of uint8 pictures (n, 3, h, w), of float rows (n, n_inputs), or of activations
+    """Logits (n, n_bits) of uint8 pictures (n, 3, h, w), of float rows (n, n_features), or of activations
     (n, …) below the last blocks of a backbone.
 
     The pixels' mean and standard deviation, and the training features' mean and scale (``feature_mean``,
@@ -165,7 +188,7 @@ class HashModel(nn.Module):
         spec: BackboneSpec,
         n_bits: int,
         *,
-        head: str = "linear",
+        head: nn.Module | None = None,
         dropout: float = 0.0,
         noise: float = 0.0,
         arguments: dict[str, Any] | None = None,
@@ -175,12 +198,9 @@ class HashModel(nn.Module):
         self.arguments = arguments or {}
         self.backbone = backbone
         self.noise, self.dropout = RowNoise(noise), RowDropout(dropout)
-        self.head = make_head(head, spec.n_features, n_bits)
-        # A row of the `features` backbone is scaled before the hidden layer, a picture's features after the
-        # backbone: in both cases where values of unknown scale come in.
-        width = spec.n_inputs if spec.modality == "features" else spec.n_features
-        self.register_buffer("feature_mean", torch.zeros(width or 0))
-        self.register_buffer("feature_std", torch.ones(width or 0))
+        self.head = LinearHead(spec.n_features, n_bits) if head is None else head
+        self.register_buffer("feature_mean", torch.zeros(spec.n_features))
+        self.register_buffer("feature_std", torch.ones(spec.n_features))
         if spec.preprocess is not None:  # in units of 0..255, what uint8 pictures come in
             self.register_buffer("pixel_mean", torch.tensor(spec.preprocess.mean).view(1, 3, 1, 1) * 255)
             self.register_buffer("pixel_std", torch.tensor(spec.preprocess.std).view(1, 3, 1, 1) * 255)
@@ -198,9 +218,8 @@ class HashModel(nn.Module):
         return self.backbone((x.to(self.pixel_mean.dtype) - self.pixel_mean) / self.pixel_std)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """The hash layer's input before dropout, float (n, spec.n_features)."""
-        features = self.noise((self.raw_features(x) - self.feature_mean) / self.feature_std)
-        return self.backbone(features) if self.spec.modality == "features" else features
+        """The head's input before dropout, float (n, spec.n_features)."""
+        return self.noise((self.raw_features(x) - self.feature_mean) / self.feature_std)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.dropout(self.features(x)))
@@ -235,9 +254,9 @@ def build_model(
 ) -> HashModel:
     """A HashModel with the backbone of that name (see ``hashnet.models.backbones``) in train mode.
 
-    ``n_features`` is the width of the input rows of the backbone ``features`` and unused otherwise, as are
-    ``hidden``, the units of a hidden layer, and ``hidden_norm``: whether its output is normalised.
-    The random parts follow torch's global seed.
+    ``n_features`` is the width of the input rows of the backbone ``features`` and unused otherwise.
+    ``hidden`` is the number of units of the head's hidden layer, ``hidden_norm`` whether its output is
+    normalised. The random parts follow torch's global seed.
     """
     check_n_bits(n_bits)
     arguments = {
@@ -248,8 +267,6 @@ def build_model(
     module, spec = make_backbone(
         backbone,
         n_inputs=n_features,
-        hidden=hidden,
-        hidden_norm=hidden_norm,
         weights=weights,
         download=download,
         resize=resize,
@@ -258,4 +275,5 @@ def build_model(
         min_area=min_area,
         average_flip=average_flip,
     )
-    return HashModel(module, spec, n_bits, head=head, dropout=dropout, noise=noise, arguments=arguments)
+    layers = make_head(head, spec.n_features, n_bits, hidden, hidden_norm)
+    return HashModel(module, spec, n_bits, head=layers, dropout=dropout, noise=noise, arguments=arguments)

@@ -22,7 +22,6 @@ from torch import nn
 from hashnet.errors import DeviceMemoryError
 from hashnet.models.hash_model import HashModel
 
-OUTPUTS = ("logits", "features")
 Read = Callable[[int, int], torch.Tensor]  # rows [start, stop) as the model takes them
 
 
@@ -207,10 +206,13 @@ class _Slot:
     pinned: torch.Tensor | None = None
     on_device: torch.Tensor | None = None
 
-    def fit(self, batch: torch.Tensor, device: torch.device) -> None:
-        if self.pinned is None or self.pinned.shape != batch.shape or self.pinned.dtype != batch.dtype:
-            self.pinned = torch.empty(batch.shape, dtype=batch.dtype, pin_memory=True)
-            self.on_device = torch.empty(batch.shape, dtype=batch.dtype, device=device)
+    def fit(self, batch: torch.Tensor, device: torch.device) -> bool:
+        """Whether the memory is new: none was there, or a batch of another shape or dtype was."""
+        if self.pinned is not None and (self.pinned.shape, self.pinned.dtype) == (batch.shape, batch.dtype):
+            return False
+        self.pinned = torch.empty(batch.shape, dtype=batch.dtype, pin_memory=True)
+        self.on_device = torch.empty(batch.shape, dtype=batch.dtype, device=device)
+        return True
 
 
 class CudaFeed:
@@ -229,14 +231,19 @@ class CudaFeed:
         mine = self._of_thread
         if not hasattr(mine, "slots"):
             mine.stream = torch.cuda.Stream(self.device)
-            mine.slots = cycle([_Slot(torch.cuda.Event(), torch.cuda.Event()) for _ in range(self.in_flight)])
-        slot = next(mine.slots)
-        slot.fit(batch, self.device)
+            # Who waits for `done` sleeps: waiting busily would take a core from the threads that decode.
+            mine.slots = cycle(
+                [_Slot(torch.cuda.Event(), torch.cuda.Event(blocking=True)) for _ in range(self.in_flight)]
+            )
+        slot, compute = next(mine.slots), torch.cuda.current_stream(self.device)
+        if slot.fit(batch, self.device):
+            # The allocator gives out again, at once, what earlier batches no longer name but their kernels,
+            # which wait on the stream that computes, will still read: the copy must not overtake those.
+            mine.stream.wait_stream(compute)
         slot.pinned.copy_(batch)
         with torch.cuda.stream(mine.stream):
             slot.on_device.copy_(slot.pinned, non_blocking=True)
             slot.copied.record(mine.stream)
-        compute = torch.cuda.current_stream(self.device)
         compute.wait_event(slot.copied)
         outputs = call(slot.on_device).float()
         result = torch.empty(outputs.shape, pin_memory=True).copy_(outputs, non_blocking=True)

@@ -7,7 +7,7 @@ from hashnet.io import lazy_names
 if TYPE_CHECKING:
     from hashnet.training.batches import from_first
     from hashnet.training.checkpoints import EpochRecord, StageRecord, StepRecord, read_history
-    from hashnet.training.diagnostics import logits_of
+    from hashnet.training.diagnostics import StepProgress, logits_of
     from hashnet.training.estimator import HashNet
     from hashnet.training.frozen_backbone import features_of_run, standardise
     from hashnet.training.inputs import ArraySource, held_out, open_rows

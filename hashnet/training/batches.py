@@ -183,7 +183,8 @@ def unsynchronised(wrapped: nn.Module) -> AbstractContextManager[Any]:
     return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else nullcontext()
 
 
-CHUNK_BYTES = 1 << 30  # that one pass keeps for its backward pass; its peak is about twice that
+CHUNK_BYTES = 1 << 30  # on a CPU, that one pass keeps for its backward pass; its peak is about twice that
+GPU_SHARE = 3  # on a GPU: a third of what is free
 
 
 def chunk_rows(model: HashModel, inputs: torch.Tensor, settings: FitSettings) -> int:
@@ -203,7 +204,14 @@ def chunk_rows(model: HashModel, inputs: torch.Tensor, settings: FitSettings) ->
         return settings.chunk
     if inputs.ndim == 2:  # vectors are light
         return len(inputs)
-    return int(max(1, min(len(inputs), CHUNK_BYTES // max(1, saved_bytes(model, inputs[:2]) // 2))))
+    return int(
+        max(1, min(len(inputs), chunk_bytes(inputs.device) // max(1, saved_bytes(model, inputs[:2]) // 2)))
+    )
+
+
+def chunk_bytes(device: torch.device) -> int:
+    """What one pass may keep for its backward pass."""
+    return torch.cuda.mem_get_info(device)[0] // GPU_SHARE if device.type == "cuda" else CHUNK_BYTES
 
 
 def saved_bytes(model: nn.Module, inputs: torch.Tensor) -> int:

@@ -31,7 +31,7 @@ import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from hashnet.errors import HashnetError
+from hashnet.errors import FormatError, HashnetError
 from hashnet.io import read_checked, read_sealed, sealed, storage, write_sealed
 from hashnet.models import ModelArtefact
 
@@ -244,8 +244,14 @@ class Checkpoints:
         for name, module in modules.items():
             prefix = f"{name}."
             weights = {k.removeprefix(prefix): v for k, v in found.tensors.items() if k.startswith(prefix)}
-            if weights:  # an older version kept no average
-                module.load_state_dict(weights)
+            try:
+                if weights:  # an older version kept no average
+                    module.load_state_dict(weights)
+            except RuntimeError as error:
+                raise FormatError(
+                    f"the checkpoints in {self.uri} are of a model with other layers, as an older version "
+                    "made them; finish that training with that version, or use another run folder"
+                ) from error
         _unflatten(optimiser, found.tensors, found.numbers)
         best = {k.removeprefix("best."): v for k, v in found.tensors.items() if k.startswith("best.")}
         return found.state, found.history, best or None

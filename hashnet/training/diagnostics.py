@@ -15,6 +15,7 @@ from hashnet.encoding import BackboneFeatures
 from hashnet.io import Progress
 from hashnet.losses import LabelSimilarity, Loss, make_loss
 from hashnet.models import BatchedInference, HashModel, relax
+from hashnet.training.checkpoints import StepRecord
 from hashnet.training.inputs import ImageSource, InputSource, open_rows, picture_reader
 from hashnet.training.train_config import TrainConfig
 
@@ -26,6 +27,44 @@ NEAR = 0.97  # a loss above this share of guessing's means that relaxed codes ar
 FAR_ABOVE = 1.1
 MIN_ROWS = 50  # on fewer rows, equal bits prove nothing
 MANY_DEAD = 0.25  # share of dead bits that counts as a failure
+
+
+class StepProgress:
+    """Shows the steps of a training with rate and time left, from the first step on.
+
+    ``at_most``: stages may end before their last step.
+    """
+
+    def __init__(self, at_most: bool = False) -> None:
+        self.at_most = at_most
+        self._shown: Progress | None = None
+
+    def step(self, row: StepRecord) -> int:
+        """Shows this row of the history; returns how many steps it adds."""
+        if self._shown is None:
+            self._shown = Progress(row.total_steps, "steps", "train", done=row.step, at_most=self.at_most)
+        self._shown.total = row.total_steps
+        new = max(row.step + 1 - self._shown.done, 0)  # steps since the last row
+        self._shown.update(
+            new,
+            epoch=row.epoch,
+            beta=f"{row.beta:g}",
+            lr=f"{row.lr:.2g}",
+            J=f"{row.J:.4f}",
+            L=f"{row.L:.4f}",
+            rows_per_s=f"{row.rows_per_s:.0f}",
+        )
+        return new
+
+    def close(self) -> None:
+        if self._shown is not None:
+            self._shown.close()
+
+    def __enter__(self) -> StepProgress:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 @dataclass(frozen=True)

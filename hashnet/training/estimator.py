@@ -21,6 +21,8 @@ from hashnet.io import counted
 from hashnet.losses import AUTO
 from hashnet.models import save_bundle
 from hashnet.run import Run
+from hashnet.training.diagnostics import StepProgress
+from hashnet.training.loop import Callbacks
 from hashnet.training.preparation import prepare
 from hashnet.training.train_config import TrainConfig
 from hashnet.training.trainer import TrainingSummary, train_run
@@ -76,9 +78,11 @@ class HashNet:
                 raise DataError(f"there is {counted(len(rows), 'row')} to learn from; give at least two")
             defaults = PRETRAINED if rows.modality == "image" and "backbone" not in self.settings else {}
             prepared = prepare(self._config(run, manifest=manifest, **defaults))
-            summary = train_run(prepared.config) if prepared.finished is None else None
-            if summary is None:
+            if prepared.finished is not None:
                 raise HashnetError(f"{run} holds a finished training; use another folder, or load its model")
+            with StepProgress(at_most=prepared.config.patience > 0) as progress:
+                summary = train_run(prepared.config, callbacks=Callbacks(step=progress.step))
+            assert summary is not None  # there is one worker, the first
             self._bundle = Run(run).model.open()
         self.summary_ = summary
         self.encoder_ = Encoder(*self._bundle)

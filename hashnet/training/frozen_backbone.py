@@ -1,4 +1,4 @@
-"""What is computed with the backbone frozen: the scale of the features, training of the hash layer alone, and
+"""What is computed with the backbone frozen: the scale of the features, training of the head alone, and
 what lies below the blocks that learn.
 
 For the latter a frozen backbone sees each picture once, not once per epoch: a model of the backbone
@@ -13,6 +13,7 @@ their weights with the picture model, learns on these activations.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 
@@ -31,7 +32,7 @@ from hashnet.training.checkpoints import StageRecord
 from hashnet.training.inputs import ArraySource, ImageSource, InputSource, ViewSource, picture_reader
 from hashnet.training.loop import fit
 from hashnet.training.schedule import plain
-from hashnet.training.train_config import KINDS, TrainConfig
+from hashnet.training.train_config import TrainConfig
 
 logger = logging.getLogger(__name__)
 ACTIVATION_BYTES = 4 << 30  # of all views: they are in memory while the last blocks learn
@@ -154,11 +155,11 @@ def last_blocks(model: HashModel, parts: DividedBackbone) -> HashModel:
         parts.upper,
         spec,
         model.n_bits,
+        head=model.head,
         dropout=arguments["dropout"],
         noise=arguments["noise"],
         arguments=arguments,
     )
-    learner.head = model.head
     for name in ("feature_mean", "feature_std"):
         learner.register_buffer(name, getattr(model, name))
     return learner
@@ -210,26 +211,34 @@ def activations(
     return ViewSource(views, parts.shape, usable)
 
 
+def head_settings(config: TrainConfig) -> TrainConfig:
+    """The configuration that the head learns with before its backbone does: that of a frozen backbone, whose
+    rate is searched. Warm-up and averaged weights are for blocks that learn."""
+    return dataclasses.replace(config, lr=None, warmup=0.0, averaging=0.0)
+
+
 def train_head_first(
     model: HashModel,
+    probe: HashModel,
+    lr: float,
     features: ArraySource,
     loss: Loss,
     config: TrainConfig,
     sampler: Sampler | None,
     device: str | torch.device,
 ) -> StageRecord:
-    """Trains the head on the frozen backbone's features at beta = 1; returns the record of that stage.
+    """Trains ``probe`` on the frozen backbone's features at beta = 1, and gives the model its head; returns
+    the record of that stage.
 
     Its J and L are None where no step was logged, as on every worker but the first.
     """
-    probe = probe_of(model)
     if config.scaling and world()[0] == 0:
         standardise(probe, features, seed=config.seed)
     n_rows = sampler.steps_per_epoch * config.batch_size if sampler else len(features)  # per epoch
     epochs = max(int(config.head_epochs or 0), -(-MIN_HEAD_STEPS * config.batch_size // max(n_rows, 1)))
     settings = dataclasses.replace(
         config.fit_settings(),
-        lr=KINDS["features"].lr * config.lr_scale,
+        lr=lr,
         train_batchnorm=False,
         checkpoint_every=0,
     )
@@ -239,19 +248,20 @@ def train_head_first(
 
 
 def probe_of(model: HashModel) -> HashModel:
-    """A model of vectors with the head, dropout and code length of a picture model."""
-    arguments = model.arguments
+    """A model of vectors with the kind of head, dropout and code length of a picture model."""
+    same = ("hidden", "hidden_norm", "dropout", "noise", "head")
     return build_model(
         "features",
         model.n_bits,
         n_features=model.spec.n_features,
-        dropout=arguments["dropout"],
-        noise=arguments["noise"],
-        head=arguments["head"],
+        **{name: model.arguments[name] for name in same},
     )
 
 
 def adopt_head(model: HashModel, probe: HashModel) -> None:
-    """Gives the picture model the head and the scaling of the probe."""
-    model.head.load_state_dict(probe.head.state_dict())
+    """Gives the picture model the head of the probe, which may have got a hidden layer, its noise and its
+    scaling."""
+    model.head = copy.deepcopy(probe.head).to(model.feature_mean.device)
+    model.noise.level = probe.noise.level
+    model.arguments |= {name: probe.arguments[name] for name in ("hidden", "hidden_norm", "noise")}
     model.set_scaling(probe.feature_mean, probe.feature_std)

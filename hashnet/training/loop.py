@@ -80,7 +80,7 @@ class Callbacks:
     that it began with are among them.
     """
 
-    step: Callable[[StepRecord], None] | None = None
+    step: Callable[[StepRecord], object] | None = None
     epoch: Callable[[EpochRecord], None] | None = None
     stage: Callable[[StageRecord], None] | None = None
     score: Callable[[], float] | None = None
@@ -435,13 +435,13 @@ def make_optimiser(
 ) -> torch.optim.SGD:
     """SGD over groups: the backbone's parameters, and the head's at ``head_lr_scale`` times the rate.
 
-    A hidden layer on vectors learns as fast as the head: both begin at random. Weights of the loss itself, a
-    classifier that must follow the head, learn faster. A frozen backbone has no group.
+    Weights of the loss itself, a classifier that must follow the head, learn faster. A frozen backbone has no
+    group.
     """
     of_loss = list(loss_module.parameters()) if loss_module is not None else []
     backbone = [p for p in model.backbone.parameters() if p.requires_grad]
     groups = [
-        {"params": backbone, "scale": settings.head_lr_scale if model.modality == "features" else 1.0},
+        {"params": backbone, "scale": 1.0},
         {"params": list(model.head.parameters()), "scale": settings.head_lr_scale},
         {"params": of_loss, "scale": LOSS_LR_SCALE * settings.head_lr_scale},
     ]

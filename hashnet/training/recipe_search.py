@@ -4,7 +4,7 @@ Part of the training rows is held out; every candidate trains a head on others, 
 rows are scored by MAP. The first candidate, the default noise and rate, stays unless another is better by
 more than the standard error of their difference over the held-out rows: with two, little noise lost on 500
 rows of digits although it was four points better. Shorter trials prefer too little noise, and so does
-precision within Hamming radius 2: see docs/reproduce.md.
+precision within Hamming radius 2: see docs/defaults.md.
 
 A hidden layer, which learns best at three times the default rate, is tried last. It is taken where MAP and
 that precision together are better, and MAP alone is not lower by more than the standard error. It keeps
@@ -23,15 +23,15 @@ import numpy as np
 import torch
 
 from hashnet.errors import Diverged
-from hashnet.io import storage
+from hashnet.io import Progress, storage
 from hashnet.losses import LabelSimilarity, make_loss
 from hashnet.models import HashModel, build_model
 from hashnet.run import Run
-from hashnet.training.batches import from_first
+from hashnet.training.batches import from_first, world
 from hashnet.training.diagnostics import HeldOutScore, held_out_score
 from hashnet.training.frozen_backbone import standardise
 from hashnet.training.inputs import ArraySource, held_out
-from hashnet.training.loop import fit
+from hashnet.training.loop import Callbacks, fit
 from hashnet.training.schedule import plain
 from hashnet.training.train_config import KINDS, TrainConfig
 
@@ -70,7 +70,7 @@ class Recipe:
 def find_recipe(
     config: TrainConfig,
     model: HashModel,
-    source: ArraySource,
+    source: ArraySource | None,
     labels: np.ndarray | None,
     device: str | torch.device = "cpu",
 ) -> Recipe:
@@ -88,17 +88,19 @@ def find_recipe(
         return Recipe(float(found["lr"]), float(found["noise"]), found.get("hidden", 0))
     rates = [first.lr / FACTOR, first.lr * FACTOR] if config.lr is None else []
     levels = [first.noise / FACTOR] if config.noise is None and first.noise else []
-    deeper = config.hidden is None and config.backbone == "features"
-    if labels is None or config.pairs is not None or len(source) < MIN_ROWS:
+    deeper = config.hidden is None
+    if source is None or labels is None or config.pairs is not None or len(source) < MIN_ROWS:
         return first
     if not (rates or levels or deeper):
         return first
     logger.info("trying settings of noise, learning rate and a hidden layer on held-out rows")
     trials = _Trials(config, model, source, labels, device)
-    best = trials.best([first] + [dataclasses.replace(first, noise=level) for level in levels])
-    best = trials.best([best] + [dataclasses.replace(best, lr=lr) for lr in rates])
-    if deeper:
-        best = trials.deeper(best, Recipe(config.lr or default * FACTOR, best.noise, HIDDEN))
+    n_steps = STEPS * (1 + len(levels) + len(rates) + deeper) + 2 * deeper * trials.longer
+    with Progress(n_steps, "steps", "trying settings", at_most=True) as trials.progress:
+        best = trials.best([first] + [dataclasses.replace(first, noise=level) for level in levels])
+        best = trials.best([best] + [dataclasses.replace(best, lr=lr) for lr in rates])
+        if deeper:
+            best = trials.deeper(best, Recipe(config.lr or default * FACTOR, best.noise, HIDDEN))
     logger.info("chosen: %s", best)
     values = {"kind": "recipe", "format_version": 1, **dataclasses.asdict(best)}
     storage.write_json(kept, values)
@@ -107,6 +109,8 @@ def find_recipe(
 
 class _Trials:
     """Short trainings on the same rows, scored on the same held-out rows; each recipe is tried once."""
+
+    progress: Progress | None = None
 
     def __init__(
         self,
@@ -127,7 +131,7 @@ class _Trials:
         self.labels = labels[self.held]
         self.loss = make_loss(config, LabelSimilarity(labels[self.rows], device))
         per_epoch = -(-len(source) // config.batch_size)
-        self.planned = int(config.first_epochs or 0) * per_epoch
+        self.longer = max(STEPS, min(LONGER, int(config.first_epochs or 0) * per_epoch))  # second trials
         self.scores: dict[tuple[Recipe, int], HeldOutScore | None] = {}  # None: diverged
 
     def best(self, recipes: list[Recipe]) -> Recipe:
@@ -142,8 +146,7 @@ class _Trials:
 
     def deeper(self, linear: Recipe, hidden: Recipe) -> Recipe:
         """``hidden``, which has a hidden layer, unless ``linear`` is better."""
-        longer = max(STEPS, min(LONGER, self.planned))
-        if any(from_first(float(self.suits(hidden, linear, n))) > 0.5 for n in sorted({STEPS, longer})):
+        if any(from_first(float(self.suits(hidden, linear, n))) > 0.5 for n in sorted({STEPS, self.longer})):
             return hidden
         return linear
 
@@ -183,8 +186,13 @@ class _Trials:
         if self.config.scaling:
             standardise(model, self.train, seed=self.config.seed)
         epochs = max(1, steps * settings.batch_size // len(self.rows))
+        follow = Callbacks(epoch=lambda record: self._count(steps // epochs))
         try:
-            fit(model, self.train, copy.deepcopy(self.loss), plain(epochs), settings)
+            fit(model, self.train, copy.deepcopy(self.loss), plain(epochs), settings, callbacks=follow)
         except Diverged:
             return None
         return held_out_score(model, self.test, self.labels, self.device)
+
+    def _count(self, steps: int) -> None:
+        if self.progress is not None and world()[0] == 0:
+            self.progress.update(steps)

@@ -63,7 +63,8 @@ KINDS: dict[str, KindDefaults] = {
         0.003, 0.0, first_epochs=30, stage_epochs=2, min_steps=(600, 40), lr_grid=(0.001, 0.003, 0.01)
     ),
     "pretrained": KindDefaults(
-        0.003, 0.5, first_epochs=8, stage_epochs=1, min_steps=(60, 8), head_epochs=60,
+        0.003, 0.0, first_epochs=12, stage_epochs=1, min_steps=(90, 8), head_epochs=120, min_area=0.35,
+        warmup=0.1, averaging=0.95,
         lr_grid=(1e-4, 3e-4, 1e-3, 3e-3),  # the paper's largest is 1e-3
     ),
     "scratch": KindDefaults(
@@ -129,13 +130,11 @@ class TrainConfig:
     download: bool = key(False, "allow pretrained weights to be downloaded")
     hidden: int | None = key(
         None,
-        "vectors: units of a hidden layer before the hash layer; 0: no such layer; none: 512 where that is "
-        "better on held-out rows, else 0",
+        "units of a hidden layer before the hash layer; 0: no such layer; none: for vectors and frozen "
+        "backbones 512 where that is better on held-out rows, else 0",
         low=0,
     )
-    dropout: float | None = key(
-        None, "of the hash layer's input; none: by kind of backbone", low=0, high=0.99
-    )
+    dropout: float | None = key(None, "of the head's input; none: by kind of backbone", low=0, high=0.99)
     noise: float | None = key(
         None,
         "deviation of noise on vectors, whose typical deviation is 3; none: 1.2, or 0.4 where that is better "
@@ -293,7 +292,7 @@ class TrainConfig:
     chunk: int | None = key(
         None,
         "pictures per worker that pass through the network at once; the gradient is that of the whole batch; "
-        "none: what a gigabyte of activations has room for",
+        "none: what a gigabyte of activations, or a third of a GPU's free memory, has room for",
         low=1,
     )
     cache: str | None = key(
@@ -393,7 +392,8 @@ class TrainConfig:
         """The same configuration with every key set that depends on the backbone, the method or the rows.
 
         ``n_rows`` is the number of rows per epoch, held-out ones included. Noise and learning rate of a head
-        on vectors stay unset: see ``hashnet.training.recipe_search``.
+        on vectors, or on a frozen backbone before it learns, stay unset: see
+        ``hashnet.training.recipe_search``.
         """
         kind = KINDS[self.kind_for(modality)]
         per_epoch = max(1, -(-n_rows // self.batch_size))  # steps; `check_data` refuses a set without rows
@@ -401,7 +401,7 @@ class TrainConfig:
             "backbone": self.backbone_for(modality),
             "lr": None if kind is KINDS["features"] else kind.lr * self.lr_scale,
             "dropout": kind.dropout,
-            "noise": None if kind is KINDS["features"] else kind.noise,
+            "noise": None if kind in (KINDS["features"], KINDS["pretrained"]) else kind.noise,
             "min_area": kind.min_area,
             "warmup": kind.warmup,
             "averaging": kind.averaging,

@@ -48,6 +48,7 @@ from hashnet.training.frozen_backbone import (
     adopt_head,
     backbone_features,
     features_of_run,
+    head_settings,
     last_blocks,
     probe_of,
     standardise,
@@ -126,14 +127,22 @@ def train_run(
     rank, n_workers = world()
     begun = from_first(float(rank == 0 and checkpoints.newest() is not None)) > 0.5
     itq = config.start == "itq"
-    if config.head_epochs and model.modality == "image" and not head_only and not begun:
-        centres = open_rows(manifest, "train", model, config, positions=_kept(config, kept))
-        frozen = backbone_features(features, centres.source, device)
-        first = train_head_first(model, frozen, loss, config, sampler, device)
-        if first.J is not None:
-            logger.info("hash layer alone: J %.4f, L %.4f", first.J, first.L)
+    labels = None if begun else rows.labels  # a run that goes on has found its recipe
+    if config.head_epochs and model.modality == "image" and not head_only:
+        frozen = None
+        if not begun:
+            centres = open_rows(manifest, "train", model, config, positions=_kept(config, kept))
+            frozen = backbone_features(features, centres.source, device)
+        alone = head_settings(config)
+        recipe = find_recipe(alone, probe_of(model), frozen, labels, device)
+        probe = recipe.model(probe_of(model), config.seed)
+        if frozen is None:
+            adopt_head(model, probe)  # its layers: their weights are in the checkpoint
+        else:
+            first = train_head_first(model, probe, recipe.lr, frozen, loss, alone, sampler, device)
+            if first.J is not None:
+                logger.info("head alone: J %.4f, L %.4f", first.J, first.L)
     elif isinstance(source, ArraySource):
-        labels = None if begun else rows.labels  # a run that goes on has found its recipe
         recipe = find_recipe(config, learner, source, labels, device)
         config = dataclasses.replace(config, lr=recipe.lr, hidden=recipe.hidden)
         learner = recipe.model(learner, config.seed)

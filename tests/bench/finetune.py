@@ -4,10 +4,10 @@
 
 DATA is a folder with train.txt, query.txt, database.txt and the pictures that they list (see `hashnet dataset
 listfile`). For each number of training pictures, a nested draw, HashNet+C learns at 48 bits by the defaults
-for EfficientNet-Lite0: the hash layer alone on frozen features, and the last blocks with it. Both have the
-same first weights, queries and database; the difference of MAP@1000 comes with the 95 % interval of a paired
-bootstrap over queries. One JSON row per number of pictures. KEY=VALUE changes a key of jobs/train.py for the
-fine-tuned model.
+for EfficientNet-Lite0: the head alone on frozen features, with its settings searched as jobs/train.py does,
+and the last blocks with the head. Both have the same queries and database; the difference of MAP@1000 comes
+with the 95 % interval of a paired bootstrap over queries. One JSON row per number of pictures. KEY=VALUE
+changes a key of jobs/train.py for the fine-tuned model.
 
 What lies below the last blocks is computed once, for the centre crop of every picture and for a few augmented
 views of the training pictures. Everything is kept in FOLDER: the same command goes on where an earlier one
@@ -37,10 +37,18 @@ from hashnet.io import config as configs
 from hashnet.losses import LabelSimilarity, make_loss
 from hashnet.metrics import evaluate, paired_difference
 from hashnet.models import BackboneSpec, HashModel, build_model, divide
-from hashnet.training import ArraySource, Callbacks, TrainConfig, fit, open_rows
+from hashnet.training import KINDS, ArraySource, Callbacks, TrainConfig, fit, open_rows
 from hashnet.training.checkpoints import Checkpoints
-from hashnet.training.frozen_backbone import adopt_head, last_blocks, probe_of, standardise, train_head_first
+from hashnet.training.frozen_backbone import (
+    adopt_head,
+    head_settings,
+    last_blocks,
+    probe_of,
+    standardise,
+    train_head_first,
+)
 from hashnet.training.inputs import ViewSource, picture_reader
+from hashnet.training.recipe_search import find_recipe
 
 BITS, K, CHUNK = 48, 1000, 250  # CHUNK: pictures whose activations are kept at a time
 
@@ -75,8 +83,9 @@ class Study:
     def _model(self, frozen: bool = False) -> HashModel:
         torch.manual_seed(0)
         config = self._config(1, frozen)
-        chosen = {name: getattr(config, name) for name in ("dropout", "noise", "min_area")}
-        return build_model("lite0", BITS, weights="pretrained", **chosen)
+        noise = KINDS["features"].noise if config.noise is None else config.noise
+        chosen = {name: getattr(config, name) for name in ("dropout", "min_area")}
+        return build_model("lite0", BITS, weights="pretrained", noise=noise, **chosen)
 
     def _check_time(self) -> None:
         if time.monotonic() > self.until:
@@ -136,12 +145,17 @@ class Study:
         checkpoints = Checkpoints(str(self.folder / name))
         callbacks = Callbacks(epoch=lambda record: None if frozen else self._check_time())
         centres = ArraySource(self.features(model, "train")[chosen])
+        # Both arms begin with the head that a search on held-out rows of the frozen features finds.
+        alone = dataclasses.replace(head_settings(config), run=str(self.folder / name))
+        recipe = find_recipe(alone, probe_of(model), centres, labels)
+        probe = recipe.model(probe_of(model), config.seed)
         if frozen:
-            learner, source = probe_of(model), centres
+            learner, source = probe, centres
+            config = dataclasses.replace(config, lr=recipe.lr)
             standardise(learner, centres)
         else:
             if not checkpoints.steps():
-                train_head_first(model, centres, loss, config, None, "cpu")
+                train_head_first(model, probe, recipe.lr, centres, loss, alone, None, "cpu")
             parts = divide(model.backbone, self.last, model.spec.preprocess.crop)
             views = np.stack([self.activations("train", view)[0][chosen] for view in range(config.views)])
             source = ViewSource(views, parts.shape, np.ones(n, dtype=bool))
@@ -190,7 +204,7 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="stop after this long, to go on later"
     )
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(2)
     try:

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -19,6 +20,14 @@ SMALL = {  # settings that make a method quick on the toy set; the rest stay at 
     "dnnh": {"epochs": 8, "batch_size": 32},
     "dhn": {"epochs": 8, "batch_size": 32},
 }
+
+
+@contextmanager
+def baseline_warnings(action="always"):
+    """Those issued inside the block, or none of them."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter(action, BaselineWarning)
+        yield caught
 
 
 def make(name, n_bits=N_BITS, **settings):
@@ -41,8 +50,7 @@ def fitted():
 
     def get(name):
         if name not in done:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", BaselineWarning)
+            with baseline_warnings("ignore"):
                 done[name] = make(name).fit(X, y)
         return done[name]
 
@@ -169,12 +177,10 @@ class TestBadInput:
         X, y = toy_set(n=120)
         multi_hot = np.eye(4, dtype=np.uint8)[y]
         multi_hot[:7] = 0
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", BaselineWarning)
+        with baseline_warnings() as caught:
             fitted = make(name).fit(X, multi_hot)
         assert sum("7 of 120 rows have no label" in str(w.message) for w in caught) == 1
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BaselineWarning)
+        with baseline_warnings("ignore"):
             assert np.array_equal(fitted.encode(X), make(name).fit(X[7:], multi_hot[7:]).encode(X))
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -198,14 +204,12 @@ class TestBadInput:
     def test_constant_columns_are_left_out_with_one_warning(self, name):
         X, y = toy_set(n=120)
         wider = np.insert(X, [0, 5], 7.0, axis=1)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", BaselineWarning)
+        with baseline_warnings() as caught:
             fitted = make(name).fit(wider, y)
         mine = [w for w in caught if "2 of 26 columns are constant" in str(w.message)]
         assert len(mine) == 1
         assert mine[0].filename == __file__
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BaselineWarning)
+        with baseline_warnings("ignore"):
             assert np.array_equal(fitted.encode(wider), make(name).fit(X, y).encode(X))
 
     def test_nothing_but_constant_columns_is_refused(self, name):
@@ -235,8 +239,7 @@ class TestBadInput:
 
     def test_more_bits_than_dimensions_or_classes_work_and_say_so(self, name):
         X, y = toy_set(n=120, d=6)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", BaselineWarning)
+        with baseline_warnings() as caught:
             codes = make(name, n_bits=32).fit(X, y).encode(X)
         assert codes.shape == (120, 4)
         assert len(np.unique(codes, axis=0)) > 4

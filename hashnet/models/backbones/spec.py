@@ -24,16 +24,11 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class BackboneSpec:
-    """Modality (``image``, ``features``, or ``activations`` for the last blocks), width of the output, and
-    preprocessing.
-
-    ``n_features`` is the number of values a row has when it reaches the hash layer, ``n_inputs`` the width of
-    the input rows of the backbone ``features``. ``preprocess`` is None except for ``image``.
-    """
+    """Modality (``image``, ``features``, or ``activations`` for the last blocks), ``n_features``, the number
+    of values a row has when it reaches the head, and preprocessing, which is None except for ``image``."""
 
     modality: str
     n_features: int
-    n_inputs: int | None = None
     preprocess: Preprocess | None = None
 
 
@@ -45,8 +40,6 @@ class BackboneRequest:
     weights: str = "random"
     download: bool = False
     n_inputs: int | None = None
-    hidden: int | None = None
-    hidden_norm: bool = False
 
 
 @dataclass(frozen=True)

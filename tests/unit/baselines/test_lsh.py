@@ -2,7 +2,6 @@ import tracemalloc
 
 import numpy as np
 
-from hashnet.baselines.base import Baseline
 from hashnet.baselines.lsh import LSH
 from hashnet.codes import hamming_distances, unpack_codes
 
@@ -38,10 +37,3 @@ def test_encoding_holds_no_second_copy_of_the_rows(monkeypatch):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < X.nbytes
-
-
-def test_a_seed_of_numpy_is_saved_and_loaded(tmp_path):
-    X = np.random.default_rng(4).normal(size=(50, 8))
-    method = LSH(16, seed=np.int64(1)).fit(X)
-    method.save(str(tmp_path))
-    assert np.array_equal(Baseline.load(str(tmp_path)).encode(X), method.encode(X))

@@ -23,19 +23,13 @@ from hashnet.errors import Diverged, LineageMismatch
 from hashnet.metrics.evaluation import evaluate, validation_map
 from hashnet.training.inputs import held_out
 from hashnet.training.train_config import TrainConfig
+from tests.support.source_files import clustered_vectors
 
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
     """A manifest of clustered features with four classes, and the same as arrays."""
-    folder = tmp_path_factory.mktemp("toy")
-    rng = np.random.default_rng(0)
-    y = np.arange(400) % 4
-    X = (rng.normal(size=(4, 12))[y] * 2 + rng.normal(size=(400, 12))).astype(np.float32)
-    np.savez(folder / "toy.npz", features=X, labels=y)
-    manifest = make_manifest(
-        "npy", str(folder / "toy"), path=str(folder / "toy.npz"), n_query=60, n_train=200
-    )
+    manifest = clustered_vectors(tmp_path_factory.mktemp("toy"), n_classes=4)
 
     def arrays(split):
         table = manifest.read(split)

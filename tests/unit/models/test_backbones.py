@@ -184,5 +184,3 @@ def test_weights_that_could_run_code_are_refused(tmp_path):
 def test_features_need_their_width():
     with pytest.raises(ModelError, match="needs n_features"):
         build_model("features", 16)
-    with pytest.raises(ModelError, match="takes pictures"):
-        build_model("small_cnn", 16, hidden=8)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from hashnet.errors import FormatError
-from hashnet.models.bundle import bundle_info, load_bundle, save_bundle
+from hashnet.io import fingerprint, storage
+from hashnet.models.bundle import (
+    IDENTITY,
+    WEIGHTS,
+    ModelArtefact,
+    bundle_info,
+    load_bundle,
+    save_bundle,
+)
 from hashnet.models.hash_model import build_model
 
 
@@ -35,6 +45,25 @@ def test_round_trip(saved):
     assert bundle_info(uri) == info
 
 
+def test_a_hidden_layer_that_was_the_backbone_of_vectors_still_loads(saved):
+    uri, model, _ = saved
+    older = {"head.hidden.": "backbone.layers.", "head.head.": "head."}
+    state = {
+        next((old + name.removeprefix(new) for new, old in older.items() if name.startswith(new)), name): v
+        for name, v in model.state_dict().items()
+    }
+    assert {"backbone.layers.0.weight", "head.fch.weight", "feature_mean"} <= set(state)
+    weights = save(state)
+    artefact = ModelArtefact(uri)
+    about = artefact.read()
+    about["weights_sha256"] = hashlib.sha256(weights).hexdigest()
+    sha256 = fingerprint({name: about[name] for name in IDENTITY})
+    storage.write_bytes(storage.join(uri, WEIGHTS), weights)
+    artefact.write_header({**about, "sha256": sha256}, sha256=sha256, lineage={})
+    x = torch.randn(4, 7)
+    assert torch.equal(load_bundle(uri)[0](x), model.eval()(x))
+
+
 def test_pictures_carry_their_preprocessing(tmp_path):
     model = build_model("small_cnn", 8, resize=20, crop=16, flip=True)
     save_bundle(str(tmp_path), model)
@@ -47,7 +76,7 @@ def test_sha256_is_of_what_decides_the_codes(saved, tmp_path):
     _, model, sha256 = saved
     assert save_bundle(str(tmp_path / "b"), model, summary={"other": 1}) == sha256
     with torch.no_grad():
-        model.head.fch.bias[0] += 1
+        model.head.head.fch.bias[0] += 1
     assert save_bundle(str(tmp_path / "c"), model) != sha256
 
 

@@ -89,10 +89,12 @@ class FakeCuda:
 
     def stream_named(self, name):
         return SimpleNamespace(
-            name=name, wait_event=lambda event: self.log.append((name, "waits for", event.n))
+            name=name,
+            wait_event=lambda event: self.log.append((name, "waits for", event.n)),
+            wait_stream=lambda other: self.log.append((name, "waits for all of", other.name)),
         )
 
-    def event(self):
+    def event(self, blocking=False):
         event = SimpleNamespace(n=None)
 
         def record(stream):
@@ -130,10 +132,20 @@ def test_copies_have_a_stream_and_two_buffers_of_their_own(fake):
         if i:
             assert feed.finish(tickets[i - 1]).flatten().tolist() == [3.0 * (i - 1)] * 4
     assert fake.pinned == 2  # buffers of the batch's shape: kept, not made for each batch
-    per_batch = [entry[:2] for entry in fake.log if entry[0] != "host"]
+    per_batch = [entry[:2] for entry in fake.log if entry[0] != "host" and "all of" not in entry[1]]
     assert per_batch == [("side", "records"), ("main", "waits for"), ("main", "records")] * 6
     waits = [entry[2] for entry in fake.log if entry[:2] == ("main", "waits for")]
     assert all(fake.log[n] == ("side", "records") for n in waits)
+
+
+def test_new_memory_is_written_after_the_kernels_that_may_still_read_it(fake):
+    """To the allocator, what queued kernels read is free: for their own stream, but not for the copies'."""
+    feed, before = CudaFeed(torch.device("cpu")), []
+    for rows in (4, 4, 4, 4, 2, 2, 4):
+        start = len(fake.log)
+        feed.finish(feed.start(torch.zeros(rows, 3), lambda batch: batch.sum(dim=1, keepdim=True)))
+        before.append(fake.log[start] == ("side", "waits for all of", "main"))
+    assert before == [True, True, False, False, True, True, True]
 
 
 def test_each_thread_has_its_own_buffers(fake):

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hashnet.training.batches import PairSampler, RowSampler, batch_slice
+from hashnet.training.batches import PairSampler, RowSampler, batch_slice, chunk_bytes
 
 
 @given(st.integers(1, 200), st.integers(1, 64), st.integers(0, 5))
@@ -121,3 +121,9 @@ def test_gradients_do_not_depend_on_the_number_of_workers(trained, case):
         for name, expected in alone.items():
             scale = expected.abs().max()
             assert (together[name] - expected).abs().max() <= 1e-10 * scale, (size, name)
+
+
+def test_a_pass_on_a_gpu_may_keep_a_third_of_its_free_memory(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (24 << 30, 80 << 30))
+    assert chunk_bytes(torch.device("cuda", 0)) == 8 << 30
+    assert chunk_bytes(torch.device("cpu")) == 1 << 30

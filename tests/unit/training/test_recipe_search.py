@@ -34,7 +34,8 @@ def problem(tmp_path, monkeypatch):
     x = (rng.normal(size=(4, 12))[y] * 2 + rng.normal(size=(300, 12))).astype(np.float32)
     torch.manual_seed(0)
     model = build_model("features", 16, n_features=12)
-    return TrainConfig(run=str(tmp_path), n_bits=16), model, ArraySource(x), np.eye(4, dtype=bool)[y]
+    config = TrainConfig(run=str(tmp_path), n_bits=16, hidden=0)
+    return config, model, ArraySource(x), np.eye(4, dtype=bool)[y]
 
 
 def trained_with(monkeypatch, scores):
@@ -86,22 +87,22 @@ def scored(value: float, ap: list[float]) -> HeldOutScore:
 )
 def test_a_hidden_layer_has_to_be_better_in_both_ways(problem, monkeypatch, value, ap, taken):
     config, *rest = problem
-    config = dataclasses.replace(config, backbone="features", lr=LR, noise=0.0)
+    config = dataclasses.replace(config, backbone="features", lr=LR, noise=0.0, hidden=None)
     deeper = None if value is None else scored(value, ap)
     trained_with(monkeypatch, {FIRST: scored(0.6, [0.5, 0.4]), Recipe(LR, 0.0, 512): deeper})
     found = search.find_recipe(config, *rest)
+    of_pictures = dataclasses.replace(config, backbone="lite0", run=f"{config.run}/other")
+    assert search.find_recipe(of_pictures, *rest) == found
     assert found == Recipe(LR, 0.0, 512 if taken else 0)
     trained_with(monkeypatch, {})
     assert search.find_recipe(config, *rest) == found
-    of_pictures = dataclasses.replace(config, backbone="lite0", run=f"{config.run}/other")
-    assert search.find_recipe(of_pictures, *rest) == FIRST
     without = dataclasses.replace(config, hidden=0, run=f"{config.run}/another")
     assert search.find_recipe(without, *rest) == FIRST
 
 
 def test_a_hidden_layer_has_a_rate_of_its_own(problem, monkeypatch):
     config, *rest = problem
-    config = dataclasses.replace(config, backbone="features", noise=0.0)
+    config = dataclasses.replace(config, backbone="features", noise=0.0, hidden=None)
     fair, good = scored(0.6, [0.5, 0.4]), scored(0.9, [0.8, 0.7])
     scores = {
         FIRST: fair, Recipe(LR / 3, 0.0): good, Recipe(LR * 3, 0.0): None,
@@ -121,7 +122,7 @@ def test_a_hidden_layer_has_a_rate_of_its_own(problem, monkeypatch):
 def test_a_hidden_layer_that_loses_has_a_second_longer_trial(problem, monkeypatch, epochs, taken):
     config, *rest = problem
     config = dataclasses.replace(
-        config, backbone="features", lr=LR, noise=0.0, first_epochs=epochs, batch_size=150
+        config, backbone="features", lr=LR, noise=0.0, hidden=None, first_epochs=epochs, batch_size=150
     )
     tried = {
         (FIRST, 40): scored(0.6, [0.5, 0.4]), (Recipe(LR, 0.0, 512), 40): scored(0.5, [0.4, 0.3]),
@@ -136,12 +137,12 @@ def test_a_recipe_makes_a_model_like_the_given_one(problem):
     same, other = Recipe(LR, 0.3).model(model, 0), Recipe(LR, 0.3, 7).model(model, 0)
     assert torch.equal(same.head.fch.weight, model.head.fch.weight)
     assert same.head.fch.weight is not model.head.fch.weight
-    assert other.backbone.layers[0].weight.shape == (7, 12)
+    assert other.head.hidden[0].weight.shape == (7, 12)
     assert other.arguments["hidden"] == 7
     assert other.arguments["hidden_norm"]
     assert other.noise.level == other.arguments["noise"] == 0.3
     again = Recipe(LR, 0.3, 7).model(model, 0)
-    assert torch.equal(again.head.fch.weight, other.head.fch.weight)
+    assert torch.equal(again.head.hidden[0].weight, other.head.hidden[0].weight)
 
 
 def test_classes_that_no_plane_divides_get_a_hidden_layer(tmp_path):

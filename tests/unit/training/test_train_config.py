@@ -57,7 +57,8 @@ def test_defaults_follow_the_kind_of_backbone(words, modality, kind):
     resolved = config.resolved(modality, 20_000)
     assert resolved.lr == (None if kind == "features" else KINDS[kind].lr)  # searched for vectors
     assert resolved.dropout == KINDS[kind].dropout
-    assert resolved.noise == (None if kind == "features" else KINDS[kind].noise)  # searched, too
+    searched = kind in ("features", "pretrained")  # too
+    assert resolved.noise == (None if searched else KINDS[kind].noise)
     assert resolved.first_epochs == KINDS[kind].first_epochs
 
 

@@ -30,7 +30,7 @@ from hashnet.models.hash_model import build_model
 from hashnet.training.batches import PairSampler
 from hashnet.training.checkpoints import read_history
 from hashnet.training.diagnostics import HeldOutScore
-from hashnet.training.frozen_backbone import train_head_first
+from hashnet.training.frozen_backbone import probe_of, train_head_first
 from hashnet.training.inputs import ArraySource, ImageSource, held_out
 from hashnet.training.loop import Callbacks
 from hashnet.training.preparation import prepare, read_config
@@ -38,6 +38,12 @@ from hashnet.training.train_config import TrainConfig
 from hashnet.training.trainer import train_run
 
 TRAIN, QUERY, DATABASE = 1, 2, 4
+
+
+@pytest.fixture(autouse=True)
+def short_search(monkeypatch):
+    """What a search of the head's settings finds is tested beside it; here it must not take long."""
+    monkeypatch.setattr("hashnet.training.recipe_search.STEPS", 5)
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +169,7 @@ def test_the_hash_layer_is_trained_before_a_pretrained_backbone(tmp_path, caplog
     )  # fmt: skip
     summary = train_run(prepare(config).config)
     assert summary.steps == 4  # the stages alone are counted
-    assert "hash layer alone: J 0." in caplog.text
+    assert "head alone: J 0." in caplog.text
     assert summary.stages[-1].map > 0.5  # with lr=0 all of it comes from the hash layer's own training
 
 
@@ -254,7 +260,7 @@ def test_a_worker_that_logged_no_step_has_no_figures_to_tell(tmp_path, caplog, m
         weights=str(tmp_path / "weights.pth"), head_epochs=2, first_epochs=1, stages=1,
     )  # fmt: skip
     assert train_run(prepare(config).config).steps > 0
-    assert "hash layer alone" not in caplog.text
+    assert "head alone" not in caplog.text
 
 
 def test_data_that_was_recorded_is_held_to(tmp_path, manifest):
@@ -276,8 +282,14 @@ def test_data_that_was_recorded_is_held_to(tmp_path, manifest):
         prepare(config)
 
 
-def test_a_run_with_a_hidden_layer_resumes_with_it(tmp_path, manifest, monkeypatch):
-    monkeypatch.setattr("hashnet.training.recipe_search.STEPS", 5)
+FROZEN = {
+    "manifest": None, "dataset": "digits", "backbone": "small_cnn", "resize": 8, "crop": 8,
+    "freeze_backbone": True, "map_k": 50,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{}, FROZEN], ids=["vectors", "frozen backbone"])
+def test_a_run_with_a_hidden_layer_resumes_with_it(tmp_path, manifest, monkeypatch, changes):
     monkeypatch.setattr("hashnet.training.recipe_search._Trials.deeper", lambda self, linear, hidden: hidden)
 
     def stop(record):
@@ -288,7 +300,7 @@ def test_a_run_with_a_hidden_layer_resumes_with_it(tmp_path, manifest, monkeypat
         config = _config(
             tmp_path / folder, manifest, first_epochs=6, stages=2, lr=0.02, checkpoint_every=7, log_every=1
         )
-        return train_run(prepare(config).config, callbacks=callbacks)
+        return train_run(prepare(dataclasses.replace(config, **changes)).config, callbacks=callbacks)
 
     whole = trained("whole")
     with pytest.raises(KeyboardInterrupt):
@@ -296,6 +308,7 @@ def test_a_run_with_a_hidden_layer_resumes_with_it(tmp_path, manifest, monkeypat
     assert trained("stopped").sha256 == whole.sha256
     model, _ = load_bundle(str(tmp_path / "whole" / "run" / "model"))
     assert model.arguments["hidden"] == 512
+    assert model.head.hidden[0].out_features == 512
 
 
 def test_a_run_on_an_object_store_resumes_there(bucket, manifest):
@@ -470,7 +483,8 @@ def test_the_hash_layer_alone_has_its_steps_on_few_pairs(monkeypatch):
 
     config = TrainConfig(run="unused", n_bits=8, batch_size=10, lr=0.01, head_epochs=1)
     sampler = PairSampler([1, 2], [3, 4], config.batch_size, seed=0)
-    train_head_first(build_model("small_cnn", 8), ArraySource(features), counted, config, sampler, "cpu")
+    model = build_model("small_cnn", 8)
+    train_head_first(model, probe_of(model), 0.02, ArraySource(features), counted, config, sampler, "cpu")
     assert betas.count(1.0) == 8
 
 
@@ -486,7 +500,8 @@ def test_the_hash_layer_alone_learns_from_pairs_too(monkeypatch):
 
     config = TrainConfig(run="unused", n_bits=8, batch_size=40, lr=0.01, head_epochs=1)
     sampler = PairSampler([1, 2], [3, 4], config.batch_size, seed=0)
-    train_head_first(build_model("small_cnn", 8), ArraySource(features), watched, config, sampler, "cpu")
+    model = build_model("small_cnn", 8)
+    train_head_first(model, probe_of(model), 0.02, ArraySource(features), watched, config, sampler, "cpu")
     assert seen == {1, 2, 3, 4}
 
 
