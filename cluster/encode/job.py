@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from cluster.encode import pipeline, planner, summary
-from cluster.encode.pipeline import refuse_other_model
+from cluster.encode import pipeline, summary
 from cluster.runtime import capacity, connection, reraise_hashnet_error, telemetry
 from hashnet.data import Manifest
 from hashnet.encoding import (
@@ -102,6 +101,12 @@ class EncodeConfig:
         None,
         "on the CPU: true compiles the model with torch, false runs it as it is (none: fused convolutions)",
     )
+    decode: str | None = key(
+        None,
+        "nvjpeg: GPUs decode plain JPEGs, too; their pixels, and so some bits, are not those of training "
+        "(none: as in the shards that are there, else the CPU)",
+        choices=("nvjpeg",),
+    )
     num_actors: int | None = key(None, "encoder actors (none: one per GPU, else one per CPU)", low=1)
     gpus_per_actor: float | None = key(
         None, "GPUs that one actor takes; 0.5 lets two share one, 0 means device=cpu (none: 1)", low=0
@@ -124,6 +129,10 @@ class EncodeConfig:
             mistakes.append("only_failed and dry_run cannot be combined")
         if self.device == "cuda" and self.compile:
             mistakes.append("compile=true is for the CPU: leave it out with device=cuda")
+        if self.decode and (self.engine_device == "cpu" or self.compile is not None):
+            mistakes.append(
+                "decode=nvjpeg is for GPUs: leave it out with device=cpu, compile or gpus_per_actor=0"
+            )
         if self.device == "cuda" and self.gpus_per_actor == 0:
             mistakes.append("gpus_per_actor=0 contradicts device=cuda: leave one of them out")
         if self.device == "cpu" and self.gpus_per_actor:
@@ -175,6 +184,21 @@ def encode_database(config: EncodeConfig) -> dict[str, Any]:
         for target in job.targets
     ]
     return finished[0] | ({"features": finished[1]} if len(finished) > 1 else {})
+
+
+def requested_engine(device: str, compile: bool | None, begun: str | None) -> str:
+    """The engine that the plan of a store names: where the request leaves it open, the one it was begun with.
+
+    A device (auto, cpu) where neither decides: a worker then chooses. ``begun`` is the engine of a store
+    that has shards already; a request that contradicts it is named exactly, and refused by the store.
+    """
+    on_cpu = {True: "cpu-compiled", False: "cpu-eager", None: "cpu"}[compile]
+    if begun is None:
+        return {"auto": "auto", "cpu": on_cpu, "cuda": "cuda"}[device]
+    same_device = device in ("auto", begun.partition("-")[0])
+    if same_device and (compile is None or begun in ("cuda", "cuda-nvjpeg", on_cpu)):
+        return begun
+    return "cuda" if device == "cuda" else on_cpu
 
 
 def _manifest(config: EncodeConfig, info: BundleInfo) -> Manifest:
@@ -236,7 +260,9 @@ class _Job:
         """The plan of the configuration; what it leaves open is as in the plan that the folder has."""
         config, info, found = self.config, self.info, self.found
         begun = found.lineage.get("engine") if found is not None else None
-        engine = planner.requested_engine(config.engine_device, config.compile, begun)
+        engine = requested_engine(config.engine_device, config.compile, begun)
+        if config.decode:
+            engine = "cuda-nvjpeg"
         width = info.n_bits if config.output != "features" else self._feature_width()
         begun_before = found is not None and found.dtype is None  # by a version that stored float32 lists
         rows = config.rows_per_shard or (found.rows_per_shard if found else None)
@@ -283,7 +309,7 @@ class _Job:
             self._follow(self._local(local, whole, self.todo), self.todo)
             return
         settings = self._start(sum(map(len, self.todo)), repair=False)
-        planner.verify_parts(self.manifest, {shard.part.name for shard in self.todo})
+        pipeline.verify_parts(self.manifest, {shard.part.name for shard in self.todo})
         self._begin()
         n_cpus = int(connection.resources().get("CPU", 1))
 
@@ -339,7 +365,7 @@ class _Job:
         if for_actors or not (kept or rows <= most):
             return None
         if os.environ.get("RAY_ADDRESS"):
-            if planner.gpus_of_an_actor(engine, None):
+            if pipeline.gpus_of_an_actor(engine, None):
                 return None
             engine = "cpu" if engine == "auto" else engine  # nobody gave this process a GPU
         from hashnet.encoding import LocalEncoder, choose_engine
@@ -349,7 +375,7 @@ class _Job:
         except ModelError:  # a worker may have what this machine lacks
             return None
         model, info = config.artefacts.model.open()
-        refuse_other_model(config.artefacts.model.uri, info.sha256, self.info.sha256)
+        summary.refuse_other_model(config.artefacts.model.uri, info.sha256, self.info.sha256)
         reader = RowReader(self.manifest, config.split, config.base_uri)
         local = LocalEncoder(reader, model, info, engine, config.cache_folder)
         if local.missing(tasks) > most:
@@ -364,26 +390,27 @@ class _Job:
         collector = ShardCollector(self.targets, shards, repair)
         for task in tasks:
             for table in local.encode(task, self.config.output):
-                pipeline.report_bad_rows(self.run, table)
-                yield self._collect(collector, table), pipeline.bad_reasons(table)
+                summary.report_bad_rows(self.run, table)
+                yield self._collect(collector, table), summary.bad_reasons(table)
 
     def _start(self, rows: int, repair: bool) -> pipeline.PipelineSettings:
         """The pipeline's settings, with the cluster's capacity checked and the engine chosen on a worker."""
         connection.connect()
         config, engine = self.config, self.plan.lineage["engine"]
-        gpus = planner.gpus_of_an_actor(engine, config.gpus_per_actor)
-        n_actors = planner.reserve_actors(config.num_actors, gpus, rows)
+        gpus = pipeline.gpus_of_an_actor(engine, config.gpus_per_actor)
+        n_actors = pipeline.reserve_actors(config.num_actors, gpus, rows)
         capacity.require_shared(self.uri)
         try:
-            engine = planner.engine_of_workers(engine, config.compile, self.info.modality, gpus)
+            engine = pipeline.engine_of_workers(engine, config.compile, self.info.modality, gpus)
         except ModelError as error:
-            if config.device != "auto" or config.compile is not None:
+            if config.device != "auto" or config.compile is not None or config.decode:
                 raise
             # With everything left open only the engine that the folder has can fail.
             raise LineageMismatch(f"{self.uri} was begun with engine {engine!r}: {error}") from error
-        if gpus and engine != "cuda" and config.gpus_per_actor is None:  # GPUs that torch cannot use
+        unusable = not engine.startswith("cuda") and config.gpus_per_actor is None  # torch cannot use them
+        if gpus and unusable:
             gpus = 0
-            n_actors = planner.reserve_actors(config.num_actors, gpus, rows)
+            n_actors = pipeline.reserve_actors(config.num_actors, gpus, rows)
         self.plan = check_plan(self.uri, replace(self.plan, lineage=self._lineage(engine)))
         batch_rows = self.plan.lineage["batch_rows"]
         return pipeline.PipelineSettings(
@@ -436,7 +463,7 @@ class _Job:
         if self.info.modality == "features":
             yield from self._progress(pipeline.run_features(settings, tasks_of(shards)))
             return
-        left, n_committers = shards, planner.n_committers(settings.n_actors)
+        left, n_committers = shards, pipeline.n_committers(settings.n_actors)
         for attempt in range(ATTEMPTS):
             committers = pipeline.start_committers(settings, left, n_committers)
             steps = self._progress(pipeline.run_pictures(settings, tasks_of(left), committers))
@@ -464,7 +491,7 @@ class _Job:
         n = collector.add(table)
         for record in collector.records[before:]:
             self.records[record.name] = record
-            pipeline.report_commit(self.run, record)
+            summary.report_commit(self.run, record)
             seconds = time.perf_counter() - started
             telemetry.observe("commit_seconds", seconds, run=self.run, stage="encode")
         return n

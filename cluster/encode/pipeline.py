@@ -1,4 +1,5 @@
-"""The Ray Data pipelines of encoding: each step is one call into ``hashnet.encoding``.
+"""The Ray Data pipelines of encoding, with their engine and their actors: each step is one call into
+``hashnet.encoding``.
 
     pictures   EncodeTask → decode tasks (fetch, decode) → encoder actors → committers → records to the driver
     features   EncodeTask → encoder actors that read, encode and commit whole shards → records to the driver
@@ -11,19 +12,21 @@ and decode tasks may share a core: the operating system keeps all cores busy whi
 from __future__ import annotations
 
 import json
+import logging
 import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cluster.runtime import capacity, ray_internals, telemetry
-from hashnet.data import OUT_OF_REACH, Preprocess
+from cluster.encode.summary import bad_reasons, refuse_other_model, report_bad_rows, report_commit
+from cluster.runtime import Need, capacity, connection, ray_internals, reraise_hashnet_error, telemetry
+from hashnet.data import OUT_OF_REACH, Manifest, Preprocess
 from hashnet.encoding import (
     EncodeTask,
     RowReader,
@@ -35,12 +38,13 @@ from hashnet.encoding import (
     picture_rows,
     reasons_of,
 )
-from hashnet.errors import HashnetError, LineageMismatch
-from hashnet.io import events
+from hashnet.errors import HashnetError
 from hashnet.store import ShardRange, ShardRecord
 
 if TYPE_CHECKING:
     from hashnet.encoding import Encoder
+
+log = logging.getLogger(__name__)
 
 TASKS_AT_ONCE = 4096  # given to Ray Data at once, so that a database of any size fits in the driver's memory
 RETRIES = 12  # of a task whose worker cannot connect to the storage: about four minutes
@@ -49,6 +53,78 @@ CHUNK_ROWS = (64, 512)  # … and the fewest and most pictures in it
 # An actor books next to no CPU, so that decoding always finds room: even on a node with one CPU to which the
 # actors of all lost nodes have moved. More than 0 keeps it off a head without CPUs.
 ACTOR_CPUS, DECODE_CPUS = 0.001, 0.95
+ROWS_PER_NEW_ACTOR = 65_536  # about a minute of GPU time, as long as its node takes to start
+MAX_NEW_ACTORS = 256  # on pools without a maximum; num_actors may request more
+
+
+def gpus_of_an_actor(engine: str, gpus_per_actor: float | None) -> float:
+    """What one encoder actor takes of a GPU: 0 on the CPU, or where no node has a GPU or may get one."""
+    on_gpus = engine == "auto" or engine.startswith("cuda")
+    if not on_gpus or not capacity.workers_that_fit({"GPU": 1}, include_addable=True):
+        return 0
+    return gpus_per_actor or 1
+
+
+def engine_of_workers(engine: str, compile: bool | None, modality: str, gpus: float) -> str:
+    """The name of the engine that ``engine`` comes to on the workers; on GPUs one of them is asked."""
+    from hashnet.encoding import choose_engine  # imports torch
+
+    if not gpus:
+        return choose_engine("cpu" if engine == "auto" else engine, modality, compile)[0]
+    import ray
+
+    # No more CPU than an actor's, which is known to fit.
+    choose = ray.remote(num_cpus=ACTOR_CPUS, num_gpus=gpus, max_retries=3)(choose_engine)
+    choice = choose.remote(engine, modality, compile)
+    while not ray.wait([choice], timeout=capacity.LINE_EVERY_S)[0]:
+        log.info("waiting for room: a worker of %s, to choose the engine", capacity.describe({"GPU": gpus}))
+    try:
+        name, why = ray.get(choice)
+    except ray.exceptions.RayTaskError as error:
+        reraise_hashnet_error(error)
+    log.info("engine: %s (%s)", name, why)
+    return name
+
+
+def reserve_actors(num_actors: int | None, gpus: float, rows: int) -> int:
+    """How many actors encode ``rows``: ``num_actors``, else as many as the GPUs hold, else one per CPU.
+
+    Checks the cluster's capacity, and waits for the first GPU where the autoscaler must add it; actors for
+    GPUs that come later join the pool then. No more new GPUs are requested than the rows keep busy.
+    """
+    n_cpus = capacity.workers_that_fit({"CPU": 1}) or 1
+    n_actors = num_actors or n_cpus
+    if gpus and num_actors is None:
+        here = capacity.workers_that_fit({"GPU": gpus})
+        possible = capacity.workers_that_fit({"GPU": gpus}, include_addable=True)
+        n_actors = max(here, min(possible, -(-rows // ROWS_PER_NEW_ACTOR), MAX_NEW_ACTORS), 1)
+    per_actor = {"GPU": gpus, "CPU": ACTOR_CPUS} if gpus else {"CPU": ACTOR_CPUS}
+    needs = [
+        Need("decode", n_cpus, {"CPU": DECODE_CPUS}, at_least=1),
+        Need(
+            "encoder", n_actors, per_actor, at_least=1, fix="use device=cpu" if gpus else "lower num_actors"
+        ),
+    ]
+    capacity.require("encode", needs)
+    return n_actors
+
+
+def n_committers(n_actors: int) -> int:
+    """How many actors gather and commit codes: one per node, but no more than encode."""
+    return max(1, min(n_actors, len(connection.node_names()) - 1))
+
+
+def verify_parts(manifest: Manifest, names: set[str]) -> None:
+    """Compares the manifest parts that will be read with their sha256, one task per part."""
+    import ray
+
+    check = ray.remote(num_cpus=1)(Manifest.verify)
+    parts = [part for part in manifest.parts if part.name in names]
+    try:
+        ray.get([check.remote(replace(manifest, parts=(part,))) for part in parts])
+        manifest.trust(names)
+    except ray.exceptions.RayTaskError as error:
+        reraise_hashnet_error(error)
 
 
 @dataclass(frozen=True)
@@ -76,6 +152,26 @@ def chunk_rows(preprocess: Preprocess | None, batch_rows: int) -> int:
     return max(rows // batch_rows, 1) * batch_rows
 
 
+@dataclass(frozen=True)
+class Progressed:
+    """What a step of the pipeline did: rows that are new, bad rows by reason, committed shards, by whom."""
+
+    rows: int
+    reasons: dict[str, int]
+    records: list[ShardRecord]
+    worker: str
+
+    def to_table(self) -> pa.Table:
+        """One row, as an actor sends it to the driver."""
+        values = asdict(self) | {"records": [record.to_dict() for record in self.records]}
+        return pa.table({"step": [json.dumps(values)]})
+
+    @classmethod
+    def from_json(cls, text: str) -> Progressed:
+        values = json.loads(text)
+        return cls(**values | {"records": [ShardRecord.from_dict(record) for record in values["records"]]})
+
+
 class EncoderActor:
     """Holds one model: on its GPU, or on one thread of a CPU."""
 
@@ -91,7 +187,8 @@ class EncoderActor:
         from hashnet.encoding import Encoder
 
         settings, lineage = self.settings, self.settings.targets[0].plan.lineage
-        if lineage["engine"] != "cuda":  # one thread to compute and to compile: by default each starts a pool
+        # On a CPU one thread computes and compiles: by default each starts a pool.
+        if not lineage["engine"].startswith("cuda"):
             os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
             import torch
 
@@ -104,14 +201,6 @@ class EncoderActor:
         """Raises the error that kept the model from loading."""
         if self.refused is not None:
             raise self.refused
-
-
-def refuse_other_model(uri: str, sha256: str, planned: str) -> None:
-    """LineageMismatch where the model is not the one that the plan of the store names."""
-    if sha256 != planned:
-        raise LineageMismatch(
-            f"{uri} changed while encoding: it was {planned[:12]}, now it is {sha256[:12]}; run again"
-        )
 
 
 class Committer:
@@ -142,15 +231,13 @@ def start_committers(settings: PipelineSettings, shards: list[ShardRange], n: in
     """
     import ray
 
-    actor, options = (
-        ray.remote(Committer),
-        {"num_cpus": ACTOR_CPUS, "max_restarts": -1, "max_task_retries": -1},
-    )
-    of = {
-        f"committer-{uuid.uuid4().hex}": [shard for shard in shards if _number(shard.name) % n == i]
-        for i in range(n)
-    }
-    return {name: actor.options(name=name, **options).remote(settings, some) for name, some in of.items()}
+    actor = ray.remote(num_cpus=ACTOR_CPUS, max_restarts=-1, max_task_retries=-1)(Committer)
+    committers = {}
+    for i in range(n):
+        own = [shard for shard in shards if _number(shard.name) % n == i]
+        name = f"committer-{uuid.uuid4().hex}"
+        committers[name] = actor.options(name=name).remote(settings, own)
+    return committers
 
 
 def _number(shard: str) -> int:
@@ -178,25 +265,9 @@ class PictureEncoder(EncoderActor):
             committer = self.committers[_number(name) % len(self.committers)]
             waiting.append(committer.add.remote(rows))
         results = ray.get(waiting)
-        records = [record.to_dict() for _, committed in results for record in committed]
-        return pa.table(
-            {
-                "rows": [sum(new for new, _ in results)],
-                "reasons": [json.dumps(bad_reasons(encoded))],
-                "records": [json.dumps(records)],
-                "worker": [self.name],
-            }
-        )
-
-
-@dataclass(frozen=True)
-class Progressed:
-    """What a step of the pipeline did: rows that are new, bad rows by reason, committed shards, by whom."""
-
-    rows: int
-    reasons: dict[str, int]
-    records: list[ShardRecord]
-    worker: str
+        records = [record for _, committed in results for record in committed]
+        rows = sum(new for new, _ in results)
+        return Progressed(rows, bad_reasons(encoded), records, self.name).to_table()
 
 
 class FeatureEncoder(EncoderActor):
@@ -215,29 +286,7 @@ class FeatureEncoder(EncoderActor):
                     records.append(record)
                     report_commit(settings.run, record)
         n = sum(task.stop - task.start for task in tasks)
-        listed = json.dumps([record.to_dict() for record in records])
-        return pa.table({"records": [listed], "rows": [n], "worker": [self.name]})
-
-
-def report_commit(run: str, record: ShardRecord) -> None:
-    """Writes the event of a committed shard."""
-    events.event(
-        "shard committed", run=run, stage="encode", shard=record.name, rows=record.rows, bad=record.bad_rows
-    )
-
-
-def report_bad_rows(run: str, decoded: pa.Table) -> None:
-    """Writes the event of pictures that could not be decoded, if there are any."""
-    reasons = bad_reasons(decoded)
-    if reasons:
-        shard = decoded["shard"][0].as_py()  # all rows of a decode task belong to one shard
-        events.event("bad rows", run=run, stage="encode", shard=shard, reasons=reasons)
-
-
-def bad_reasons(table: pa.Table) -> dict[str, int]:
-    """The bad rows of a table, counted by reason."""
-    counts = table["reason"].drop_null().value_counts().to_pylist()
-    return {count["values"]: count["counts"] for count in counts}
+        return Progressed(n, reasons_of(records), records, self.name).to_table()
 
 
 def run_pictures(
@@ -246,10 +295,11 @@ def run_pictures(
     """What each chunk of pictures came to, in the order in which they are done."""
     assert settings.preprocess is not None
     reader, preprocess, rows, run = settings.reader, settings.preprocess, settings.chunk_rows, settings.run
+    nvjpeg = settings.targets[0].plan.lineage["engine"] == "cuda-nvjpeg"
 
     def decode(table: pa.Table) -> Iterator[pa.Table]:
         for text in table["task"].to_pylist():
-            tables = picture_rows(reader, EncodeTask.from_json(text), preprocess, rows)
+            tables = picture_rows(reader, EncodeTask.from_json(text), preprocess, rows, nvjpeg)
             while True:
                 with telemetry.timed("decode_seconds", run=run, stage="encode"):
                     decoded = next(tables, None)
@@ -268,43 +318,32 @@ def run_pictures(
                 num_cpus=DECODE_CPUS,
                 **capacity.on_cpu_nodes(),
             )
-            data = data.map_batches(
-                PictureEncoder,
-                fn_constructor_kwargs={"settings": settings, "committers": list(committers)},
-                batch_size=rows if settings.gpus_per_actor else None,  # Ray needs a number with GPUs
-                batch_format="pyarrow",
-                compute=_actor_pool(settings, sum(-(-(task.stop - task.start) // rows) for task in batch)),
-                num_cpus=ACTOR_CPUS,
-                num_gpus=settings.gpus_per_actor or None,
-            )
-            for table in data.iter_batches(batch_size=None, batch_format="pyarrow"):
-                for row in table.to_pylist():
-                    yield Progressed(
-                        row["rows"], json.loads(row["reasons"]), _records(row["records"]), row["worker"]
-                    )
+            n_chunks = sum(-(-(task.stop - task.start) // rows) for task in batch)
+            yield from _encoded(settings, data, PictureEncoder, n_chunks, rows, committers=list(committers))
 
 
 def run_features(settings: PipelineSettings, tasks: Iterator[EncodeTask]) -> Iterator[Progressed]:
     """What each task over feature rows came to, as it is committed."""
     for batch in _batches_of_tasks(tasks):
         with _data_context():
-            data = _dataset(batch).map_batches(
-                FeatureEncoder,
-                fn_constructor_kwargs={"settings": settings},
-                batch_size=1 if settings.gpus_per_actor else None,
-                batch_format="pyarrow",
-                compute=_actor_pool(settings, len(batch)),
-                num_cpus=ACTOR_CPUS,
-                num_gpus=settings.gpus_per_actor or None,
-            )
-            for table in data.iter_batches(batch_size=None, batch_format="pyarrow"):
-                for row in table.to_pylist():
-                    records = _records(row["records"])
-                    yield Progressed(row["rows"], reasons_of(records), records, row["worker"])
+            yield from _encoded(settings, _dataset(batch), FeatureEncoder, len(batch), 1)
 
 
-def _records(text: str) -> list[ShardRecord]:
-    return [ShardRecord.from_dict(record) for record in json.loads(text)]
+def _encoded(
+    settings: PipelineSettings, data: Any, actor: type[EncoderActor], n_tasks: int, rows: int, **more: Any
+) -> Iterator[Progressed]:
+    """What ``actor``, made from the settings and ``more``, does with each block of a dataset."""
+    results = data.map_batches(
+        actor,
+        fn_constructor_kwargs={"settings": settings, **more},
+        batch_size=rows if settings.gpus_per_actor else None,  # Ray needs a number with GPUs
+        batch_format="pyarrow",
+        compute=_actor_pool(settings, n_tasks),
+        num_cpus=ACTOR_CPUS,
+        num_gpus=settings.gpus_per_actor or None,
+    )
+    for table in results.iter_batches(batch_size=None, batch_format="pyarrow"):
+        yield from map(Progressed.from_json, table["step"].to_pylist())
 
 
 def _batches_of_tasks(tasks: Iterator[EncodeTask]) -> Iterator[list[EncodeTask]]:

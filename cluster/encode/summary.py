@@ -1,4 +1,4 @@
-"""The plan that encoding prints with ``dry_run`` and the summary it prints at the end, as text and JSON."""
+"""What encoding reports, in this process or on actors: its plan with ``dry_run``, events, and its summary."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
+
 from hashnet.codes import dead_bits
 from hashnet.data import too_many_bad
 from hashnet.encoding import reasons_of
-from hashnet.errors import TooManyBad
-from hashnet.io import counted, duration, speed
+from hashnet.errors import LineageMismatch, TooManyBad
+from hashnet.io import counted, duration, events, speed
 from hashnet.models import BundleInfo
 from hashnet.store import ShardRecord, StorePlan, StoreWriter, read_quarantine
 
@@ -61,7 +63,7 @@ def finish(
     """
     writer = StoreWriter(uri, plan)
     shards = writer.listed()
-    reasons = bad_reasons(uri, shards)
+    reasons = unrepaired_reasons(uri, shards)
     bad, total = sum(reasons.values()), plan.n_rows
     if too_many_bad(bad, total, max_bad_fraction):
         writer.withdraw_stale(shards)
@@ -132,7 +134,7 @@ def _text(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def bad_reasons(uri: str, shards: list[ShardRecord]) -> dict[str, int]:
+def unrepaired_reasons(uri: str, shards: list[ShardRecord]) -> dict[str, int]:
     """Bad rows by reason, most frequent first; without those that were repaired."""
     if not any(record.repair for record in shards):
         return reasons_of(shards)
@@ -151,3 +153,32 @@ def size(n_bytes: float) -> str:
             return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
         n_bytes /= 1000
     return f"{n_bytes:.1f} TB"
+
+
+def report_commit(run: str, record: ShardRecord) -> None:
+    """Writes the event of a committed shard."""
+    events.event(
+        "shard committed", run=run, stage="encode", shard=record.name, rows=record.rows, bad=record.bad_rows
+    )
+
+
+def report_bad_rows(run: str, decoded: pa.Table) -> None:
+    """Writes the event of pictures that could not be decoded, if there are any."""
+    reasons = bad_reasons(decoded)
+    if reasons:
+        shard = decoded["shard"][0].as_py()  # all rows of a decode task belong to one shard
+        events.event("bad rows", run=run, stage="encode", shard=shard, reasons=reasons)
+
+
+def bad_reasons(table: pa.Table) -> dict[str, int]:
+    """The bad rows of a table, counted by reason."""
+    counts = table["reason"].drop_null().value_counts().to_pylist()
+    return {count["values"]: count["counts"] for count in counts}
+
+
+def refuse_other_model(uri: str, sha256: str, planned: str) -> None:
+    """LineageMismatch where the model is not the one that the plan of the store names."""
+    if sha256 != planned:
+        raise LineageMismatch(
+            f"{uri} changed while encoding: it was {planned[:12]}, now it is {sha256[:12]}; run again"
+        )

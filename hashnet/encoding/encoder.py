@@ -44,7 +44,6 @@ class Encoder:
         self.model_sha256 = info.sha256
         self.preprocess = info.preprocess
         self.n_features = model.spec.n_features
-        self._n_inputs = model.spec.n_inputs
         self._engine = Engine(model, engine, batch_rows)
 
     @classmethod
@@ -59,7 +58,7 @@ class Encoder:
 
     @property
     def engine(self) -> str:
-        """cuda, cpu-fused, cpu-compiled or cpu-eager."""
+        """cuda, cuda-nvjpeg, cpu-fused, cpu-compiled or cpu-eager."""
         return self._engine.name
 
     @property
@@ -87,6 +86,10 @@ class Encoder:
     def features(self, batch: Any) -> np.ndarray:
         """The backbone's features, float32 (n, n_features)."""
         return self._engine.run(self.prepare(batch), "features")
+
+    def decode(self, pictures: Sequence[bytes | BadImage]) -> tuple[np.ndarray, dict[int, BadImage]]:
+        """uint8 (n, 3, crop, crop), and the pictures that cannot be used by position (their pixels are 0)."""
+        return self._engine.decode(pictures)
 
     def head(self, features: np.ndarray) -> np.ndarray:
         """Logits z, float32 (n, n_bits), of what ``features`` returned, equal to the pictures' own."""
@@ -139,12 +142,19 @@ class Encoder:
                 "pass a path, bytes, a PIL picture or a uint8 array"
             )
         try:
-            return self.preprocess.eval(item)
+            if isinstance(item, Image):
+                return self.preprocess.eval(item)
+            pixels, bad = self.decode([item])
+            if bad:
+                raise bad[0]
+            return pixels[0]
         except BadImage as error:
             raise BadImage(error.reason, f"{name}: {error.detail}") from error
 
     def _check_pixels(self, pixels: np.ndarray) -> np.ndarray:
         crop = self._crop
+        if pixels.dtype.kind == "f" and pixels.ndim < 3:
+            raise DataError(f"this model takes pictures, got feature rows: {pixels.dtype} {pixels.shape}")
         if pixels.dtype != np.uint8 or pixels.shape[1:] != (3, crop, crop):
             raise DataError(
                 f"pixels must be uint8 (n, 3, {crop}, {crop}), got {pixels.dtype} {pixels.shape}; "
@@ -155,9 +165,9 @@ class Encoder:
     def _feature_rows(self, batch: Any) -> np.ndarray:
         rows = as_array(batch, "feature rows")
         rows = rows[None] if rows.ndim == 1 else rows
-        if rows.ndim != 2 or rows.shape[1] != self._n_inputs or rows.dtype.kind not in "fiu":
+        if rows.ndim != 2 or rows.shape[1] != self.n_features or rows.dtype.kind not in "fiu":
             raise ModelError(
-                f"this model takes feature rows (n, {self._n_inputs}), got "
+                f"this model takes feature rows (n, {self.n_features}), got "
                 + ("text" if rows.dtype.kind in "US" else f"{rows.dtype} {rows.shape}")
             )
         rows = np.ascontiguousarray(rows, dtype=np.float32)
@@ -202,8 +212,6 @@ class LocalEncoder:
         if info.modality == "features":
             self._encoder = Encoder(model, info, engine)
         else:
-            assert info.preprocess is not None
-            self._preprocess = info.preprocess
             self._features = BackboneFeatures(
                 model, reader.manifest, engine=engine, folder=cache, base_uri=reader.base_uri
             )
@@ -230,7 +238,7 @@ class LocalEncoder:
 
         def read(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             files = fetch_images(table.take(at), self.reader.base_uri)
-            pixels, errors = self._preprocess.eval_many(files, threads=default_threads())
+            pixels, errors = self._features.engine.decode(files, default_threads())
             bad.update({int(at[i]): error.reason for i, error in errors.items()})
             return pixels, np.array([i not in errors for i in range(len(at))])
 

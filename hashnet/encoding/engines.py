@@ -1,7 +1,8 @@
 """Where and how a model runs: device, fused, compiled or eager, dtype, and the one batch shape it runs in.
 
     cuda           autocast float16, channels_last, pinned copies; normalisation on the device
-    cpu-fused      float32, channels_last, convolutions fused with what follows them (``encoding.fusion``)
+    cuda-nvjpeg    the same, and plain JPEGs are decoded there too (``encoding.nvjpeg``): on request
+    cpu-fused      float32, channels_last, convolutions fused with what follows them (``fuse``)
     cpu-compiled   float32, channels_last, torch.compile with frozen weights: on request
     cpu-eager      float32, channels_last: for feature rows, and on request
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +29,13 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from hashnet.errors import ModelError
-from hashnet.models import BatchedInference, HashModel, OutputModule, Submit, as_tensor
+from hashnet.encoding.nvjpeg import JpegDecoder, check_nvjpeg
+from hashnet.errors import BadImage, ModelError
+from hashnet.models import BatchedInference, HashModel, OutputModule, Submit, as_tensor, device_memory
 
 log = logging.getLogger(__name__)
 
-ENGINES = ("cuda", "cpu-fused", "cpu-compiled", "cpu-eager")
+ENGINES = ("cuda", "cuda-nvjpeg", "cpu-fused", "cpu-compiled", "cpu-eager")
 DEVICES = ("auto", "cpu", "cuda")  # may be requested instead: the engine that suits the device
 # Fixed rows of a batch by (engine is CUDA, modality). 32 pictures fill two to four cores; vectors are light.
 BATCH_ROWS = {(False, "image"): 32, (True, "image"): 256, (False, "features"): 1024, (True, "features"): 8192}
@@ -53,7 +55,7 @@ class EngineSpec:
     @classmethod
     def of(cls, engine: str, modality: str, batch_rows: int | None = None) -> EngineSpec:
         """The entries of the engine of that name; ``batch_rows`` None is the default of the modality."""
-        cuda = engine == "cuda"
+        cuda = engine.startswith("cuda")
         dtype = "float16 autocast" if cuda else "float32"
         return cls(engine, dtype, batch_rows or BATCH_ROWS[cuda, modality])
 
@@ -88,7 +90,7 @@ class _Head(nn.Module):
 
 
 class Engine:
-    """Runs a model in one fixed shape; ``spec`` belongs to the lineage, ``why`` is the reason for the choice.
+    """Runs a model in one fixed shape; ``spec`` belongs to the lineage.
 
     ``engine`` is one of ENGINES, or a device (auto, cpu, cuda) that the engine is chosen for, with
     ``compile`` (None: choose). The model stays in eval mode, and its weights must not change any more.
@@ -101,20 +103,31 @@ class Engine:
         batch_rows: int | None = None,
         compile: bool | None = None,
     ) -> None:
-        name, self.why = choose_engine(engine, model.modality, compile)
+        name, why = choose_engine(engine, model.modality, compile)
         self.spec = EngineSpec.of(name, model.modality, batch_rows)
-        self._model = model.eval().to("cuda" if name == "cuda" else "cpu")
+        self._device = "cuda" if name.startswith("cuda") else "cpu"
+        self._model = model.eval().to(self._device)
+        preprocess = model.spec.preprocess
+        self._decoder = JpegDecoder(preprocess) if name == "cuda-nvjpeg" and preprocess else preprocess
         if model.modality == "image" and name != "cpu-fused":  # a fused network has weights of its own
             self._model = self._model.to(memory_format=torch.channels_last)
         self._loops: dict[str, BatchedInference] = {}
         if name == "cpu-compiled":
             self._compile()
         spec = self.spec
-        log.debug("engine: %s, %s, batches of %d (%s)", spec.engine, spec.dtype, spec.batch_rows, self.why)
+        log.debug("engine: %s, %s, batches of %d (%s)", spec.engine, spec.dtype, spec.batch_rows, why)
 
     @property
     def name(self) -> str:
         return self.spec.engine
+
+    def decode(
+        self, pictures: Sequence[bytes | BadImage], threads: int = 1
+    ) -> tuple[np.ndarray, dict[int, BadImage]]:
+        """Pixels of pictures, and the bad ones among them, as ``Preprocess.eval_many`` returns them."""
+        assert self._decoder is not None
+        with device_memory(len(pictures), "leave decode=nvjpeg out"):
+            return self._decoder.eval_many(pictures, threads)
 
     def run(self, rows: np.ndarray, output: str = "logits") -> np.ndarray:
         """float32 (n, width): ``logits`` or ``features`` of prepared rows, any n.
@@ -150,17 +163,18 @@ class Engine:
                 self._model,
                 "features" if step == "features" else "logits",
                 batch_rows=self.spec.batch_rows,
-                device="cuda" if self.name == "cuda" else "cpu",
+                device=self._device,
                 pad=True,
                 tail_rows=self._tail_rows(),
-                half=self.name == "cuda",
+                half=self._device == "cuda",
                 channels_last=self._model.modality == "image" and step != "head",
                 module=self._module(step),
             )
         return self._loops[step]
 
     def _tail_rows(self) -> int | None:
-        return min(TAIL_ROWS[self._model.modality], self.spec.batch_rows) if self.name == "cuda" else None
+        cuda = self.spec.engine.startswith("cuda")
+        return min(TAIL_ROWS[self._model.modality], self.spec.batch_rows) if cuda else None
 
     def _module(self, step: str) -> Any:
         if step == "head":
@@ -180,8 +194,8 @@ class Engine:
     def _compile(self) -> None:
         """Runs one row of zeros: compiling happens at the first call."""
         log.info("compiling the model, which takes a minute where nothing is in torch's cache")
-        preprocess, width = self._model.spec.preprocess, self._model.spec.n_inputs
-        shape = (3, preprocess.crop, preprocess.crop) if preprocess else (width or 0,)
+        preprocess, width = self._model.spec.preprocess, self._model.spec.n_features
+        shape = (3, preprocess.crop, preprocess.crop) if preprocess else (width,)
         try:
             self.run(np.zeros((1, *shape), dtype=np.uint8 if preprocess else np.float32))
         except Exception as error:  # whatever a tool chain can do wrong: a header, a linker, a flag
@@ -196,10 +210,17 @@ def choose_engine(engine: str, modality: str, compile: bool | None = None) -> tu
     if engine not in (*DEVICES, *ENGINES):
         names = ", ".join((*DEVICES, *ENGINES))
         raise ModelError(f"unknown engine {engine!r}; there are {names}")
-    if engine == "cuda" and compile:
+    if engine.startswith("cuda") and compile:
         raise ModelError("compile=true is for the CPU; leave it out with device=cuda")
     if engine == "cuda" and not torch.cuda.is_available():
         raise ModelError("cuda was requested, but torch sees no CUDA device here; use device=cpu")
+    if engine == "cuda-nvjpeg":
+        if modality == "features":
+            raise ModelError("decode=nvjpeg is for pictures, and this model takes vectors; leave it out")
+        if not torch.cuda.is_available():
+            raise ModelError("decode=nvjpeg needs a GPU, but torch sees no CUDA device here; leave it out")
+        check_nvjpeg()
+        return engine, "as requested"
     if engine in ("auto", "cuda") and torch.cuda.is_available():
         return "cuda", "as requested" if engine == "cuda" else torch.cuda.get_device_name()
     if engine == "cpu-compiled" or (compile and engine not in ("cpu-eager", "cpu-fused")):
@@ -229,8 +250,8 @@ def _compiler() -> str | None:
 #     convolution → batch norm → ReLU, three passes over memory      ⟶      one oneDNN call with folded weight
 #
 # In eval mode a batch norm is a scale and a shift per channel, which the weights and bias of the convolution
-# before it absorb. oneDNN applies the activation while the convolution's result is in the cache. On a CPU thi
-# makes convolutional networks about twice as fast, as torch.compile does, but in a tenth of a second and
+# before it absorb. oneDNN applies the activation while the convolution's result is in the cache. On a CPU
+# this makes convolutional networks about twice as fast, as torch.compile does, but in a tenth of a second and
 # without a C++ compiler.
 
 

@@ -1,8 +1,9 @@
 """What a worker does: reads the rows of an EncodeTask, decodes and encodes them, commits the shard.
 
     pictures   EncodeTask → picture_rows (fetch, decode) → encode_rows (forward) → ShardCollector (commit)
+    nvJPEG     the same, but picture_rows leaves plain JPEGs as they are, and encode_rows decodes them
     features   EncodeTask → encode_features → commit_table, all in one worker
-    few rows   EncodeTask → LocalEncoder → ShardCollector, in one process (``encoding.local``)
+    few rows   EncodeTask → LocalEncoder → ShardCollector, in one process
 
 A table on its way has the columns shard, row_id, uri, labels, reason (null for a good row), the manifest's
 further columns, and ``pixels`` (uint8, fixed size) or then ``code``, ``feature`` or both.
@@ -20,7 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hashnet.codes import pack_signs
-from hashnet.data import Manifest, Preprocess, feature_rows, fetch_images
+from hashnet.data import Manifest, Preprocess, feature_rows, fetch_images, is_plain_jpeg
+from hashnet.errors import BadImage
 from hashnet.io import binary_column, binary_matrix, rechunk
 from hashnet.store import PlannedPart, ShardRange, ShardRecord, StorePlan, StoreWriter, repair_range
 
@@ -118,19 +120,29 @@ def repair_tasks(plan: StorePlan, row_ids: Sequence[int], first: int, step: int 
     return tasks
 
 
+ON_GPU = BadImage("later", "decoded by the engine")  # never stored
 FETCH_ROWS = 32  # files in memory at once, before they are decoded: photographs may have 10 MB and more
 
 
 def picture_rows(
-    reader: RowReader, task: EncodeTask, preprocess: Preprocess, rows: int
+    reader: RowReader, task: EncodeTask, preprocess: Preprocess, rows: int, nvjpeg: bool = False
 ) -> Iterator[pa.Table]:
-    """Tables of ``rows`` fetched and decoded pictures: uint8 pixels, and a reason for a bad row."""
+    """Tables of ``rows`` fetched and decoded pictures: uint8 pixels, and a reason for a bad row.
+
+    With ``nvjpeg`` plain JPEGs are left as they are in the column ``jpeg``; their pixels are zeros.
+    """
     for table in rechunk(reader.rows(task), rows):
         pixels = np.zeros((len(table), 3, preprocess.crop, preprocess.crop), dtype=np.uint8)
         reasons: list[str | None] = []
+        jpegs: list[bytes | None] = []
         for start in range(0, len(table), FETCH_ROWS):
             files = fetch_images(table.slice(start, FETCH_ROWS), reader.base_uri)
+            if nvjpeg:
+                plain = [is_plain_jpeg(data, preprocess) for data in files]
+                jpegs += [data if yes else None for data, yes in zip(files, plain, strict=True)]  # type: ignore[misc]
+                files = [ON_GPU if yes else data for data, yes in zip(files, plain, strict=True)]
             _, bad = preprocess.eval_many(files, out=pixels[start : start + len(files)])
+            bad = {i: error for i, error in bad.items() if error is not ON_GPU}
             reasons += [bad[i].reason if i in bad else None for i in range(len(files))]
         columns = {
             "shard": pa.array([task.shards[0].name] * len(table), pa.string()),
@@ -140,6 +152,7 @@ def picture_rows(
             "reason": pa.array(reasons, pa.string()),
             **{name: table[name] for name in reader.manifest.columns},
             "pixels": binary_column(pixels.reshape(len(table), -1)),
+            **({"jpeg": pa.array(jpegs, pa.binary())} if nvjpeg else {}),
         }
         yield pa.table(columns)
 
@@ -149,7 +162,21 @@ def encode_rows(encoder: Encoder, output: str, table: pa.Table) -> pa.Table:
     assert encoder.preprocess is not None
     crop = encoder.preprocess.crop
     pixels = binary_matrix(table["pixels"], 3 * crop * crop).reshape(-1, 3, crop, crop)
+    if "jpeg" in table.column_names:
+        table, pixels = _decode_jpegs(encoder, table, pixels)
     return with_output(table.drop_columns(["pixels"]), outputs_of(encoder, output, pixels))
+
+
+def _decode_jpegs(encoder: Encoder, table: pa.Table, pixels: np.ndarray) -> tuple[pa.Table, np.ndarray]:
+    """The table without the column ``jpeg``, with reasons for those that are bad, and everybody's pixels."""
+    at = np.flatnonzero(table["jpeg"].is_valid())
+    pixels, reasons = pixels.copy(), table["reason"].to_pylist()
+    pixels[at], bad = encoder.decode(table["jpeg"].drop_null().to_pylist())
+    for i, error in bad.items():
+        reasons[at[i]] = error.reason
+    column = table.column_names.index("reason")
+    table = table.set_column(column, "reason", pa.array(reasons, pa.string()))
+    return table.drop_columns(["jpeg"]), pixels
 
 
 def encode_features(

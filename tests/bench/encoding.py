@@ -6,11 +6,12 @@
 Prints one JSON row per case; every case runs in a process of its own, and the peers run before and after
 the pipeline. ``pictures`` takes JPEGs of 500 x 375. Peers: ``tight loop``, one process with decoding
 threads and a forward that never waits for them, same model, same engine; ``DataLoader``, what a user
-would write (PIL, torchvision transforms, eager, two worker processes). ``features`` compares with one
-process that reads the same Parquet and writes the same codes.
+would write (PIL, torchvision transforms, eager, two worker processes); ``Daft``, its own download, decoding
+and resize, our engine in a class of its own, codes into Parquet (left out where it is not installed: `make
+peers`). ``features`` compares with one process that reads the same Parquet and writes the same codes.
 
-Compiling and loading are outside every timing: the pipeline's rate is taken between 25 % and 80 % of its
-rows, when all its queues are as full as they get; ``rate_with_start`` is rows over the whole time.
+Compiling and loading are outside every timing: the pipeline's rate, and Daft's, is taken between 25 % and
+80 % of its rows, when all queues are as full as they get; ``rate_with_start`` is rows over the whole time.
 ``cpu_ms`` is processor time a picture, Ray's own processes included. ``ratio_to_least_cpu_time`` sets it
 against one thread that only decodes and encodes: no loop can beat 1, and it holds where others use the
 machine, too.
@@ -90,14 +91,19 @@ def pipeline(folder: Path, engine: str) -> dict[str, float]:
     actors = os.cpu_count()  # without a number, few rows are encoded without Ray
     encode_database(EncodeConfig(run=str(folder), device="cpu", compile=compiled, out=out, num_actors=actors))
     whole = time.perf_counter() - started
-    done = np.cumsum([n for _, n in seen])
-    first, last = np.searchsorted(done, 0.25 * done[-1]), np.searchsorted(done, 0.8 * done[-1])
-    begin, end, rows = seen[first][0], seen[last][0], done[last] - done[first]
+    begin, end, rows = in_the_middle(seen)
     return {
         "rate": rows / (end - begin),
         "cpu_ms": (busy.at(end) - busy.at(begin)) / rows * 1000,
-        "rate_with_start": done[-1] / whole,
+        "rate_with_start": sum(n for _, n in seen) / whole,
     }
+
+
+def in_the_middle(seen: list[tuple[float, int]]) -> tuple[float, float, int]:
+    """(begin, end, rows between them) from 25 % to 80 % of the rows; ``seen``: (moment, rows done then)."""
+    done = np.cumsum([n for _, n in seen])
+    first, last = np.searchsorted(done, 0.25 * done[-1]), np.searchsorted(done, 0.8 * done[-1])
+    return seen[first][0], seen[last][0], int(done[last] - done[first])
 
 
 class CpuClock:
@@ -240,6 +246,57 @@ def data_loader(folder: Path, n_images: int) -> dict[str, float]:
     return {"rate": n / (time.perf_counter() - started)}
 
 
+def daft(folder: Path, engine: str, n_images: int) -> dict[str, Any]:
+    """Daft reads, decodes and resizes on all cores; our engine crops and encodes; Daft writes Parquet.
+
+    The engine is loaded once and shares the process, which spares Daft copies of the pixels.
+    """
+    import tests.bench.peers  # noqa: F401  (where Daft is installed)
+
+    os.environ["DAFT_ANALYTICS_ENABLED"] = "false"
+    try:
+        import daft
+        from daft import functions
+    except ImportError as error:
+        return {"missing": f"not installed: {error}"}
+    from hashnet.models.bundle import load_bundle
+
+    _, info = load_bundle(str(folder / "model"))
+    resize, crop, batch_rows = info.preprocess.resize, info.preprocess.crop, 32
+    width = round(resize * 500 / 375)  # Daft's resize takes both sides
+    left, top = (width - crop) // 2, (resize - crop) // 2
+    out = folder / f"daft-{os.getpid()}"
+    model, moments = str(folder / "model"), f"{out}.txt"  # a Daft class is pickled: a list would be a copy
+
+    @daft.cls(max_concurrency=1, use_process=False)
+    class Encode:
+        def __init__(self) -> None:
+            from hashnet.encoding.encoder import Encoder
+
+            self.encoder = Encoder.load(model, engine=engine, batch_rows=batch_rows)
+
+        @daft.method.batch(return_dtype=daft.DataType.binary(), batch_size=batch_rows)
+        def __call__(self, pictures: daft.Series) -> list[bytes]:
+            squares = [pixels[top : top + crop, left : left + crop] for pixels in pictures.to_pylist()]
+            codes = self.encoder.encode(np.stack(squares).transpose(0, 3, 1, 2))
+            with open(moments, "a") as file:
+                print(time.perf_counter(), len(codes), file=file)
+            return [code.tobytes() for code in codes]
+
+    uris = [str(folder / f"{i % N_FILES:04d}.jpg") for i in range(n_images)]
+    picture = functions.decode_image(functions.download(daft.col("uri")))
+    code = Encode()(functions.resize(picture, width, resize))
+    started, busy = time.perf_counter(), CpuClock()
+    daft.from_pydict({"uri": uris}).select("uri", code.alias("code")).write_parquet(str(out))
+    whole = time.perf_counter() - started
+    begin, end, n = in_the_middle([(moment, int(rows)) for moment, rows in np.loadtxt(moments, ndmin=2)])
+    return {
+        "rate": n / (end - begin),
+        "cpu_ms": (busy.at(end) - busy.at(begin)) / n * 1000,
+        "rate_with_start": n_images / whole,
+    }
+
+
 def bare_loop(folder: Path) -> dict[str, float]:
     """One process: Parquet → numpy → torch → packed bits → Parquet, nothing checked or recorded."""
     import torch
@@ -269,7 +326,7 @@ def bare_loop(folder: Path) -> dict[str, float]:
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
     "pipeline": pipeline, "tight loop": tight_loop, "DataLoader": data_loader, "bare loop": bare_loop,
-    "engines": engines, "one thread": one_thread,
+    "engines": engines, "one thread": one_thread, "Daft": daft,
 }  # fmt: skip
 
 
@@ -289,7 +346,9 @@ def pictures(folder: Path, backbone: str, n_images: int, engine: str) -> None:
     few = n_images // 4
     alone("tight loop", folder, engine, 64)  # fills the compiler's cache: outside every timing
     before = alone("tight loop", folder, engine, few)
+    daft_before = alone("Daft", folder, engine, few)
     ours = alone("pipeline", folder, engine)
+    daft_after = alone("Daft", folder, engine, few)
     after = alone("tight loop", folder, engine, few)
     least = alone("one thread", folder, engine, 512)["cpu_ms"]
     loader = alone("DataLoader", folder, few)["rate"]
@@ -301,8 +360,15 @@ def pictures(folder: Path, backbone: str, n_images: int, engine: str) -> None:
     tight = {name: (before[name] + after[name]) / 2 for name in before}
     say(case="tight loop", **tight, before=before["rate"], after=after["rate"], **about)
     say(case="DataLoader, eager, PIL", rate=loader, **about)
+    against_daft = {}
+    if "missing" in daft_before:
+        print(f"Daft is left out: {daft_before['missing']}", file=sys.stderr, flush=True)
+    else:
+        of_daft = {name: (daft_before[name] + daft_after[name]) / 2 for name in daft_before}
+        say(case="Daft", **of_daft, before=daft_before["rate"], after=daft_after["rate"], **about)
+        against_daft = {"ratio_to_daft": ours["rate"] / of_daft["rate"]}
     say(
-        case="pipeline", **ours, **about,
+        case="pipeline", **ours, **about, **against_daft,
         ratio_to_tight_loop=ours["rate"] / tight["rate"],
         ratio_to_least_cpu_time=least / ours["cpu_ms"],
         ratio_to_data_loader=ours["rate"] / loader,

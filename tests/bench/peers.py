@@ -1,4 +1,4 @@
-"""Other search engines, each through its own client.
+"""What the benchmarks compare with: other search engines, each through its own client, and Daft.
 
     python tests/bench/peers.py     # installs them into .bench/peers, beside the environment (`make peers`)
 
@@ -7,6 +7,7 @@
     sqlite-vec   exact, one connection per thread
     usearch      exact search of a matrix of bits, in this process
     qdrant-edge  binary quantisation of ±1 vectors in this process; rescored: ``QdrantVectors``
+    Daft         encoding pictures, in ``encoding.py``
 
 What is not installed is left out and said so. ``peers`` gives each with its rows loaded, ``measure`` asks it.
 """
@@ -43,6 +44,8 @@ PACKAGES = (
     "sqlite-vec",
     "apsw",
 )
+# Without what they depend on, which is there: Daft allows no pyarrow as new as ours, but works with it.
+ALONE = ("daft",)
 
 
 class Search(Protocol):
@@ -81,7 +84,7 @@ def peers(codes: np.ndarray, report: Callable[[str, str], None]) -> Iterator[Pee
 def versions() -> dict[str, str]:
     """Those of the peers that are installed."""
     found = {}
-    for name in ("numpy", "faiss-cpu", "usearch", "numkong", *PACKAGES):
+    for name in ("numpy", "faiss-cpu", "usearch", "numkong", *PACKAGES, *ALONE):
         try:
             found[name.partition("[")[0]] = metadata.version(name.partition("[")[0])
         except metadata.PackageNotFoundError:
@@ -304,4 +307,6 @@ STARTS: dict[str, Callable[..., Any]] = {
 
 if __name__ == "__main__":
     install = [sys.executable, "-m", "pip", "install", "--upgrade", "-c", str(REPO / "constraints.txt")]
-    sys.exit(subprocess.run([*install, "--target", str(FOLDER), *PACKAGES]).returncode)
+    install += ["--target", str(FOLDER)]
+    codes = [subprocess.run([*install, *words]).returncode for words in (PACKAGES, ("--no-deps", *ALONE))]
+    sys.exit(max(codes))

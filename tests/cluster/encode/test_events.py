@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from cluster.encode import pipeline
+from cluster.encode import pipeline, summary
 from hashnet.encoding.worker import EncodeTask
 from hashnet.io import events
 from hashnet.store import PlannedPart, ShardRange, ShardRecord
@@ -34,7 +34,7 @@ def test_an_encoder_of_features_reports_the_shards_it_commits(told, monkeypatch)
 def test_decoding_reports_bad_rows_and_nothing_else(told):
     reasons = pa.array([None, "empty", None, "truncated", "empty"], pa.string())
     decoded = pa.table({"shard": ["codes-00003"] * 5, "reason": reasons})
-    pipeline.report_bad_rows("demo", decoded)
-    pipeline.report_bad_rows("demo", decoded.slice(0, 1))
+    summary.report_bad_rows("demo", decoded)
+    summary.report_bad_rows("demo", decoded.slice(0, 1))
     about = {"run": "demo", "stage": "encode", "shard": "codes-00003"}
     assert told == [{"event": "bad rows", **about, "reasons": {"empty": 2, "truncated": 1}}]

@@ -46,6 +46,8 @@ def make_run(uri: str, local: str) -> None:
         (["engine=auto"], "engine is now called device: write device=auto"),
         (["engine=cpu-eager"], "engine is now called device: write device=cpu compile=false"),
         (["device=cuda", "compile=true"], "compile=true is for the CPU: leave it out with device=cuda"),
+        (["device=cpu", "decode=nvjpeg"], "decode=nvjpeg is for GPUs: leave it out with device=cpu"),
+        (["compile=false", "decode=nvjpeg"], "decode=nvjpeg is for GPUs: leave it out with"),
         (["device=cpu", "gpus_per_actor=0.5"], "gpus_per_actor=0.5 has no meaning with device=cpu"),
         (["device=cuda", "gpus_per_actor=0"], "gpus_per_actor=0 contradicts device=cuda"),
         (["only_failed=true", "dry_run=true"], "only_failed and dry_run cannot be combined"),

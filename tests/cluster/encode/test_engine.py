@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.encode import planner
+from cluster.encode import job, pipeline
 from hashnet.errors import ModelError
 
 
@@ -17,13 +17,16 @@ from hashnet.errors import ModelError
         ("auto", None, "cpu-eager", "cpu-eager"),  # left open: as begun
         ("cpu", None, "cpu-compiled", "cpu-compiled"),
         ("auto", True, "cuda", "cuda"),
+        ("auto", None, "cuda-nvjpeg", "cuda-nvjpeg"),
+        ("cuda", None, "cuda-nvjpeg", "cuda-nvjpeg"),
+        ("cpu", None, "cuda-nvjpeg", "cpu"),
         ("cpu", None, "cuda", "cpu"),  # these contradict what is there
         ("cuda", None, "cpu-eager", "cuda"),
         ("auto", True, "cpu-eager", "cpu-compiled"),
     ],
 )
 def test_the_engine_that_is_requested(device, compile, begun, engine):
-    assert planner.requested_engine(device, compile, begun) == engine
+    assert job.requested_engine(device, compile, begun) == engine
 
 
 @pytest.mark.parametrize(
@@ -39,10 +42,12 @@ def test_the_engine_that_is_requested(device, compile, begun, engine):
 def test_without_gpus_no_worker_is_asked(engine, compile, modality, name, monkeypatch):
     monkeypatch.setattr("hashnet.encoding.engines._compiler", lambda: "/usr/bin/g++")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # the driver's own is not an actor's
-    assert planner.engine_of_workers(engine, compile, modality, 0) == name
+    assert pipeline.engine_of_workers(engine, compile, modality, 0) == name
 
 
 def test_an_engine_that_is_not_here_is_refused_with_its_own_sentence(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ModelError, match="cuda was requested"):
-        planner.engine_of_workers("cuda", None, "image", 0)
+        pipeline.engine_of_workers("cuda", None, "image", 0)
+    with pytest.raises(ModelError, match="decode=nvjpeg needs a GPU"):
+        pipeline.engine_of_workers("cuda-nvjpeg", None, "image", 0)
