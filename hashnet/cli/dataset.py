@@ -49,6 +49,7 @@ never in it; the same --seed gives the same draw."""
 
 def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
     """Adds one subcommand per source, with the options of the source and of ``Protocol``."""
+    parser.set_defaults(run=run)
     parser.epilog = EXAMPLES
     names = parser.add_subparsers(dest="source", metavar="NAME", required=True)
     requested = next((word for word in words if not word.startswith("-")), "")
@@ -134,8 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
     if given["source"] == "codes":
         return _import_codes(given)
     name = given["appended"] if given["source"] == "append" else given["source"]
-    known = {field.name for field in _fields(source_options(name), Protocol)}
-    options = {word: value for word, value in given.items() if word in known and value is not None}
+    options = _given_options(given, source_options(name), Protocol)
     if given["source"] == "append":
         manifest = append_source(
             Manifest.open(given["manifest"]),
@@ -167,9 +167,8 @@ def drop_duplicates(manifest: str, duplicates: str, out: str, overwrite: bool = 
 
 
 def _import_codes(given: dict[str, Any]) -> int:
-    known = {field.name for field in _fields(CodesOptions)}
-    options = {word: value for word, value in given.items() if word in known and value is not None}
-    store = import_codes(config.from_dict(CodesOptions, options), given["out"], given["overwrite"])
+    options = config.from_dict(CodesOptions, _given_options(given, CodesOptions))
+    store = import_codes(options, given["out"], given["overwrite"])
     about = {"codes": store.uri, "rows": len(store), "n_bits": store.n_bits, "n_classes": store.n_classes}
     if given["json"]:
         print(json.dumps(about | {"columns": store.columns, "sha256": store.sha256}))
@@ -198,6 +197,12 @@ def _fields(*options: type) -> list[dataclasses.Field]:
         for field in dataclasses.fields(one):
             found.setdefault(field.name, field)
     return list(found.values())
+
+
+def _given_options(given: dict[str, Any], *options: type) -> dict[str, Any]:
+    """The options that were given on the command line, by name."""
+    names = [field.name for field in _fields(*options)]
+    return {name: given[name] for name in names if given.get(name) is not None}
 
 
 def _add_options(parser: argparse.ArgumentParser, name: str, *options: type) -> None:

@@ -1,7 +1,7 @@
 """``hashnet``: what needs no cluster. A user's mistake is one sentence and exit code 2, no stack trace.
 
-A further command is a module in ``hashnet/cli`` and a line in ``COMMANDS``. Only the module of
-the requested command is imported, so that ``hashnet query`` starts without torch.
+A further command is a module in ``hashnet/cli`` and a line in ``COMMANDS``; the short ones, serve and items,
+are here. Only what the requested command needs is imported, so that ``hashnet query`` starts without torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hashnet import __version__
-from hashnet.errors import HashnetError, NotInstalled
+from hashnet.errors import ConfigError, DataError, HashnetError, NotInstalled
 
 COMMANDS = {  # name → what it does
     "dataset": "make a manifest: the list of a data set's pictures or features, with labels and splits",
@@ -53,11 +53,12 @@ def main(words: Sequence[str] | None = None) -> int:
         )
         if words and words[0] == name:
             try:
-                module = importlib.import_module(f"hashnet.cli.{name}")
+                configure = (
+                    COMMANDS_HERE.get(name) or importlib.import_module(f"hashnet.cli.{name}").configure
+                )
+                configure(command, words[1:])
             except ModuleNotFoundError as error:
                 return _not_installed(name, error)
-            module.configure(command, words[1:])
-            command.set_defaults(run=module.run)
     arguments, settings = parser.parse_known_args(words)
     if settings and not hasattr(arguments, "settings"):
         parser.error(f"unrecognized arguments: {' '.join(settings)}")
@@ -83,3 +84,102 @@ def _not_installed(command: str, error: ModuleNotFoundError) -> int:
         raise error
     print(NotInstalled(f"hashnet {command}", error.name), file=sys.stderr)
     return NotInstalled.exit_code
+
+
+SERVE_EXAMPLES = """
+examples:
+  hashnet serve runs/demo
+  hashnet serve runs/demo --workers 4 --port 8001 max_k=5000 timeout_s=60
+
+Any address but loopback needs a token: HASHNET_TOKEN for reading. HASHNET_WRITE_TOKEN turns writing on.
+`jobs/serve.py` serves on a Ray cluster.
+
+settings (KEY=VALUE):
+"""
+
+
+def _configure_serve(parser: argparse.ArgumentParser, words: list[str]) -> None:
+    from hashnet.io import config as configs
+    from hashnet.server import ServeConfig
+
+    parser.epilog = SERVE_EXAMPLES + configs.describe(ServeConfig)
+    parser.add_argument(
+        "run_folder", metavar="RUN", help="run folder with index/ (codes/, model/, manifest.parquet)"
+    )
+    parser.set_defaults(run=_serve, settings=[])  # it takes settings
+    parser.usage = "hashnet serve RUN [--host HOST] [--port PORT] [--workers N] [KEY=VALUE …]"
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", help="port to listen on (default 8000)")
+    parser.add_argument("--workers", metavar="N", help="processes that respond to requests (default 1)")
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    """Serves a run's index over HTTP on this machine, without Ray, until Ctrl-C."""
+    from hashnet.io import config as configs
+    from hashnet.server import ServeConfig, serve_standalone
+
+    words = [f"run={arguments.run_folder}", *arguments.settings]
+    flags = {"host": arguments.host, "port": arguments.port, "replicas": arguments.workers}
+    words += [f"{name}={value}" for name, value in flags.items() if value is not None]
+    config = configs.with_absolute_paths(configs.load(ServeConfig, overrides=words))
+    if config.slices is not None:
+        raise ConfigError("slices= spreads an index over a Ray cluster: use jobs/serve.py")
+    return serve_standalone(config)
+
+
+ITEMS_EXAMPLES = """
+examples:
+  hashnet items add new.jpg --id 900 --label cat --label grey --url http://127.0.0.1:8000
+  hashnet items add a.jpg b.jpg --id 901 --id 902 --upsert --url http://127.0.0.1:8000
+  hashnet items remove --id 900 --id 901 --url http://127.0.0.1:8000
+
+The server must have been started with HASHNET_WRITE_TOKEN; the token is taken from the same variable."""
+
+
+def _configure_items(parser: argparse.ArgumentParser, words: list[str]) -> None:
+    parser.set_defaults(run=_items)
+    parser.epilog = ITEMS_EXAMPLES
+    parser.add_argument("action", choices=("add", "remove"), help="what to do")
+    parser.add_argument(
+        "queries", metavar="PICTURE", nargs="*", help="picture files, or one .npy of features"
+    )
+    parser.add_argument("--url", required=True, help="the server, as hashnet serve prints it")
+    parser.add_argument(
+        "--id", dest="ids", type=int, action="append", required=True, metavar="ID", help="one per item"
+    )
+    parser.add_argument("--label", action="append", metavar="LABEL", help="a class of every item added")
+    parser.add_argument(
+        "--key", action="append", metavar="KEY", help="a text that names the item, one per item"
+    )
+    parser.add_argument("--upsert", action="store_true", help="replace items that have one of the ids")
+
+
+def _items(arguments: argparse.Namespace) -> int:
+    """Adds items to a served index or removes some; prints how many, and the version with the change."""
+    from hashnet.cli.query import read_queries
+    from hashnet.client import Client
+
+    with Client(arguments.url, token=os.environ.get("HASHNET_WRITE_TOKEN"), retry_s=10) as client:
+        if arguments.action == "remove":
+            if arguments.queries or arguments.label or arguments.key or arguments.upsert:
+                raise DataError("hashnet items remove takes --id only")
+            version = client.remove(arguments.ids)
+            print(f"removed {len(arguments.ids)} items: index version {version}")
+            return 0
+        if not arguments.queries:
+            raise DataError("give the pictures to add, or a .npy file of features, and one --id for each")
+        queries = read_queries(arguments.queries)
+        labels = None if arguments.label is None else [arguments.label] * len(queries)
+        columns = {"uri": list(queries)} if isinstance(queries, list) else {}
+        if arguments.key is not None:
+            if len(arguments.key) != len(queries):
+                raise DataError(
+                    f"{len(queries)} items came with {len(arguments.key)} --key; give one for each"
+                )
+            columns["key"] = arguments.key
+        version = client.add(queries, arguments.ids, labels, columns=columns or None, upsert=arguments.upsert)
+        print(f"added {len(queries)} items: index version {version}")
+    return 0
+
+
+COMMANDS_HERE = {"serve": _configure_serve, "items": _configure_items}

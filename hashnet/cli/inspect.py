@@ -40,6 +40,7 @@ The exit code is 0 when everything is sound, 1 when something is damaged, missin
 
 
 def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
+    parser.set_defaults(run=run)
     parser.epilog = EXAMPLES
     parser.add_argument("path", metavar="PATH", help="a folder or file, local or a URI")
     parser.add_argument(

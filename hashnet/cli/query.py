@@ -30,6 +30,7 @@ The token that a server requires is taken from HASHNET_TOKEN."""
 
 
 def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
+    parser.set_defaults(run=run)
     parser.epilog = EXAMPLES
     parser.add_argument(
         "queries", metavar="PICTURE", nargs="*", help="picture files, or one .npy file of features"
@@ -102,7 +103,7 @@ class Hit:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the hits of each query, nearest first."""
     if bool(arguments.queries) == bool(arguments.ids):
-        raise DataError("give pictures (or a .npy file), or --id, not both and not neither")
+        raise DataError("give either pictures (or a .npy file) or --id")
     if arguments.ranking == "asymmetric" and (arguments.ids or arguments.radius is not None):
         raise DataError("--ranking asymmetric is for the -k nearest of pictures or features")
     if arguments.rescore and arguments.radius is not None:
@@ -251,7 +252,7 @@ class _Run:
         if self.index.n_features is not None and made_with != self.index.lineage.get("model_sha256"):
             raise LineageMismatch(
                 f"the vectors of {self.run.index.uri} are of model {made_with}, not of the run's: "
-                "--rescore has none of the query to compare them with"
+                "--rescore has no vector of the query to compare them with"
             )
 
     def hit(self, id_: int, distance: int) -> Hit:
@@ -299,6 +300,8 @@ class _Run:
             return names.index(label)
         if label.isascii() and label.isdigit():
             return int(label)
+        if not names and self.index.describe()["n_classes"] is None:
+            raise IndexMismatch(f"the index has no labels, so none can be {label!r}; leave --label out")
         raise IndexMismatch(
             f"there is no label {label!r}; there are {', '.join(names[:8]) or 'numbers only'}"
         )

@@ -49,30 +49,31 @@ def _bad_arrow(message: str) -> RequestRejected:
 # ---------------------------------------------------------------- requests
 
 
-def query_column(queries: Queries) -> pa.Array:
-    """The queries as the column that carries them."""
-    if queries.kind == "codes":
-        return binary_column(queries.values)
-    if queries.kind == "features":
-        return _float_lists(queries.values)
-    if queries.kind == "ids":
-        return pa.array(np.asarray(queries.values, dtype=np.int64))
-    return pa.array(queries.values, pa.binary())
-
-
-def _float_lists(values: np.ndarray) -> pa.Array:
-    """float (n, d) as a column."""
-    rows = np.ascontiguousarray(values, dtype=np.float32)
-    return pa.FixedSizeListArray.from_arrays(rows.ravel(), rows.shape[1])
+def _lists(rows: np.ndarray) -> pa.FixedSizeListArray:
+    """A matrix as a column of lists of one length."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(rows).ravel()), rows.shape[1])
 
 
 def _query_columns(queries: Queries) -> dict[str, pa.Array]:
-    columns = {COLUMNS[queries.kind]: query_column(queries)}
-    return columns if queries.vectors is None else columns | {VECTOR: _float_lists(queries.vectors)}
+    """The queries, and their vectors where they have any, as the columns that carry them."""
+    if queries.kind == "codes":
+        column = binary_column(queries.values)
+    elif queries.kind == "features":
+        column = _lists(np.asarray(queries.values, np.float32))
+    elif queries.kind == "ids":
+        column = pa.array(np.asarray(queries.values, dtype=np.int64))
+    else:
+        column = pa.array(queries.values, pa.binary())
+    columns = {COLUMNS[queries.kind]: column}
+    return (
+        columns
+        if queries.vectors is None
+        else columns | {VECTOR: _lists(queries.vectors.astype(np.float32, copy=False))}
+    )
 
 
 def write_queries(queries: Queries) -> bytes:
-    """The body of a bulk search or encode request."""
+    """The body of a bulk search or encode request, or of the response to an encode request (codes)."""
     return write_table(pa.table(_query_columns(queries)))
 
 
@@ -202,22 +203,21 @@ def _matrix(column: pa.Array) -> np.ndarray:
 def write_hits(hits: SearchResult | list[SearchResult], version: int | None) -> bytes:
     """The body of a bulk search response: one (q, k) result, or a list of 1-D ones of a radius search."""
     if isinstance(hits, SearchResult):
-        ids, distances = (
-            pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).ravel()), values.shape[1])
-            for values in (hits.ids, hits.distances)
-        )
+        columns = {"ids": _lists(hits.ids), "distances": _lists(hits.distances)}
+        if hits.scores is not None:
+            columns["scores"] = _lists(hits.scores)
     else:
         offsets = np.zeros(len(hits) + 1, dtype=np.int64)
         np.cumsum([len(one) for one in hits], out=offsets[1:])
-        joined_ids = np.concatenate([one.ids for one in hits] or [np.zeros(0, np.int64)])
-        joined = np.concatenate([one.distances for one in hits] or [np.zeros(0, np.int32)])
-        ids = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(joined_ids.astype(np.int64)))
-        distances = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(joined.astype(np.int32)))
-    table = pa.table({"ids": ids, "distances": distances})
-    if isinstance(hits, SearchResult) and hits.scores is not None:
-        flat = pa.array(np.ascontiguousarray(hits.scores).ravel())
-        table = table.append_column("scores", pa.FixedSizeListArray.from_arrays(flat, hits.scores.shape[1]))
-    return write_table(table, {} if version is None else {"version": str(version)})
+        ids = np.concatenate([one.ids for one in hits] or [np.zeros(0, np.int64)]).astype(np.int64)
+        distances = np.concatenate([one.distances for one in hits] or [np.zeros(0, np.int32)])
+        columns = {
+            "ids": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(ids)),
+            "distances": pa.LargeListArray.from_arrays(
+                pa.array(offsets), pa.array(distances.astype(np.int32))
+            ),
+        }
+    return write_table(pa.table(columns), {} if version is None else {"version": str(version)})
 
 
 def read_hits(data: bytes) -> SearchResult | list[SearchResult]:
@@ -241,16 +241,6 @@ def read_hits(data: bytes) -> SearchResult | list[SearchResult]:
 def read_version(data: bytes) -> int:
     """The index version in the JSON response to a write."""
     return int(json.loads(data)["version"])
-
-
-def write_codes(codes: np.ndarray, vectors: np.ndarray | None = None) -> bytes:
-    """The body of a bulk encode response."""
-    return write_queries(Queries("codes", codes, vectors))
-
-
-def read_codes(data: bytes) -> Queries:
-    """Codes and, where they were requested and there are any, vectors of a bulk encode response."""
-    return read_queries(read_table(data))
 
 
 # ---------------------------------------------------------------- streams
@@ -370,7 +360,7 @@ def with_vectors(queries: Queries, vectors: Any) -> Queries:
 def as_queries(queries: Any = None, ids: Any = None) -> Queries:
     """A caller's argument as Queries: pictures, packed codes, features, or ids of indexed items."""
     if (queries is None) == (ids is None):
-        raise DataError("give either queries (pictures, codes or features) or ids=, not both and not neither")
+        raise DataError("give either queries (pictures, codes or features) or ids=")
     if ids is not None:
         return Queries("ids", as_ids(ids))
     if isinstance(queries, Queries):

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from hashnet.io import lazy_names
 
 if TYPE_CHECKING:
-    from hashnet.server.app import build_app
-    from hashnet.server.backend import Backend
+    from hashnet.server.app import Backend, build_app
     from hashnet.server.batching import Batcher
     from hashnet.server.encoder import BatchEncoder, EncodeRequest, EncoderProcess, serve_encoder
-    from hashnet.server.http_server import HttpServer, welcome
+    from hashnet.server.http_server import HttpServer, Telemetry
     from hashnet.server.live_index import (
         IndexedItems,
         IndexInfo,
@@ -23,8 +22,9 @@ if TYPE_CHECKING:
         SearchRequest,
         SearchResponse,
         check_width,
+        too_many_hits,
+        used_ids,
     )
-    from hashnet.server.middleware import Telemetry
     from hashnet.server.schemas import ApiError, error_response
     from hashnet.server.settings import (
         NO_MODEL,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         ServedRun,
         is_loopback,
     )
-    from hashnet.server.standalone import listen, serve_standalone
+    from hashnet.server.standalone import listen, serve_standalone, welcome
     from hashnet.server.writer import AddItems, Change, IndexWriter, RemoveItems, Written
 
 __all__, __getattr__ = lazy_names(__name__)

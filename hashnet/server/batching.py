@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from hashnet.errors import HashnetError
 
-CROWDED = 20  # calls with a single item in a row after which items are not waited for any more
+CROWDED = 20  # after this many calls with a single item each, no call waits for further items
 T = TypeVar("T", bound=Sized)
 R = TypeVar("R")
 
@@ -38,14 +38,9 @@ class Batcher(Generic[T, R]):
         self.pool = ThreadPoolExecutor(1, thread_name_prefix=name)  # its one thread makes all calls
         self._waiting: list[tuple[T, asyncio.Future[R]]] = []
         self._busy = False
-        self._crowded = 0  # calls to come that wait for others of the same moment
+        self._crowded = 0  # how many of the next calls still wait for items of the same moment
         self._last = -1.0  # when a call was made at once
         self._row_s = float("inf")  # seconds per row, as of lately; not known yet
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing runs or waits."""
-        return not self._busy and not self._waiting
 
     async def submit(self, item: T) -> R:
         """The result of ``item``; raises where ``run`` failed or put an error in its place."""

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,14 +16,16 @@ from hashnet.client import Queries
 from hashnet.errors import HashnetError, IndexMismatch
 from hashnet.results import SearchResult
 from hashnet.server.batching import Batcher
-from hashnet.server.middleware import Telemetry
 from hashnet.server.schemas import ApiError
 from hashnet.server.settings import check_model
+
+if TYPE_CHECKING:
+    from hashnet.server.http_server import Telemetry
 
 log = logging.getLogger(__name__)
 
 RADIUS_BLOCK = 16  # queries of a radius search between two checks of how many hits there are
-BULK = 64  # queries from which a request is searched apart from small ones, which would wait for it
+BULK = 64  # requests with at least this many queries are searched apart: small ones would wait for them
 MAX_TOGETHER = 256  # queries of small requests searched together
 INLINE_S = 0.002  # a search shorter than this runs on the event loop
 WAIT_FOR_VERSION_S = 2.0
@@ -93,7 +95,7 @@ class IndexedItems:
     version: int
     held: np.ndarray  # bool (n,): whether each id is indexed
     codes: np.ndarray  # uint8 (n, bytes); 0 where it is not
-    labels: list[list[int]] | None  # of those that are; None where not requested or not stored
+    labels: list[list[int]] | None  # of the indexed ones; None where not requested or not stored
     columns: list[dict[str, Any]] | None = None  # the same, keys among them
 
 
@@ -264,9 +266,8 @@ class LiveIndex:
             except HashnetError as error:
                 results[i] = ApiError.of(error) or error
         for members in groups.values():
-            found = _search_group(
-                index, *([of_all[i] for i in members] for of_all in cast("Any", (requests, codes, vectors)))
-            )
+            group = [requests[i] for i in members]
+            found = _search_group(index, group, [codes[i] for i in members], [vectors[i] for i in members])
             for i, result in zip(members, found, strict=True):
                 results[i] = result
         return results  # type: ignore[return-value] # every place was filled
@@ -335,9 +336,9 @@ def _search_group(
     for request, own, start, stop in zip(requests, codes, bounds[:-1], bounds[1:], strict=True):
         part = hits[start:stop] if isinstance(hits, list) else _rows(hits, start, stop)
         if isinstance(part, list) and sum(map(len, part)) > request.max_hits:
-            results.append(_too_many(request))
+            results.append(too_many_hits(request))
             continue
-        hit_codes = index.codes(_used_ids(part)) if request.with_items and len(index) else None
+        hit_codes = index.codes(used_ids(part)) if request.with_items and len(index) else None
         results.append(SearchResponse(index.version, part, own, hit_codes))
     return results
 
@@ -409,7 +410,8 @@ def _check_labels(index: Any, labels: tuple[int, ...] | None) -> None:
         )
 
 
-def _too_many(request: SearchRequest) -> ApiError:
+def too_many_hits(request: SearchRequest) -> ApiError:
+    """The error of a radius search with more hits than its response may have."""
     sentence = (
         f"more than {request.max_hits:,} items lie within {request.options.radius} bits; "
         "use a smaller radius or fewer queries"
@@ -424,7 +426,7 @@ def _rows(hits: SearchResult, start: int, stop: int) -> SearchResult:
     return replace(hits, ids=hits.ids[start:stop], distances=hits.distances[start:stop], scores=scores)
 
 
-def _used_ids(hits: SearchResult | list[SearchResult]) -> np.ndarray:
+def used_ids(hits: SearchResult | list[SearchResult]) -> np.ndarray:
     """Ids of all hits, query after query, without unused slots."""
     if isinstance(hits, list):
         return np.concatenate([hit.ids for hit in hits] or [np.zeros(0, np.int64)])

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from hashnet.client import Queries, wire
 from hashnet.server import schemas as s
+from hashnet.server.http_server import RequestRecord
 from hashnet.server.live_index import SearchOptions, SearchRequest
-from hashnet.server.middleware import RequestRecord
 from hashnet.server.schemas import ApiError
 from hashnet.server.settings import Limits, ServedRun
 from hashnet.server.writer import AddItems
@@ -34,40 +34,38 @@ def read_search(
     record: RequestRecord, options: dict[str, Any], limits: Limits, served: ServedRun
 ) -> SearchRequest:
     """The search of a request; its options come from the query string (``options``) or a JSON body."""
-    kind, body = _content_type(record), record.body
-    if kind == JSON:
-        parsed: s.SearchBody = _parsed(s.SearchBody, body, limits)
-        in_body = parsed.model_dump(include=s.SEARCH_OPTIONS, exclude_unset=True)
+    queries, body = _read_queries(record, s.SearchBody, limits)
+    if body is not None:
+        in_body = body.model_dump(include=s.SEARCH_OPTIONS, exclude_unset=True)
         if twice := sorted(in_body.keys() & options):
             sentence = f"{', '.join(twice)}: given in the body and in the address; give it once"
             raise ApiError("invalid_request", sentence)
-        queries, options = s.queries_of(parsed), options | in_body
-    elif kind == wire.ARROW:
-        queries = wire.read_queries(_table(body, limits))
-    elif kind.startswith("image/"):
-        queries = Queries("images", [body])
-    else:
-        raise _wrong_type(kind, f"{JSON}, {wire.ARROW} or image/*")
+        options = options | in_body
     check_queries(queries, limits, served)
     return _search_request(queries, options, limits, served, as_json=not accepts_arrow(record))
 
 
 def read_encode(record: RequestRecord, limits: Limits, served: ServedRun) -> Queries:
     """The pictures or features to encode."""
-    kind, body = _content_type(record), record.body
-    if kind == JSON:
-        queries = s.queries_of(_parsed(s.EncodeBody, body, limits))
-    elif kind == wire.ARROW:
-        queries = wire.read_queries(_table(body, limits))
-        if queries.kind not in ("images", "features"):
-            sentence = f"pictures and features can be encoded, {queries.kind} cannot"
-            raise ApiError("invalid_request", sentence)
-    elif kind.startswith("image/"):
-        queries = Queries("images", [body])
-    else:
-        raise _wrong_type(kind, f"{JSON}, {wire.ARROW} or image/*")
+    queries, _ = _read_queries(record, s.EncodeBody, limits)
+    if queries.kind not in ("images", "features"):
+        sentence = f"pictures and features can be encoded, {queries.kind} cannot"
+        raise ApiError("invalid_request", sentence)
     check_queries(queries, limits, served)
     return queries
+
+
+def _read_queries(record: RequestRecord, model: type[Any], limits: Limits) -> tuple[Queries, Any]:
+    """(the queries of a request, its body as ``model`` where it is JSON)."""
+    kind, body = _content_type(record), record.body
+    if kind == JSON:
+        parsed = _parsed(model, body, limits)
+        return s.queries_of(parsed), parsed
+    if kind == wire.ARROW:
+        return wire.read_queries(_table(body, limits)), None
+    if kind.startswith("image/"):
+        return Queries("images", [body]), None
+    raise _wrong_type(kind, f"{JSON}, {wire.ARROW} or image/*")
 
 
 def read_add(record: RequestRecord, limits: Limits, served: ServedRun) -> tuple[Queries, AddItems]:

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from hashnet.client import Queries
+from hashnet.client import Queries, wire
 from hashnet.errors import (
     CodeError,
     HashnetError,
@@ -75,6 +75,7 @@ Version = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1), WHOLE]
 
 # Validation of a list stops at the first mistake: a large body of wrong entries would make millions.
 FIRST = Field(fail_fast=True)
+QUERIES = tuple(wire.COLUMNS)  # the fields that hold queries: codes, images, features, ids
 MAX_CONDITION = 2000  # characters
 MAX_LABELS = 1000  # of one item, and of a filter
 Codes = Annotated[list[Hex], FIRST]
@@ -115,36 +116,8 @@ def _exactly_one(*names: str) -> ConfigDict:
 VECTORS = "with codes: the vector of each, which hits are rescored by"
 
 
-class QueryBody(Strict):
-    """Exactly one of the four: codes, images, features, ids."""
-
-    model_config = _exactly_one("codes", "images", "features", "ids")
-
-    codes: Codes | None = Field(None, min_length=1, description="packed codes, hex")
-    images: Images | None = Field(None, min_length=1, description="picture files, base64")
-    features: Features | None = Field(
-        None, min_length=1, description="feature vectors, where the model takes features"
-    )
-    ids: Ids | None = Field(None, min_length=1, description="ids of indexed items")
-    vectors: Features | None = Field(None, min_length=1, description=VECTORS)
-
-
 Ranking = Literal["hamming", "asymmetric"]
 RANKING = "by Hamming distance, or by the logits of pictures or features against the codes (finer, slower)"
-SEARCH_OPTIONS = {
-    "k",
-    "radius",
-    "labels",
-    "exclude_self",
-    "items",
-    "min_version",
-    "text_ids",
-    "ranking",
-    "where",
-    "rescore",
-    "oversample",
-    "metric",
-}
 WHERE = "a condition on the items' columns, such as: year >= 2020 and city in ('Rome', 'Oslo')"
 Rescore = Literal["features"]
 Metric = Literal["cosine", "inner_product"]
@@ -205,16 +178,23 @@ class ItemPath(Schema):
     id: int = Field(ge=0, le=2**63 - 1, description="id of an indexed item")
 
 
-class SearchBody(QueryBody):
+class SearchBody(Strict):
     """One or many queries of one kind, and either ``k`` (10 when neither is given) or ``radius``."""
 
     model_config = ConfigDict(
         json_schema_extra={
-            "oneOf": [{"required": [name]} for name in ("codes", "images", "features", "ids")],
+            "oneOf": [{"required": [name]} for name in QUERIES],
             "not": {"required": ["k", "radius"]},
         }
     )
 
+    codes: Codes | None = Field(None, min_length=1, description="packed codes, hex")
+    images: Images | None = Field(None, min_length=1, description="picture files, base64")
+    features: Features | None = Field(
+        None, min_length=1, description="feature vectors, where the model takes features"
+    )
+    ids: Ids | None = Field(None, min_length=1, description="ids of indexed items")
+    vectors: Features | None = Field(None, min_length=1, description=VECTORS)
     k: Annotated[int, Field(strict=True, ge=1), WHOLE] | None = Field(
         None, description="number of nearest items"
     )
@@ -238,6 +218,9 @@ class SearchBody(QueryBody):
         None, description=OVERSAMPLE
     )
     metric: Metric | None = Field(None, description=METRIC)
+
+
+SEARCH_OPTIONS = set(SearchBody.model_fields) - {*QUERIES, "vectors"}
 
 
 class EncodeParams(Schema):
@@ -423,9 +406,9 @@ def _sentence(mistake: Any) -> str:
 
 def queries_of(body: Any) -> Queries:
     """The queries in a JSON body, which must be of one kind."""
-    names = [name for name in ("codes", "images", "features", "ids") if getattr(body, name, None) is not None]
+    names = [name for name in QUERIES if getattr(body, name, None) is not None]
     if len(names) != 1:
-        fields = [name for name in ("codes", "images", "features", "ids") if name in type(body).model_fields]
+        fields = [name for name in QUERIES if name in type(body).model_fields]
         raise ApiError(
             "invalid_request", f"give exactly one of {', '.join(fields)}; got {' and '.join(names) or 'none'}"
         )
@@ -504,11 +487,6 @@ class ApiError(HashnetError):
         if isinstance(error, (IndexMismatch, CodeError)):
             return cls("invalid_request", message)
         return None
-
-
-def server_failure(request_id: str) -> ApiError:
-    """The error for an unexpected exception; the log has its stack trace."""
-    return ApiError("internal", f"the server failed; its log has the details of request {request_id}", 500)
 
 
 @dataclass

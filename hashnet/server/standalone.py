@@ -205,6 +205,31 @@ def serve_standalone(config: ServeConfig, when_up: Callable[[str], object] = lam
 # ---------------------------------------------------------------- inside a child
 
 
+def welcome(config: ServeConfig, served: ServedRun, access: Access, log: str) -> str:
+    """What a person should know when the server is up; ``log`` is where its log is."""
+    url = config.url
+    accepts = {"image": "pictures, ", "features": "features, "}.get(served.modality or "", "")
+    token = ' -H "authorization: Bearer $HASHNET_TOKEN"' if access.read else ""
+    items = served.open_items()
+    some = items.sample(1) if items is not None else []
+    lines = [
+        f"serving {served.size:,} codes of {served.n_bits} bits ({served.kind}): "
+        f"search by {accepts}codes and ids",
+        f"  {url}/",
+        "try",
+        f"  curl{token} {url}/v1/info",
+    ]
+    if served.modality == "image":
+        lines.append(f"  hashnet query PICTURE --url {url} -k 10")
+    lines += [
+        f"  hashnet query --id {some[0] if some else 0} --url {url}",
+        f"writing is {'on' if access.write else 'off (set HASHNET_WRITE_TOKEN to turn it on)'}",
+        f"requests and errors are logged in {log}",
+        "Ctrl-C stops it",
+    ]
+    return "\n".join(lines)
+
+
 class FileLock:
     """Held by one process at a time; the system lets go of it when its holder dies."""
 
@@ -221,12 +246,10 @@ class FileLock:
 
 async def _work(config: ServeConfig, access: Access, folder: str, fd: int, report: Any) -> None:
     """A worker: the HTTP application over the index."""
-    from hashnet.server.app import build_app
-    from hashnet.server.backend import Backend
+    from hashnet.server.app import Backend, build_app
     from hashnet.server.encoder import EncoderProcess
-    from hashnet.server.http_server import HttpServer, welcome
+    from hashnet.server.http_server import HttpServer, Telemetry
     from hashnet.server.live_index import IndexService, LiveIndex
-    from hashnet.server.middleware import Telemetry
     from hashnet.server.writer import IndexWriter
 
     served = ServedRun.open(config)
@@ -281,7 +304,7 @@ def _when_orphaned(act: Any) -> None:
 
 
 class _NotNeeded:
-    """Finds no module of these names, as if they were not installed."""
+    """Hides the modules NOT_NEEDED, as if they were not installed."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:

@@ -32,10 +32,8 @@ log = logging.getLogger(__name__)
 
 OF_EVERY_ITEM = ("uri", "key")  # columns that items may have although the index was built without
 MAX_ROWS = 100_000  # of changes committed together
-COMPACT_ROWS, COMPACT_SHARE = (
-    10_000,
-    0.25,
-)  # rows added and removed since, from which on the index is compacted
+# The index is compacted once this many rows, and this share of it, were added or removed since.
+COMPACT_ROWS, COMPACT_SHARE = 10_000, 0.25
 
 
 @dataclass(frozen=True)
@@ -165,7 +163,7 @@ def _is_loose(index: Any) -> bool:
 
 
 def _runs(changes: Sequence[Change]) -> list[list[Change]]:
-    """Neighbours that can be made as one change: of one kind, with the same things given of each item."""
+    """Consecutive changes that can be made as one: of one kind, with the same things given for each item."""
 
     def kind(change: Change) -> tuple:
         if isinstance(change, RemoveItems):

@@ -26,7 +26,7 @@ from hashnet.server import (
     Telemetry,
     build_app,
 )
-from hashnet.server.middleware import RequestMiddleware
+from hashnet.server.http_server import RequestMiddleware
 
 READ, WRITE = "r" * 24, "w" * 24
 BASE = "http://127.0.0.1:8000"

@@ -80,7 +80,7 @@ def test_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "code", "sentence"),
     [
         (["no.png", "--run", "RUN"], 2, "no.png is not a file"),
-        (["--run", "RUN"], 2, "give pictures"),
+        (["--run", "RUN"], 2, "give either pictures"),
         (["--id", "99999999", "--run", "RUN"], 2, "no id 99999999"),
         (["--id", "99999999999999999999", "--run", "RUN"], 2, "--id must fit into int64, got 99999999999"),
         (["--id", "1", "--run", "/no/such/run"], 2, "holds no index"),

@@ -23,7 +23,7 @@ CODES = np.random.default_rng(0).integers(0, 256, (10, 8), dtype=np.uint8)
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hashnet.client.requests.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("hashnet.client.retries.FIRST_PAUSE_S", 0.001)
     monkeypatch.delenv("HASHNET_TOKEN", raising=False)
 
 
@@ -254,7 +254,7 @@ def test_after_a_write_the_same_client_reads_no_older_version() -> None:
 
 def test_a_write_beyond_one_request_says_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """The third of four parts is refused: the error names the first two, and later reads see them."""
-    monkeypatch.setattr("hashnet.client.requests.WRITE_ROWS", 3)
+    monkeypatch.setattr("hashnet.client.client.WRITE_ROWS", 3)
     versions: list[int] = []
     asked: list[str | None] = []
 
@@ -301,7 +301,7 @@ def test_a_write_is_one_request_whatever_the_batch_size() -> None:
             queries = wire.read_queries(wire.read_table(request.content))
             return httpx.Response(
                 200,
-                content=wire.write_codes(queries.values[:, :8].astype(np.uint8)),
+                content=wire.write_queries(Queries("codes", queries.values[:, :8].astype(np.uint8))),
                 headers={"content-type": wire.ARROW},
             )
         return httpx.Response(200, json={"version": 5})
@@ -376,7 +376,7 @@ def test_pictures_travel_as_the_bytes_they_are(tmp_path: object) -> None:
 
     def handler(request: httpx.Request) -> httpx.Response:
         sent.extend(wire.read_queries(wire.read_table(request.content)).values)
-        return arrow(wire.write_codes(np.zeros((1, 8), dtype=np.uint8)))
+        return arrow(wire.write_queries(Queries("codes", np.zeros((1, 8), dtype=np.uint8))))
 
     with client(handler) as one:
         for picture in (str(path), path, path.read_bytes(), [path], Image.open(path)):

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from hashnet import BinaryIndex
 from hashnet.server import BatchEncoder, ServeConfig, ServedRun
-from hashnet.server.middleware import RequestMiddleware
+from hashnet.server.http_server import RequestMiddleware
 from tests.support.serving_app import BASE, make_app
 from tests.support.small_run import make_run
 

@@ -14,20 +14,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from hashnet import AsyncClient, BinaryIndex, Encoder
-from hashnet.server import (
-    Access,
-    BatchEncoder,
-    ServeConfig,
-    ServedRun,
-)
-from hashnet.server.middleware import RequestMiddleware
-from tests.support.serving_app import (
-    BASE,
-    WRITE,
-    error_of,
-    make_app,
-    picture,
-)
+from hashnet.server import Access, BatchEncoder, ServeConfig, ServedRun
+from hashnet.server.http_server import RequestMiddleware
+from tests.support.serving_app import BASE, WRITE, error_of, make_app, picture
 from tests.support.small_run import some_codes
 
 

@@ -9,13 +9,8 @@ from starlette.testclient import TestClient
 
 from hashnet.errors import ConfigError
 from hashnet.server import Access
-from hashnet.server.middleware import RequestMiddleware
-from tests.support.serving_app import (
-    CODE,
-    READ,
-    WRITE,
-    error_of,
-)
+from hashnet.server.http_server import RequestMiddleware
+from tests.support.serving_app import CODE, READ, WRITE, error_of
 
 
 def test_tokens(app: Callable[..., RequestMiddleware]) -> None:

@@ -28,12 +28,7 @@ from hashnet.server import (
     ServedRun,
     serve_encoder,
 )
-from tests.support.serving_app import (
-    BASE,
-    blank_png,
-    error_of,
-    make_app,
-)
+from tests.support.serving_app import BASE, blank_png, error_of, make_app
 from tests.support.small_run import make_run
 
 

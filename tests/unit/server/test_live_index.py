@@ -22,13 +22,9 @@ from hashnet.server import (
     SearchResponse,
     Telemetry,
 )
-from hashnet.server.middleware import RequestMiddleware
+from hashnet.server.http_server import RequestMiddleware
 from hashnet.store import CodeStore
-from tests.support.serving_app import (
-    BASE,
-    CODE,
-    error_of,
-)
+from tests.support.serving_app import BASE, CODE, error_of
 from tests.support.small_run import some_codes
 
 

@@ -15,19 +15,10 @@ from starlette.testclient import TestClient
 from hashnet import BinaryIndex
 from hashnet.client import Queries, wire
 from hashnet.io import binary_column
-from hashnet.server import (
-    Access,
-)
+from hashnet.server import Access
 from hashnet.server import schemas as s
-from hashnet.server.middleware import RequestMiddleware
-from tests.support.serving_app import (
-    BASE,
-    CODE,
-    WRITE,
-    blank_png,
-    error_of,
-    limits_with,
-)
+from hashnet.server.http_server import RequestMiddleware
+from tests.support.serving_app import BASE, CODE, WRITE, blank_png, error_of, limits_with
 from tests.support.small_run import some_codes
 
 JSON_REFUSALS: dict[str, tuple[dict[str, Any], int, str]] = {

@@ -9,10 +9,7 @@ import pytest
 
 from hashnet import BinaryIndex
 from hashnet.errors import LineageMismatch
-from hashnet.server import (
-    ServeConfig,
-    ServedRun,
-)
+from hashnet.server import ServeConfig, ServedRun
 from tests.support.small_run import make_model
 
 

@@ -13,21 +13,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from hashnet import BinaryIndex
-from hashnet.server import (
-    Access,
-    AddItems,
-    ApiError,
-    IndexWriter,
-    RemoveItems,
-    Written,
-)
-from hashnet.server.middleware import RequestMiddleware
-from tests.support.serving_app import (
-    BASE,
-    CODE,
-    WRITE,
-    error_of,
-)
+from hashnet.server import Access, AddItems, ApiError, IndexWriter, RemoveItems, Written
+from hashnet.server.http_server import RequestMiddleware
+from tests.support.serving_app import BASE, CODE, WRITE, error_of
 from tests.support.small_run import some_codes
 
 

@@ -16,19 +16,9 @@ from starlette.testclient import TestClient
 from hashnet.client import Queries, wire
 from hashnet.errors import StorageError
 from hashnet.io import events
-from hashnet.server import (
-    Access,
-    IndexService,
-    IndexWriter,
-)
-from hashnet.server.middleware import RequestMiddleware
-from tests.support.serving_app import (
-    BASE,
-    CODE,
-    WRITE,
-    error_of,
-    limits_with,
-)
+from hashnet.server import Access, IndexService, IndexWriter
+from hashnet.server.http_server import RequestMiddleware
+from tests.support.serving_app import BASE, CODE, WRITE, error_of, limits_with
 from tests.support.small_run import some_codes
 
 

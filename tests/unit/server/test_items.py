@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 
 from hashnet import BinaryIndex
 from hashnet.server import IndexService
-from hashnet.server.backend import MAX_DECODING
-from hashnet.server.middleware import RequestMiddleware
+from hashnet.server.app import MAX_DECODING
+from hashnet.server.http_server import RequestMiddleware
 from hashnet.store import CodeStore, write_store
 from hashnet.store.lookup import ItemLookup
 from tests.support.serving_app import BASE, error_of
