@@ -37,19 +37,25 @@ PATTERN_CELLS = 2**26  # fewer where there are more than 32,768 patterns: a quar
 
 def as_multi_hot(labels: Any, n_classes: int | None = None, name: str = "labels") -> np.ndarray:
     """Multi-hot uint8 (n, n_classes) of class ids (n,) or of a multi-hot matrix of 0 and 1."""
-    labels = as_array(labels, name)
+    labels = _ids_or_multi_hot(labels, n_classes, name)
     if labels.ndim == 1:
         return _one_hot(labels, n_classes, name)
-    if labels.ndim != 2:
-        raise CodeError(f"{name} must be class ids (n,) or multi-hot (n, n_classes), got {labels.shape}")
-    if n_classes is not None and labels.shape[1] != n_classes:
-        raise CodeError(f"{name} have {labels.shape[1]} classes where {n_classes} are needed")
     if labels.dtype == bool:
         return labels.view(np.uint8)
     if labels.size and not ((labels == 0) | (labels == 1)).all():
         row = int(((labels != 0) & (labels != 1)).any(axis=1).argmax())
         raise CodeError(f"{name} must hold only 0 and 1; row {row} does not")
     return labels.astype(np.uint8, copy=False)
+
+
+def _ids_or_multi_hot(labels: Any, n_classes: int | None, name: str) -> np.ndarray:
+    """``labels`` as an array (n,) or (n, n_classes); CodeError where it has another shape."""
+    labels = as_array(labels, name)
+    if labels.ndim not in (1, 2):
+        raise CodeError(f"{name} must be class ids (n,) or multi-hot (n, n_classes), got {labels.shape}")
+    if labels.ndim == 2 and n_classes is not None and labels.shape[1] != n_classes:
+        raise CodeError(f"{name} have {labels.shape[1]} classes where {n_classes} are needed")
+    return labels
 
 
 def from_names(labels: Any) -> tuple[np.ndarray, tuple[str, ...]] | None:
@@ -239,14 +245,10 @@ class LabelSets:
     @classmethod
     def of(cls, labels: Any, n_classes: int | None = None, name: str = "labels") -> LabelSets:
         """Of class ids (n,) or of a multi-hot matrix (n, n_classes)."""
-        labels = as_array(labels, name)
+        labels = _ids_or_multi_hot(labels, n_classes, name)
         if labels.ndim == 1:
             width = _width(labels, n_classes, name)
             return cls(width, np.arange(len(labels) + 1), labels.astype(np.int32))
-        if labels.ndim != 2:
-            raise CodeError(f"{name} must be class ids (n,) or multi-hot (n, n_classes), got {labels.shape}")
-        if n_classes is not None and labels.shape[1] != n_classes:
-            raise CodeError(f"{name} have {labels.shape[1]} classes where {n_classes} are needed")
         start = np.zeros(len(labels) + 1, dtype=np.int64)
         found = []
         for first in range(0, len(labels), SLICE_ROWS):  # a matrix may be a gigabyte: never copy it whole

@@ -6,6 +6,7 @@ from hashnet.io import lazy_names
 
 if TYPE_CHECKING:
     from hashnet.data.columns import (
+        expand_pattern,
         feature_matrix,
         feature_rows,
         further_columns,
@@ -15,11 +16,16 @@ if TYPE_CHECKING:
         schema_type,
     )
     from hashnet.data.fetch import OUT_OF_REACH, fetch_images, too_many_bad
-    from hashnet.data.images import FORMATS, PREPROCESS_VERSION, Preprocess, decode
-    from hashnet.data.input_files import expand_pattern
+    from hashnet.data.images import FORMATS, PREPROCESS_VERSION, Preprocess, decode, is_plain_jpeg
     from hashnet.data.manifest import Manifest, ManifestArtefact
-    from hashnet.data.neighbours import NEAREST, NEIGHBOURS, nearest_rows, neighbour_pairs
-    from hashnet.data.pairs import PairTable, lists_neighbours
+    from hashnet.data.pairs import (
+        NEAREST,
+        NEIGHBOURS,
+        PairTable,
+        lists_neighbours,
+        nearest_rows,
+        neighbour_pairs,
+    )
     from hashnet.data.sources import SOURCES, append_source, load_source, make_manifest, source_options
     from hashnet.data.splits import Protocol
     from hashnet.data.summary import check_pictures, notes, unreadable_warning

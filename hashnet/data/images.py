@@ -38,23 +38,20 @@ if TYPE_CHECKING:
 PREPROCESS_VERSION = "1"  # change it with anything below that changes a pixel
 MAX_PIXELS = 100_000_000  # 300 MB decoded; a larger picture is a mistake or an attack
 MAX_SIDE = 65_535  # as of a JPEG: 1 x 49,000,000 pixels in 95 kB of PNG take seconds to resize
+PLAIN_PIXELS = 4_000_000  # of a JPEG that a GPU decodes, together with others
 # Pillow opens more than pictures (EPS starts Ghostscript): only these are tried.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 ORIENTATION = 0x0112  # the EXIF tag
 BACKGROUND = (255, 255, 255)  # behind transparent pixels
 
 
-def decode(data: bytes, at_least: int | None = None, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """uint8 (height, width, 3) RGB of an encoded picture, upright; BadImage when there is none.
+def decode(data: bytes | Image, at_least: int | None = None, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """uint8 (height, width, 3) RGB of an encoded picture or a PIL picture, upright; BadImage without one.
 
     JPEG, PNG, WebP, BMP, GIF (first frame), TIFF and PPM; gray, palette, CMYK and 16-bit pictures
     become RGB, transparent ones get a white background; floating-point ones are refused. With ``at_least`` a
     large JPEG comes out smaller, its shorter side not below that many pixels.
     """
-    return _open_rgb(data, at_least, max_pixels)
-
-
-def _open_rgb(data: bytes | Image, at_least: int | None, max_pixels: int) -> np.ndarray:
     from PIL import Image, UnidentifiedImageError
 
     _quiet()
@@ -105,6 +102,32 @@ def _plain_jpeg(data: bytes, picture: Image) -> np.ndarray | None:
     except ValueError:  # damaged, or of a rare kind: Pillow decides
         return None
     return pixels if pixels.shape[1::-1] == picture.size else None
+
+
+def is_plain_jpeg(data: bytes | BadImage, preprocess: Preprocess) -> bool:
+    """Whether a decoder for ordinary JPEGs, as GPUs have one, sees in it what ``decode`` sees.
+
+    Such a JPEG is whole, upright, and gray or YCbCr: a GPU's decoder knows no EXIF, may take any three
+    components for YCbCr, and need not notice that the end is missing. It is also of ordinary size: one of
+    twice the size needed is cheap here, where it is decoded at half its size.
+    """
+    from PIL import Image
+
+    if not isinstance(data, bytes) or not (data.startswith(b"\xff\xd8") and data.endswith(b"\xff\xd9")):
+        return False
+    try:
+        with Image.open(io.BytesIO(data), formats=("JPEG",)) as picture:
+            components = [layer[0] for layer in picture.layer]  # type: ignore[attr-defined]
+            return (
+                picture.format == "JPEG"
+                and (picture.mode == "L" or (picture.mode == "RGB" and components == [1, 2, 3]))
+                and picture.info.get("adobe_transform", 1) == 1
+                and _orientation(picture) == 1
+                and min(picture.size) < 2 * preprocess.resize
+                and picture.width * picture.height <= PLAIN_PIXELS
+            )
+    except Exception:  # ``decode`` says what is wrong with it
+        return False
 
 
 @lru_cache(maxsize=1)
@@ -183,8 +206,8 @@ class Preprocess:
 
     def eval(self, data: bytes | Image) -> np.ndarray:
         """uint8 (3, crop, crop): the centre, of encoded bytes or of a PIL picture."""
-        picture = _open_rgb(data, self.resize, MAX_PIXELS)
-        height, width = self._resized(picture)
+        picture = decode(data, self.resize)
+        height, width = self.resized(*picture.shape[:2])
         return self._cut(picture, (width - self.crop) // 2, (height - self.crop) // 2)
 
     def train(self, data: bytes, seed: int, epoch: int, row_id: int) -> np.ndarray:
@@ -192,12 +215,12 @@ class Preprocess:
 
         With ``min_area`` the part that is cut out has a random size and shape, too (RandomResizedCrop).
         """
-        picture = _open_rgb(data, self.resize, MAX_PIXELS)
+        picture = decode(data, self.resize)
         across, down, mirror, *sizes = _draws(seed, epoch, row_id, 5)
         if self.min_area:
             pixels = self._cut_any_size(picture, *(number / 2**64 for number in (across, down, *sizes)))
         else:
-            height, width = self._resized(picture)
+            height, width = self.resized(*picture.shape[:2])
             left, top = across % (width - self.crop + 1), down % (height - self.crop + 1)
             pixels = self._cut(picture, left, top)
         return np.ascontiguousarray(pixels[:, :, ::-1]) if self.flip and mirror % 2 else pixels
@@ -251,9 +274,8 @@ class Preprocess:
                 fill(i)
         return out, dict(sorted(bad.items()))
 
-    def _resized(self, picture: np.ndarray) -> tuple[int, int]:
-        """Height and width after the resize."""
-        height, width, _ = picture.shape
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width after the resize, of a picture with these."""
         if not self.keep_aspect:
             return self.resize, self.resize
         scale = self.resize / min(width, height)
@@ -264,7 +286,7 @@ class Preprocess:
         from hashnet.kernels import resample  # numba, which takes a second to import
 
         full_height, full_width, _ = picture.shape
-        height, width = self._resized(picture)
+        height, width = self.resized(*picture.shape[:2])
         x, y = full_width / width, full_height / height  # pixels of the picture per resized pixel
         right, bottom = (left + self.crop) * x, (top + self.crop) * y
         box = (left * x, top * y, min(right, full_width), min(bottom, full_height))  # rounding

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hashnet import labels as label_sets
-from hashnet.data import splits
 from hashnet.data import splits as split_flags
 from hashnet.errors import DataError, FormatError, HashnetError
 from hashnet.io import Artefact, TableBuffer, check_file, check_whole, rechunk, storage, type_from_text
@@ -248,7 +247,7 @@ class ManifestArtefact(Artefact):
                 "inline": manifest.inline,
                 "columns": [list(pair) for pair in manifest.columns.items()],
                 "n_rows": sum(part.rows for part in parts),
-                "parts": [part.to_dict() for part in parts],
+                "parts": [asdict(part) for part in parts],
             },
             sha256=_content_sha256(manifest.modality, manifest.n_classes, class_names, parts),
             lineage={"source": dict(source)},
@@ -314,13 +313,8 @@ class ManifestPart:
     def from_dict(cls, about: dict[str, Any]) -> ManifestPart:
         return cls(**{**about, "groups": tuple(RowGroup(**group) for group in about["groups"])})
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "groups": [asdict(group) for group in self.groups]}
 
-
-def schema_of(
-    modality: str, n_features: int | None, inline: bool, further: Mapping[str, str] | None = None
-) -> pa.Schema:
+def schema_of(modality: str, n_features: int | None, inline: bool, further: Mapping[str, str]) -> pa.Schema:
     """Columns of a part: ``image`` only where pictures are inside the manifest, ``feature`` for features.
 
     ``further`` are the user's own, name → Arrow type; they come last.
@@ -331,7 +325,7 @@ def schema_of(
     if modality == "features":
         columns.append(("feature", pa.list_(pa.float32(), n_features)))
     columns += [("labels", pa.list_(pa.int32())), ("splits", pa.list_(pa.string()))]
-    return pa.schema(columns + [(name, type_from_text(kind)) for name, kind in (further or {}).items()])
+    return pa.schema(columns + [(name, type_from_text(kind)) for name, kind in further.items()])
 
 
 class _Aborted(Exception):
@@ -360,7 +354,7 @@ class PartsWriter:
         columns: dict[str, Any] = {name: payload[name] for name in payload.column_names}
         columns["row_id"] = pa.array(np.arange(self._next_row_id, self._next_row_id + n))
         columns["labels"] = pa.nulls(n, pa.list_(pa.int32())) if labels is None else labels
-        columns["splits"] = splits.to_lists(flags)
+        columns["splits"] = split_flags.to_lists(flags)
         extra = set(payload.column_names) - set(self.schema.names)
         if extra:
             raise DataError(
@@ -405,7 +399,7 @@ class PartsWriter:
         if self._open is None:
             self._open_part(table["row_id"][0].as_py())
         self._writer.write_table(table, row_group_size=len(table))
-        counts = splits.counts(splits.from_lists(table["splits"]))
+        counts = split_flags.counts(split_flags.from_lists(table["splits"]))
         self._groups.append(RowGroup(len(table), counts))
         self._bytes += table.nbytes
         if self._bytes >= PART_BYTES or sum(group.rows for group in self._groups) >= PART_ROWS:
@@ -433,7 +427,9 @@ class PartsWriter:
         self._open.close()
         self._open = None
         uri = storage.join(self.folder, self._name)
-        totals = {name: sum(group.splits.get(name, 0) for group in self._groups) for name in splits.SPLITS}
+        counts = {
+            name: sum(group.splits.get(name, 0) for group in self._groups) for name in split_flags.FLAGS
+        }
         self.parts.append(
             ManifestPart(
                 name=self._name,
@@ -441,7 +437,7 @@ class PartsWriter:
                 bytes=storage.size_of(uri),
                 rows=sum(group.rows for group in self._groups),
                 first_row_id=self._first,
-                splits={name: n for name, n in totals.items() if n},
+                splits={name: n for name, n in counts.items() if n},
                 groups=tuple(self._groups),
             )
         )
@@ -452,37 +448,30 @@ def read_groups(
     uri: str, part: ManifestPart, split: str | None, columns: list[str] | None, skip: int, stop: int | None
 ) -> Iterator[pa.Table]:
     """The part's rows of a split, one row group at a time: positions skip ≤ p < stop within the split."""
-    flag = None if split is None else splits.flag_of(split)
+    flag = None if split is None else split_flags.flag_of(split)
     position = 0
-    with storage.open_input(storage.join(uri, part.name)) as source:
-        read = _reader(source, f"{uri}/{part.name}")
+    where = storage.join(uri, part.name)
+    with storage.open_input(where) as source, _damage_named(where):
+        file = pq.ParquetFile(source, page_checksum_verification=True)
         for number, group in enumerate(part.groups):
             rows = group.rows if split is None else group.splits.get(split, 0)
             low, high = skip - position, rows if stop is None else min(rows, stop - position)
             position += rows
             if rows == 0 or low >= rows or high <= 0:
                 continue
-            table = read(number, columns)
+            table = file.read_row_group(number, columns=columns)
             if flag is not None and rows < group.rows:
-                lists = table["splits"] if "splits" in table.column_names else None
-                if lists is None:
-                    lists = read(number, ["splits"])["splits"]
-                table = table.filter(pa.array((splits.from_lists(lists) & flag) > 0))
+                known = "splits" in table.column_names
+                lists = (table if known else file.read_row_group(number, columns=["splits"]))["splits"]
+                table = table.filter(pa.array((split_flags.from_lists(lists) & flag) > 0))
             low = max(low, 0)
             yield table.slice(low, high - low)
 
 
-def _reader(source: pa.NativeFile, uri: str) -> Callable[[int, list[str] | None], pa.Table]:
-    """Reads columns of a row group; FormatError where the file is damaged."""
+@contextmanager
+def _damage_named(uri: str) -> Iterator[None]:
+    """FormatError for whatever Parquet cannot read."""
     try:
-        file = pq.ParquetFile(source, page_checksum_verification=True)
+        yield
     except (pa.ArrowException, OSError) as error:
         raise FormatError(f"{uri} is damaged: {error}") from error
-
-    def read(group: int, columns: list[str] | None) -> pa.Table:
-        try:
-            return file.read_row_group(group, columns=columns)
-        except (pa.ArrowException, OSError) as error:
-            raise FormatError(f"{uri} is damaged: {error}") from error
-
-    return read

@@ -6,6 +6,10 @@ kept once, with row_a < row_b, in ascending order.
 A table made from neighbours is the other way round, as nearly all pairs of a large set are far apart: what is
 not listed is dissimilar, and pairs that are neither near nor far are listed without a value.
 
+``neighbour_pairs`` makes such a table from vectors alone. Mutual neighbours (each among the k nearest of the
+other) are similar. Of the other pairs, those of which one row is among the FAR * k nearest of the other are
+unknown; all others are dissimilar, and not listed.
+
 >>> pairs = PairTable.from_arrays([0, 2, 1], [1, 0, 2], [True, False, True])
 >>> pairs.counts()
 PairCounts(n_pairs=3, n_similar=2, jaccard_sum=2.0)
@@ -27,15 +31,19 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from hashnet.data.columns import is_among
 from hashnet.errors import DataError, StorageError
-from hashnet.io import storage
+from hashnet.io import as_array, check_whole, storage
 from hashnet.labels import PairCounts
 
 if TYPE_CHECKING:
     from hashnet.data.manifest import Manifest
 
-
 DISSIMILAR = "dissimilar"  # in the metadata of a table: what its unlisted pairs are
+FAR = 2
+NEAREST = 10  # k, unless told otherwise
+ROWS = 4096  # whose neighbours are searched at once
+NEIGHBOURS = "neighbours"  # the word that stands for such a table where a path is expected
 
 
 @dataclass(frozen=True)
@@ -207,3 +215,52 @@ def _refuse(wrong: np.ndarray, a: np.ndarray, b: np.ndarray, name: str, what: st
     if len(wrong):
         row = wrong[0]
         raise DataError(f"{name} row {row}: ({a[row]}, {b[row]}) {what} ({len(wrong):,} such rows)")
+
+
+def neighbour_pairs(
+    vectors: Any,
+    row_ids: Any = None,
+    k: int = NEAREST,
+    *,
+    radius: float | None = None,
+    near: np.ndarray | None = None,
+) -> PairTable:
+    """The pairs table of vectors float (n, d) whose rows have ascending ids int64 (n,), by default 0 … n - 1.
+
+    Nearness is Euclidean. With ``radius``, neighbours within that distance are similar even where only one
+    is among the k nearest of the other. ``near`` int64 (n, FAR * k) are the nearest rows of each, where they
+    are known already (see ``nearest_rows``). Memory: the FAR * k nearest of every row, never n x n.
+    """
+    k = check_whole("k", k, 1)
+    vectors = np.ascontiguousarray(as_array(vectors, "vectors"), dtype=np.float32)
+    n = len(vectors)
+    row_ids = np.arange(n) if row_ids is None else as_array(row_ids, "row_ids").astype(np.int64)
+    if n < k + 2:
+        raise DataError(f"there are {n} vectors; {k} neighbours of each need at least {k + 2}")
+    near = nearest_rows(vectors, 0, n, k) if near is None else near
+    own = np.arange(n)
+    wanted = np.zeros(near.shape, dtype=bool)  # which of the nearest are similar
+    listed = np.sort((own[:, None] * n + near[:, :k]).ravel())  # directed pairs as one number
+    wanted[:, :k] = is_among(near[:, :k] * n + own[:, None], listed)
+    if radius is not None:
+        for column in range(k):
+            far = np.linalg.norm(vectors - vectors[near[:, column]], axis=1)
+            wanted[:, column] |= far <= radius
+    a, b = np.repeat(own, near.shape[1]), near.ravel()
+    keys, where = np.unique(np.minimum(a, b) * n + np.maximum(a, b), return_inverse=True)
+    similar = np.zeros(len(keys), dtype=bool)
+    np.logical_or.at(similar, where, wanted.ravel())
+    # ids ascend with the rows, so that pairs in the order of rows are in the order of ids
+    return PairTable(row_ids[keys // n], row_ids[keys % n], similar, ~similar, n)
+
+
+def nearest_rows(vectors: Any, start: int, stop: int, k: int = NEAREST) -> np.ndarray:
+    """int64 (stop - start, FAR * k): for each of these rows, the nearest other rows, the nearest first."""
+    from hashnet.metrics import exact_neighbours  # numba, which a reader of manifests does not need
+
+    vectors = np.ascontiguousarray(as_array(vectors, "vectors"), dtype=np.float32)
+    width, blocks = min(FAR * k, len(vectors) - 1), []
+    for first in range(start, stop, ROWS):
+        own = np.arange(first, min(first + ROWS, stop))
+        blocks.append(exact_neighbours(vectors[own], [vectors], width, skip=own))
+    return np.concatenate(blocks)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet.data import splits
-from hashnet.data.columns import check_finite, check_labels, feature_column, renumber
+from hashnet.data.columns import check_finite, check_labels, feature_column, is_among, renumber
 from hashnet.data.manifest import Manifest, ManifestArtefact, PartsWriter, schema_of
 from hashnet.errors import DataError, StorageError
 from hashnet.io import Progress, as_array, storage
@@ -201,9 +201,7 @@ class _Held:
 
     def are_new(self, texts: pa.ChunkedArray) -> np.ndarray:
         """bool (n,): the texts that are not held; the others are counted. A missing one is new."""
-        hashes = _hashes(texts)
-        place = np.minimum(np.searchsorted(self._held, hashes), max(len(self._held) - 1, 0))
-        held = (self._held[place] == hashes) if len(self._held) else np.zeros(len(hashes), dtype=bool)
+        held = is_among(_hashes(texts), self._held)
         held &= texts.is_valid().to_numpy(zero_copy_only=False).astype(bool)
         if held.any() and self.first is None:
             self.first = texts[int(np.argmax(held))].as_py()

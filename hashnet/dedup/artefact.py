@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from hashnet.data import FORMATS, Manifest, fetch_images
 from hashnet.dedup.blocks import FIX, PAIRS, BlockRecord, read_table, write_table
-from hashnet.dedup.clusters import connected_components
+from hashnet.dedup.pairs import connected_components
 from hashnet.errors import BadImage, DataError, FormatError
 from hashnet.io import Artefact, storage
 
@@ -45,12 +45,12 @@ class DuplicatesInfo:
     n_rows: int
     n_against: int | None  # rows of the store it was compared with
     n_bits: int
-    n_at: tuple[int, ...]
-    n_pairs: int  # in the files
-    n_clusters: int
-    n_near: int  # items of the store that have a near-duplicate
-    n_removed: int
-    keep: str
+    n_at: tuple[int, ...] = ()
+    n_pairs: int = 0  # in the files
+    n_clusters: int = 0
+    n_near: int = 0  # items of the store that have a near-duplicate
+    n_removed: int = 0
+    keep: str = FIRST
     confirm: str | None = None  # by what pairs were confirmed
     n_candidates: int | None = None  # pairs within the radius before that
 
@@ -202,9 +202,7 @@ def cut_pairs(folder: str, records: Sequence[BlockRecord], radius: int) -> list[
 
 def write_matches(folder: str, records: Sequence[BlockRecord]) -> tuple[int, str]:
     """Writes matches.parquet, each item of the store with its nearest match; returns (rows, sha256)."""
-    best = pa.table(
-        {"a": pa.array([], pa.int64()), "b": pa.array([], pa.int64()), "distance": pa.array([], pa.int32())}
-    )
+    best = pa.schema([("a", pa.int64()), ("b", pa.int64()), ("distance", pa.int32())]).empty_table()
     for record in records:
         name = record.pairs_file if record.pairs_file in record.files else next(iter(record.files))
         found = read_table(folder, name, record.files[name])

@@ -35,15 +35,6 @@ PLACE_BITS = np.uint64(32)  # of a sort key: the hash above, the row below
 
 
 @dataclass(frozen=True)
-class JoinPlan:
-    """The choices of blocks as ``masks`` uint64 (choices, words), and what they are expected to cost."""
-
-    masks: np.ndarray
-    comparisons: float
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Edges:
     """Pairs of rows, ``left`` and ``right`` int64 (m,), with their ``distances`` int32 (m,); in no order."""
 
@@ -64,10 +55,10 @@ def join(
     found: list[tuple[np.ndarray, ...]] = [NOTHING]
     if len(words) < 2:
         return Edges(*NOTHING)
-    plan = plan_join(words, codes.shape[1] * 8, radius, split)
+    masks = plan_join(words, codes.shape[1] * 8, radius, split)
     room = max_edges
-    for choice in range(len(plan.masks)):
-        for part in _join_choice(words, radius, split, plan.masks, choice, room, threads):
+    for choice in range(len(masks)):
+        for part in _join_choice(words, radius, split, masks, choice, room, threads):
             found.append(part)
             room -= len(part[0])
             if room < 0:
@@ -77,25 +68,25 @@ def join(
     return Edges(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
 
 
-def plan_join(words: np.ndarray, n_bits: int, radius: int, split: int = 0) -> JoinPlan:
-    """The cheapest plan for words uint64 (n, words) by the bucket sizes of a sample."""
+def plan_join(words: np.ndarray, n_bits: int, radius: int, split: int = 0) -> np.ndarray:
+    """The choices of blocks, as masks uint64 (choices, words), that are the cheapest way to join words uint64
+    (n, words), by the bucket sizes of a sample."""
     n, n_words = words.shape
     rng = np.random.default_rng(0)
     sample = words[np.sort(rng.choice(n, min(n, SAMPLE), replace=False))]
     pairs = split * (n - split) if split else n * (n - 1) / 2
-    best = None
+    best, least = None, np.inf  # masks, and the seconds that they are expected to take
     for equal in range(0, n_bits - radius + 1):  # p of the pigeonhole
         n_choices = comb(radius + equal, equal)
         if n_choices > MAX_CHOICES:
             break
         masks = _masks(sample, n_bits, radius + equal, equal)
         share = float(np.mean([_share_of_pairs(sample, mask) for mask in masks]))
-        comparisons = pairs * share * n_choices
-        sorting = ROW_NS * n * n_choices if equal else 0.0
-        seconds = (sorting + COMPARISON_NS * n_words * comparisons) * 1e-9
-        if best is None or seconds < best.seconds:
-            best = JoinPlan(masks, comparisons, seconds)
-        if sorting * 1e-9 > best.seconds:  # more choices cost more than they can save
+        sorting = ROW_NS * n * n_choices * 1e-9 if equal else 0.0
+        seconds = sorting + COMPARISON_NS * n_words * pairs * share * n_choices * 1e-9
+        if seconds < least:
+            best, least = masks, seconds
+        if sorting > least:  # more choices cost more than they can save
             break
     assert best is not None
     return best

@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 
 from hashnet.codes import as_words, check_codes
-from hashnet.dedup.clusters import spanning_forest
 from hashnet.dedup.join import NOTHING, Edges, estimate_pairs, join
 from hashnet.errors import CodeError, DataError
 from hashnet.io import as_array, binary_matrix, check_whole
@@ -272,7 +271,6 @@ class Groups:
 class _Quota:
     """Which pairs are kept: all within ``complete``, and the first ``partial`` one bit further."""
 
-    radius: int
     complete: int
     partial: int
     total: int
@@ -322,7 +320,7 @@ class Limit:
         complete = int((within <= self.pairs).sum()) - 1  # the last distance that fits whole
         kept = int(within[complete]) if complete >= 0 else 0
         partial = self.pairs - kept if complete + 1 < len(n_at) else 0
-        return _Quota(self.radius, complete, partial, kept + partial)
+        return _Quota(complete, partial, kept + partial)
 
     def _too_many(self, many: str, what: str) -> DataError:
         return DataError(
@@ -381,3 +379,50 @@ def _write_pairs(near, member_start, members, ordered, complete, partial, total)
             a[count], b[count], distances[count] = row, found[i] >> DISTANCE_BITS, distance
             count += 1
     return a, b, distances
+
+
+def connected_components(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(ids, clusters) int64 (m,): every id of the pairs (a, b) once, ascending, with its cluster.
+
+    A cluster is a connected component, named by its smallest id.
+
+    >>> ids, clusters = connected_components(np.array([1, 5, 9]), np.array([5, 7, 12]))
+    >>> ids.tolist(), clusters.tolist()
+    ([1, 5, 7, 9, 12], [1, 1, 1, 9, 9])
+    """
+    ids, places = np.unique(np.concatenate([a, b]), return_inverse=True)
+    root = _roots(places[: len(a)], places[len(a) :], len(ids))
+    return ids, ids[root]
+
+
+def spanning_forest(a: np.ndarray, b: np.ndarray, n: int) -> np.ndarray:
+    """Positions int64 of those edges (a, b) between nodes 0 … n - 1 that join two components."""
+    return _forest(a, b, n)[0]
+
+
+def _roots(a: np.ndarray, b: np.ndarray, n: int) -> np.ndarray:
+    parent = _forest(a, b, n)[1]
+    while (parent[parent] != parent).any():
+        parent = parent[parent]
+    return parent
+
+
+@compiled
+def _forest(a, b, n):  # type: ignore[no-untyped-def]
+    """(edges that joined two trees, parent of each node); the root of a tree is its smallest node."""
+    parent = np.arange(n)
+    kept = np.empty(min(len(a), n), dtype=np.int64)
+    count = 0
+    for e in range(len(a)):
+        x, y = a[e], b[e]
+        while parent[x] != x:  # path halving
+            parent[x] = parent[parent[x]]
+            x = parent[x]
+        while parent[y] != y:
+            parent[y] = parent[parent[y]]
+            y = parent[y]
+        if x != y:
+            parent[max(x, y)] = min(x, y)
+            kept[count] = e
+            count += 1
+    return kept[:count].copy(), parent

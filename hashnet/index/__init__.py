@@ -10,10 +10,10 @@ from hashnet.io import lazy_names
 if TYPE_CHECKING:
     from hashnet.index.artefact import IndexArtefact
     from hashnet.index.binary import BinaryIndex
-    from hashnet.index.build import IndexSpec, read_code_blocks
     from hashnet.index.changelog import CodeBlock
     from hashnet.index.kinds import KINDS, parse_options
     from hashnet.index.product_quantisation import quantised_neighbours
-    from hashnet.index.validation import check_ids, check_search_size, check_width
+    from hashnet.index.search import check_ids, check_search_size, check_width
+    from hashnet.index.segment import IndexSpec, read_code_blocks
 
 __all__, __getattr__ = lazy_names(__name__)

@@ -45,7 +45,7 @@ class IndexArtefact(Artefact):
     def write_header(
         self, values: Mapping[str, Any], *, sha256: str | None = None, lineage: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Writes the header, in the format that older versions read unless it says what they do not know."""
+        """Writes the header: in the format of older versions where it holds nothing that they do not know."""
         late_columns = values.get("schema") and any(not s["columns"] for s in values.get("segments", ()))
         version = self.format_version if values.get("log") or late_columns else 1
         whole = {**values, "sha256": sha256, "lineage": dict(lineage)}
@@ -75,7 +75,7 @@ class IndexArtefact(Artefact):
         return self.read_unchanged()["sha256"] if self.exists() else None
 
     def stored_bytes(self) -> int:
-        """Bytes of the current version's files; those that older readers may still need do not count."""
+        """Bytes of the current version's files, without those kept for readers of the version before."""
         sizes, values = storage.list_sizes(self.uri), self.read_unchanged()
         log = self.log_file(values)
         names = [self.header_file, *self.files(values), *([log] if log else [])]

@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from hashnet import labels as label_sets
 from hashnet.codes import check_codes
 from hashnet.errors import IndexMismatch, LineageMismatch, StaleIndex, UnknownId, Unsupported
 from hashnet.index import files, tuning
 from hashnet.index.artefact import IndexArtefact
-from hashnet.index.build import IndexSpec, read_code_blocks
 from hashnet.index.changelog import CodeBlock
 from hashnet.index.faiss_search import GpuFlat, why_no_gpu
 from hashnet.index.features import IndexFeatures
@@ -47,9 +47,8 @@ from hashnet.index.rows import (
     refuse_names,
     schema_of,
 )
-from hashnet.index.search import Request, default_oversample, search
-from hashnet.index.snapshot import Snapshot
-from hashnet.index.validation import (
+from hashnet.index.search import (
+    Request,
     check_dtype,
     check_excluded,
     check_has_features,
@@ -60,8 +59,12 @@ from hashnet.index.validation import (
     check_rescoring,
     check_search_size,
     check_width,
+    default_oversample,
     refuse_empty,
+    search,
 )
+from hashnet.index.segment import IndexSpec, read_code_blocks
+from hashnet.index.snapshot import Snapshot
 from hashnet.io import as_array, check_whole, storage
 from hashnet.kernels import default_threads, merge_hits, merge_top_k, top_scores, warm_up
 from hashnet.results import SearchResult
@@ -321,11 +324,8 @@ class BinaryIndex:
         with self._writing:
             state = self._state
             codes = check_width(codes, state.n_bits, "the new codes have")
-            if ids is None:
-                ids = state.new_ids(len(codes))
-            vectors = check_new_features(features, len(codes), state)
-            table = as_table(columns, keys, len(codes))
-            block = self._block(state, codes, ids, labels, table, vectors)
+            ids = state.new_ids(len(codes)) if ids is None else ids
+            block = self._block(codes, ids, labels, as_table(columns, keys, len(codes)), features)
             if len(block.ids):
                 self._commit(state.added(block))
             return block.ids
@@ -355,8 +355,7 @@ class BinaryIndex:
                 check_keyed(state.schema)
                 ids = state.ids_of_keys(table[KEY].combine_chunks())
                 ids[ids < 0] = state.new_ids(int((ids < 0).sum()))
-            vectors = check_new_features(features, len(codes), state)
-            block = self._block(state, codes, ids, labels, table, vectors)
+            block = self._block(codes, ids, labels, table, features)
             if len(block.ids):
                 self._commit(state.upserted(block))
             return block.ids
@@ -376,16 +375,12 @@ class BinaryIndex:
             return True
 
     def _block(
-        self,
-        state: Snapshot,
-        codes: np.ndarray,
-        ids: Any,
-        labels: Any,
-        table: pa.Table | None,
-        vectors: np.ndarray | None,
+        self, codes: np.ndarray, ids: Any, labels: Any, table: pa.Table | None, features: Any
     ) -> CodeBlock:
         """Rows to add, checked."""
+        state = self._state
         ids = check_ids(ids, len(codes), distinct=True)
+        vectors = check_new_features(features, len(codes), state)
         classes = rows = None
         if labels is not None:
             if state.n_classes is None:
@@ -409,19 +404,14 @@ class BinaryIndex:
         They start from the newest version on disk, and on a local disk nobody else writes meanwhile. After
         an error in the block nothing is changed.
         """
-        with self._writing:
-            if self._path is None:
-                lock: Any = nullcontext()
-            else:
-                lock = files.writer_lock(self._path)
-            with lock:
-                self.refresh()
-                draft = copy.copy(self)
-                draft._path = draft._gpu = None
-                yield draft
-                if draft._state is not self._state:
-                    state = draft._state.at_version(self.version + 1)
-                    self._take(files.commit(self._path, state) if self._path is not None else state)
+        with self._writing, nullcontext() if self._path is None else files.writer_lock(self._path):
+            self.refresh()
+            draft = copy.copy(self)
+            draft._path = draft._gpu = None
+            yield draft
+            if draft._state is not self._state:
+                state = draft._state.at_version(self.version + 1)
+                self._take(files.commit(self._path, state) if self._path is not None else state)
 
     def merge_updates(self, updated: BinaryIndex) -> tuple[int, int]:
         """Carries the updates of an older build of the same items over to this one: (items kept, removed).
@@ -440,7 +430,7 @@ class BinaryIndex:
         changed = self._state.changed_in(old, known)
         assert old.removed_ids is not None
         gone = old.removed_ids[self.contains(old.removed_ids)]
-        vectors = None
+        vectors = labels = None
         if self._state.features is not None and len(changed):
             if old.features is None:
                 raise LineageMismatch(
@@ -448,6 +438,8 @@ class BinaryIndex:
                     "build without features (features=false), or give overwrite=true to drop them"
                 )
             vectors = updated.features(changed)
+        if self.n_classes is not None and (lists := updated.labels(changed)) is not None:
+            labels = label_sets.from_lists(pa.array(lists, pa.list_(pa.int32())), self.n_classes)
         with self.transaction() as draft:
             draft.remove(gone)
             if old.schema is not None:
@@ -456,7 +448,7 @@ class BinaryIndex:
                 draft.upsert(
                     updated.codes(changed),
                     changed,
-                    None if self.n_classes is None else _multi_hot(updated.labels(changed), self.n_classes),
+                    labels,
                     columns=None if old.schema is None else updated.columns(changed),
                     features=vectors,
                 )
@@ -470,7 +462,7 @@ class BinaryIndex:
             reason = f"its codes are of model {str(own)[:12]}…, the new ones of {str(model_sha256)[:12]}…"
         elif self.n_bits != n_bits:
             reason = f"its codes have {self.n_bits} bits, the new ones {n_bits}"
-        elif not self.keeps_removals:
+        elif self._state.removed_ids is None:
             reason = "it did not keep which items were removed from it"
         else:
             return
@@ -661,15 +653,9 @@ class BinaryIndex:
         """Names and types of the items' columns, keys as "key"; None for an index without."""
         return self._state.schema
 
-    @property
-    def keeps_removals(self) -> bool:
-        """Whether it knows which items were removed since it was built; old ones do not."""
-        return self._state.removed_ids is not None
-
     def describe(self) -> dict[str, Any]:
         """What it is and how it searches, as plain JSON-able values."""
-        about = self._state.describe()
-        return about | {
+        return self._state.describe() | {
             "engine": self.engine,
             "device": self.device,
             "threads": default_threads(),
@@ -710,16 +696,6 @@ class BinaryIndex:
             self.device, self._gpu = "cpu", None
             return
         self.device, self._gpu = "cuda", GpuFlat(self._state.segments[0].rows)
-
-
-def _multi_hot(labels: list[list[int]] | None, n_classes: int) -> np.ndarray | None:
-    """uint8 (n, n_classes) of label lists."""
-    if labels is None:
-        return None
-    multi_hot = np.zeros((len(labels), n_classes), dtype=np.uint8)
-    for row, of_row in enumerate(labels):
-        multi_hot[row, of_row] = 1
-    return multi_hot
 
 
 def _folder(path: str | Path) -> str:

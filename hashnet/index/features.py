@@ -12,17 +12,16 @@ from __future__ import annotations
 import dataclasses
 import posixpath
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from hashnet.errors import FormatError, HashnetError, IndexMismatch, LineageMismatch
+from hashnet.index.artefact import BUILD_AGAIN
 from hashnet.io import storage
 from hashnet.store import FeatureStore, Vectors, read_vectors, write_vectors
-
-BUILD_AGAIN = "build the index again (jobs/build_index.py)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +65,7 @@ class IndexFeatures:
     width: int
     dtype: str
     store: StoreReference | None = None
-    layers: tuple[Layer, ...] = field(default=())
+    layers: tuple[Layer, ...] = ()
 
     @classmethod
     def of_store(cls, store: FeatureStore, lineage: Mapping[str, Any]) -> IndexFeatures:
@@ -128,8 +127,7 @@ class IndexFeatures:
             here = found > -np.inf
             scores[here] = found[here]
             missing &= ~here
-        if missing.any():
-            raise FormatError(f"the features of this index lack id {ids[missing][0]}; {BUILD_AGAIN}")
+        _refuse_missing(ids, missing)
         return scores
 
     def take(self, ids: np.ndarray) -> np.ndarray:
@@ -140,8 +138,7 @@ class IndexFeatures:
             here = missing & (vectors.find(ids) >= 0)
             taken[here] = vectors.take(ids[here])
             missing &= ~here
-        if missing.any():
-            raise FormatError(f"the features of this index lack id {ids[missing][0]}; {BUILD_AGAIN}")
+        _refuse_missing(ids, missing)
         return taken
 
     def blocks(self, ids: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -213,6 +210,11 @@ class IndexFeatures:
         """What it is, as plain JSON-able values."""
         store = None if self.store is None else self.store.uri
         return {"width": self.width, "dtype": self.dtype, "store": store, "layers": len(self.layers)}
+
+
+def _refuse_missing(ids: np.ndarray, missing: np.ndarray) -> None:
+    if missing.any():
+        raise FormatError(f"the features of this index lack id {ids[missing][0]}; {BUILD_AGAIN}")
 
 
 def _relative(uri: str, folder: str) -> str:

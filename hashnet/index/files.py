@@ -38,7 +38,7 @@ from hashnet.errors import FormatError, HashnetError, StaleIndex, StorageError
 from hashnet.index import changelog
 from hashnet.index.artefact import BUILD_AGAIN, IndexArtefact
 from hashnet.index.features import IndexFeatures
-from hashnet.index.kinds import KINDS, KindOptions, parse_options
+from hashnet.index.kinds import KINDS, parse_options
 from hashnet.index.rows import (
     Postings,
     StoredRows,
@@ -48,23 +48,17 @@ from hashnet.index.rows import (
     schema_text,
     write_table,
 )
-from hashnet.index.segment import Segment
+from hashnet.index.segment import KindOptions, Segment
 from hashnet.index.snapshot import Snapshot
-from hashnet.io import storage
+from hashnet.io import check_file, read_checked, storage
 
-FILE_NAMES = (
-    "index-",
-    "labels-",
-    "columns-",
-    "removed-",
-    "changes-",
-    "features-",
-)  # how a version's files begin
+# how the names of a version's files begin
+FILE_NAMES = ("index-", "labels-", "columns-", "removed-", "changes-", "features-")
 
 log = logging.getLogger(__name__)
 
-LOG_BYTES = 4 << 20  # of a log at which segments are written instead: opening an index applies it
-LOG_BYTES_COMPACTING = 64 << 20  # while a compaction runs, which needs the log it began with
+LOG_BYTES = 4 << 20  # a longer log is replaced by new segments, because opening an index applies it
+LOG_BYTES_COMPACTING = 64 << 20  # the same while a compaction runs, which needs the log it began with
 COMPACTED = "compacted-"  # in the names of files that a compaction writes before index.json names them
 
 
@@ -133,7 +127,8 @@ def write_snapshot(uri: str, state: Snapshot, of_compaction: bool = False) -> Sn
         name = f"{state.version:06d}" + (f"-{number}" if number else "")
         record = dict(segment.record) if segment.record else _write_rows(uri, segment, name)
         if len(segment.dead) and (record["removed"] or {}).get("rows") != len(segment.dead):
-            record["removed"] = _write_dead(uri, segment, state.version, number)
+            name = f"removed-{state.version:06d}-{number}.npy"
+            record["removed"] = _write_array(uri, name, segment.dead)
         segments.append(dataclasses.replace(segment, record=record))
     removed = state.removed_ids_file
     if removed is None and state.removed_ids is not None and len(state.removed_ids):
@@ -209,18 +204,25 @@ def _open_lock(uri: str, name: str) -> Any:
 
 def _write_rows(uri: str, segment: Segment, name: str) -> dict[str, Any]:
     rows = segment.rows
-    record: dict[str, Any] = {"kind": rows.kind, "rows": len(rows), "labels": None, "columns": None}
-    record["removed"] = None
-    record |= _write_faiss(uri, f"index-{name}.faiss", rows.writable())
+    labels = columns = None
     if rows.postings is not None:
-        file = f"labels-{name}.parquet"
-        rows.postings.write(storage.join(uri, file))
-        record["labels"] = {"file": file, "sha256": storage.sha256_of(storage.join(uri, file))}
+        labels = f"labels-{name}.parquet"
+        rows.postings.write(storage.join(uri, labels))
     if rows.columns is not None:
-        file = f"columns-{name}.arrow"
-        write_table(storage.join(uri, file), rows.columns)
-        record["columns"] = {"file": file, "sha256": storage.sha256_of(storage.join(uri, file))}
-    return record
+        columns = f"columns-{name}.arrow"
+        write_table(storage.join(uri, columns), rows.columns)
+    return _write_faiss(uri, f"index-{name}.faiss", rows.writable()) | {
+        "kind": rows.kind.name,
+        "rows": len(rows),
+        "labels": _hashed(uri, labels),
+        "columns": _hashed(uri, columns),
+        "removed": None,
+    }
+
+
+def _hashed(uri: str, file: str | None) -> dict[str, Any] | None:
+    """The entry in index.json of a file that was just written."""
+    return None if file is None else {"file": file, "sha256": storage.sha256_of(storage.join(uri, file))}
 
 
 def _write_faiss(uri: str, file: str, index: Any) -> dict[str, Any]:
@@ -238,10 +240,6 @@ def _write_faiss(uri: str, file: str, index: Any) -> dict[str, Any]:
     return {"file": file, "bytes": size, "sha256": digest.hexdigest()}
 
 
-def _write_dead(uri: str, segment: Segment, version: int, number: int) -> dict[str, Any]:
-    return _write_array(uri, f"removed-{version:06d}-{number}.npy", segment.dead)
-
-
 def _write_array(uri: str, file: str, values: np.ndarray) -> dict[str, Any]:
     data = io.BytesIO()
     np.save(data, values, allow_pickle=False)
@@ -252,7 +250,7 @@ def _write_array(uri: str, file: str, values: np.ndarray) -> dict[str, Any]:
 def _remove_old(uri: str, needed: set[str], compacting: bool) -> None:
     """Removes what neither this version nor the one before names, and leftovers of killed writers.
 
-    While somebody else is ``compacting``, what such a one writes is left alone.
+    While another process is ``compacting``, the files that it writes are left alone.
     """
     try:
         for name in storage.list_names(uri):
@@ -337,19 +335,19 @@ def _open_snapshot(
     known_features: IndexFeatures | None,
 ) -> Snapshot:
     """The state that ``about`` names. Rows it opens join ``by_content``: another attempt has them."""
-    n_bits = check_n_bits(IndexArtefact(uri).whole_number(about, "n_bits"))
+    artefact = IndexArtefact(uri)
+    n_bits = check_n_bits(artefact.whole_number(about, "n_bits"))
     kind, n_classes = about["index_kind"], about["n_classes"]
-    records = about["segments"]
-    n_rows = IndexArtefact(uri).whole_number(about, "rows")
+    n_rows = artefact.whole_number(about, "rows")
     schema = read_schema(about.get("schema"))
     try:
         options = parse_options(kind, dict(about["options"]), n_bits, ANY_SIZE)
     except HashnetError as error:
         raise FormatError(f"{uri}/{HEADER} is damaged: {error}") from error
     if n_classes is not None:
-        IndexArtefact(uri).whole_number(about, "n_classes")
+        artefact.whole_number(about, "n_classes")
     segments = []
-    for record in records:
+    for record in about["segments"]:
         segment_options = (
             options if record["kind"] == kind else parse_options(record["kind"], {}, n_bits, ANY_SIZE)
         )
@@ -376,13 +374,13 @@ def _open_snapshot(
         segments=tuple(segments),
         schema=schema,
         features=IndexFeatures.read(entry, uri, known_features) if (entry := about.get("features")) else None,
-        version=IndexArtefact(uri).whole_number(about, "version"),
+        version=artefact.whole_number(about, "version"),
         seal=about["sha256"],
-        updates=IndexArtefact(uri).whole_number(about, "updates"),
+        updates=artefact.whole_number(about, "updates"),
         tuned=about["tuned"],
         removed_ids=_read_removed_ids(uri, about, verify),
         removed_ids_file=about.get("removed_ids"),
-        log=changelog.LogEnd(file) if (file := IndexArtefact(uri).log_file(about)) else None,
+        log=changelog.LogEnd(file) if (file := artefact.log_file(about)) else None,
         changes=(),
     )
     if state.n_live != n_rows:
@@ -406,7 +404,7 @@ def _open_rows(
     mmap: bool,
     verify: bool,
 ) -> StoredRows:
-    where = storage.join(uri, storage.check_plain_name(record["file"], f"{uri}/{HEADER}"))
+    where = _listed(uri, record)
     found = storage.size_of(where) if storage.exists(where) else None
     if found is None:
         raise FormatError(f"{where} is missing; {BUILD_AGAIN}")
@@ -418,8 +416,8 @@ def _open_rows(
     kind = KINDS[record["kind"]]
     flags = kind.map_flags if mmap else 0
     with storage.local_copy(where) as path:  # a map keeps the bytes alive when a copy is deleted
-        if verify:
-            _check_sha256(str(path), where, record["sha256"])
+        if verify and storage.sha256_of(path) != record["sha256"]:
+            raise FormatError(f"{where} is damaged: its sha256 is not the recorded one; {BUILD_AGAIN}")
         try:
             index = faiss.read_index_binary(str(path), flags)
         except RuntimeError as error:
@@ -439,10 +437,7 @@ def _open_rows(
 def _read_postings(uri: str, record: dict[str, Any], n_classes: int | None, verify: bool) -> Postings | None:
     if record["labels"] is None or n_classes is None:
         return None
-    where = storage.join(uri, storage.check_plain_name(record["labels"]["file"], f"{uri}/{HEADER}"))
-    if verify:
-        _check_sha256(where, where, record["labels"]["sha256"])
-    return Postings.read(where, record["rows"], n_classes)
+    return Postings.read(_checked(uri, record["labels"], verify), record["rows"], n_classes)
 
 
 def _read_columns(
@@ -452,10 +447,7 @@ def _read_columns(
         return None
     if record["columns"] is None:  # they were written before the index had columns
         return conform(None, schema, record["rows"])
-    where = storage.join(uri, storage.check_plain_name(record["columns"]["file"], f"{uri}/{HEADER}"))
-    if verify:
-        _check_sha256(where, where, record["columns"]["sha256"])
-    return read_table(where, record["rows"], schema)
+    return read_table(_checked(uri, record["columns"], verify), record["rows"], schema)
 
 
 def _read_dead(uri: str, record: dict[str, Any], n: int, verify: bool) -> np.ndarray:
@@ -468,7 +460,7 @@ def _read_dead(uri: str, record: dict[str, Any], n: int, verify: bool) -> np.nda
 
 
 def _read_removed_ids(uri: str, about: dict[str, Any], verify: bool) -> np.ndarray | None:
-    """None for an index of before, which did not keep them, once it was updated."""
+    """None where an older version, which did not keep them, has updated the index."""
     if not about.get("keeps_removed_ids", not about["updates"]):
         return None
     entry = about.get("removed_ids")
@@ -477,20 +469,22 @@ def _read_removed_ids(uri: str, about: dict[str, Any], verify: bool) -> np.ndarr
 
 def _read_array(uri: str, entry: dict[str, Any], verify: bool) -> np.ndarray:
     """int64 (n,) that ``_write_array`` wrote."""
-    where = storage.join(uri, storage.check_plain_name(entry["file"], f"{uri}/{HEADER}"))
-    data = storage.read_bytes(where)
-    if verify and hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise FormatError(f"{where} was changed: its sha256 is not the one {HEADER} says")
+    where = _listed(uri, entry)
+    data = read_checked(where, entry["sha256"], BUILD_AGAIN) if verify else storage.read_buffer(where)
     values = np.load(io.BytesIO(data), allow_pickle=False)
     if values.dtype != np.int64 or values.ndim != 1:
         raise FormatError(f"{where} does not hold whole numbers")
     return values
 
 
-def _check_sha256(path: str, shown: str, expected: str) -> None:
-    found = storage.sha256_of(path)
-    if found != expected:
-        raise FormatError(
-            f"{shown} was changed: its sha256 is {found[:12]}…, {HEADER} says {str(expected)[:12]}…; "
-            + BUILD_AGAIN
-        )
+def _listed(uri: str, entry: dict[str, Any]) -> str:
+    """Where the file of an entry of index.json lies."""
+    return storage.join(uri, storage.check_plain_name(entry["file"], f"{uri}/{HEADER}"))
+
+
+def _checked(uri: str, entry: dict[str, Any], verify: bool) -> str:
+    """The same, after a comparison with its sha256."""
+    where = _listed(uri, entry)
+    if verify:
+        check_file(where, entry["sha256"], BUILD_AGAIN)
+    return where

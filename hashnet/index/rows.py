@@ -12,7 +12,7 @@ import base64
 import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import faiss
 import numpy as np
@@ -23,6 +23,9 @@ import pyarrow.parquet as pq
 from hashnet.errors import FormatError, IdTaken, IndexMismatch, Unsupported
 from hashnet.index.expressions import nearest_name
 from hashnet.io import storage
+
+if TYPE_CHECKING:
+    from hashnet.index.segment import IndexKind
 
 GATHER_BELOW = 1 / 16  # share of the rows let through below which copying them out is cheaper
 
@@ -135,7 +138,7 @@ class StoredRows:
     def __init__(
         self,
         index: Any,
-        kind: str,
+        kind: IndexKind,
         postings: Postings | None = None,
         columns: pa.Table | None = None,
         *,
@@ -176,7 +179,7 @@ class StoredRows:
     @cached_property
     def codes(self) -> np.ndarray:
         """uint8 (n, n_bits // 8) in id order: a view."""
-        return _view(self.flat.xb, self.n * self.n_bits // 8, np.uint8).reshape(self.n, self.n_bits // 8)
+        return codes_in(self.flat)
 
     @cached_property
     def ids(self) -> np.ndarray:
@@ -220,12 +223,18 @@ class StoredRows:
             raise FormatError("its ids do not ascend")
 
 
-def new_flat(n_bits: int, n: int) -> tuple[Any, np.ndarray]:
-    """An IndexBinaryFlat with room for ``n`` rows, and the view of its codes to be filled in."""
+def new_flat(n_bits: int, n: int) -> Any:
+    """An IndexBinaryFlat with room for ``n`` rows, which are filled in through ``codes_in``."""
     flat = faiss.IndexBinaryFlat(n_bits)
     flat.xb.resize(n * n_bits // 8)
     flat.ntotal = n
-    return flat, _view(flat.xb, n * n_bits // 8, np.uint8).reshape(n, n_bits // 8)
+    return flat
+
+
+def codes_in(flat: Any) -> np.ndarray:
+    """uint8 (n, n_bits // 8): a view of the codes of an IndexBinaryFlat."""
+    n, n_bytes = int(flat.ntotal), int(flat.d) // 8
+    return _view(flat.xb, n * n_bytes, np.uint8).reshape(n, n_bytes)
 
 
 def with_flat_ids(flat: Any, ids: np.ndarray | None) -> Any:
@@ -238,6 +247,16 @@ def with_flat_ids(flat: Any, ids: np.ndarray | None) -> Any:
     _view(index.id_map, n, np.int64)[:] = ids
     flat.ntotal = index.ntotal = n
     return index
+
+
+def with_ids(index: Any, codes: np.ndarray, ids: np.ndarray | None) -> Any:
+    """``index`` filled with codes; inside an IDMap where ids are not 0..n-1."""
+    if ids is None:
+        index.add(codes)
+        return index
+    mapped = faiss.IndexBinaryIDMap(index)
+    mapped.add_with_ids(codes, ids)
+    return mapped
 
 
 def _view(vector: Any, size: int, dtype: type) -> np.ndarray:

@@ -7,7 +7,7 @@ keeps it, so it never sees half of an update, and any number of threads may sear
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hashnet.errors import DataError, IdTaken, IndexMismatch, UnknownId
-from hashnet.index.build import IndexSpec, build_segment, live_block
 from hashnet.index.changelog import Change, CodeBlock, LogEnd, RemovedIds
 from hashnet.index.features import IndexFeatures
-from hashnet.index.kinds import KINDS, KindOptions, parse_options
+from hashnet.index.kinds import KINDS, parse_options
 from hashnet.index.rows import KEY, conform
-from hashnet.index.segment import Segment
+from hashnet.index.segment import IndexSpec, KindOptions, Segment, build_segment, live_block
 from hashnet.kernels import score_codes
 
 MAX_GATHERED = 64 << 20  # bytes of candidates' codes scored at once
@@ -42,14 +41,14 @@ class Snapshot:
     segments: tuple[Segment, ...]
     schema: pa.Schema | None = None  # of the items' columns, with string keys as the column "key"
     version: int = 1
-    seal: str | None = None  # of the index.json it was read from or written to, or grew out of
+    seal: str | None = None  # of the index.json that it was read from, written to or made from by updates
     updates: int = 0  # additions and removals since it was built from its codes
     # Ids removed since then and not added again, ascending int64; None in an index that did not keep them.
     removed_ids: np.ndarray | None = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     removed_ids_file: dict[str, Any] | None = None  # its entry in index.json; None: not written yet
     tuned: dict[str, Any] | None = None
     log: LogEnd | None = None  # of the changes on disk that its segments' files do not hold
-    changes: tuple[Change, ...] | None = None  # that are not on disk; None: more than such changes
+    changes: tuple[Change, ...] | None = None  # not on disk yet; None: more than these differs
     features: IndexFeatures | None = None  # vectors of all items, for rescoring; None: without
 
     @classmethod
@@ -61,7 +60,7 @@ class Snapshot:
         segment = build_segment(
             blocks,
             n,
-            spec.kind,
+            KINDS[spec.kind],
             options,
             n_bits=spec.n_bits,
             n_classes=spec.n_classes,
@@ -100,13 +99,8 @@ class Snapshot:
     def codes_of(self, ids: np.ndarray) -> np.ndarray:
         """The codes of these ids, uint8 (n, n_bits // 8); UnknownId where one is not here."""
         codes = np.empty((len(ids), self.n_bits // 8), dtype=np.uint8)
-        missing = np.ones(len(ids), dtype=bool)
-        for segment in self.segments:
-            positions = segment.find(ids)
-            here = positions >= 0
-            codes[here] = segment.rows.take(positions[here])
-            missing &= ~here
-        self._refuse_missing(ids, missing)
+        for segment, here, positions in self._located(ids):
+            codes[here] = segment.rows.take(positions)
         return codes
 
     def distances(self, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -137,13 +131,10 @@ class Snapshot:
         schema = pa.schema([self.schema.field(name) for name in names])
         places = np.full(len(ids), -1, dtype=np.int64)  # where each id lies in the parts together
         parts: list[pa.Table] = []
-        for segment in self.segments:
+        for segment, here, positions in self._located(ids):
             assert segment.rows.columns is not None
-            positions = segment.find(ids)
-            here = np.flatnonzero(positions >= 0)
             places[here] = sum(len(part) for part in parts) + np.arange(len(here))
-            parts.append(segment.rows.columns.select(names).take(pa.array(positions[here])))
-        self._refuse_missing(ids, (places < 0) & (ids >= 0))
+            parts.append(segment.rows.columns.select(names).take(pa.array(positions)))
         found = pa.concat_tables([*parts, schema.empty_table()])
         return found.take(pa.array(places, mask=places < 0))
 
@@ -171,16 +162,10 @@ class Snapshot:
         if self.n_classes is None:
             return None
         labels: list[list[int]] = [[] for _ in ids]
-        missing = np.ones(len(ids), dtype=bool)
-        for segment in self.segments:
-            positions = segment.find(ids)
-            missing &= positions < 0
-            if segment.rows.postings is None:
-                continue
-            here = np.flatnonzero(positions >= 0)
-            for i, found in zip(here, segment.rows.postings.labels_at(positions[here]), strict=True):
-                labels[i] = found
-        self._refuse_missing(ids, missing)
+        for segment, here, positions in self._located(ids):
+            if segment.rows.postings is not None:
+                for i, found in zip(here, segment.rows.postings.labels_at(positions), strict=True):
+                    labels[i] = found
         return labels
 
     def added(self, block: CodeBlock) -> Snapshot:
@@ -198,7 +183,7 @@ class Snapshot:
         self._refuse_known_keys(block.columns)
         blocks, kept = [block], list(self.segments)
         size = len(block.ids)
-        while kept and kept[-1].rows.kind == "flat" and kept[-1].n_live <= size:
+        while kept and kept[-1].rows.kind.name == "flat" and kept[-1].n_live <= size:
             size += kept[-1].n_live
             blocks.append(live_block(kept.pop()))
         new = self._merged(blocks, "flat", KINDS["flat"].options())
@@ -217,18 +202,12 @@ class Snapshot:
 
     def removed(self, ids: np.ndarray) -> Snapshot:
         """Without these ids; UnknownId where one is not here."""
-        missing = np.ones(len(ids), dtype=bool)
         segments = []
-        for segment in self.segments:
-            positions = segment.find(ids)
-            missing &= positions < 0
-            gone = positions[positions >= 0]
+        for segment, _, gone in self._located(ids):
             if len(gone):
-                dead = np.union1d(segment.dead, gone)
-                segment = dataclasses.replace(segment, dead=dead)
+                segment = dataclasses.replace(segment, dead=np.union1d(segment.dead, gone))
             if segment.n_live:
                 segments.append(segment)
-        self._refuse_missing(ids, missing)
         gone_ids = self._removed_ids(np.union1d, ids)
         return self._next(RemovedIds(ids), segments=tuple(segments), **gone_ids)
 
@@ -300,7 +279,7 @@ class Snapshot:
         """Whether all rows are in one segment of the index's kind, none of them removed."""
         if not self.segments:
             return True
-        return len(self.segments) == 1 and not self.n_dead and self.segments[0].rows.kind == self.kind
+        return len(self.segments) == 1 and not self.n_dead and self.segments[0].rows.kind.name == self.kind
 
     def compacted(self) -> Snapshot:
         """The same items in one segment of the index's kind; itself where there is nothing to do."""
@@ -308,7 +287,7 @@ class Snapshot:
             return self
         base = self.segments[0].rows
         options, tuned = self.options, self.tuned
-        centroids = KINDS[base.kind].kept_centroids(base)
+        centroids = base.kind.kept_centroids(base)
         if centroids is None:  # what suited the old size need not suit the new one
             options = parse_options(self.kind, dataclasses.asdict(self.options), self.n_bits, self.n_live)
             tuned = None
@@ -365,7 +344,7 @@ class Snapshot:
         return build_segment(
             blocks,
             sum(len(block.ids) for block in blocks),
-            kind,
+            KINDS[kind],
             options,
             n_bits=self.n_bits,
             n_classes=self.n_classes,
@@ -382,6 +361,19 @@ class Snapshot:
     def refuse_unknown(self, ids: np.ndarray) -> None:
         """UnknownId where the index does not hold one of the ids."""
         self._refuse_missing(ids, ~self.contains(ids))
+
+    def _located(self, ids: np.ndarray) -> Iterator[tuple[Segment, np.ndarray, np.ndarray]]:
+        """For each segment the places in ``ids`` of those it holds, and their positions in it.
+
+        UnknownId at the end where no segment holds one of the ids; -1 is none.
+        """
+        missing = ids >= 0
+        for segment in self.segments:
+            positions = segment.find(ids)
+            here = np.flatnonzero(positions >= 0)
+            missing[here] = False
+            yield segment, here, positions[here]
+        self._refuse_missing(ids, missing)
 
     def _refuse_missing(self, ids: np.ndarray, missing: np.ndarray) -> None:
         if missing.any():

@@ -8,7 +8,6 @@ rescoring is the share of the k nearest vectors, by exact search, among the k re
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from hashnet.errors import IndexMismatch, Unsupported
 from hashnet.index.features import IndexFeatures
 from hashnet.index.kinds.ivf import IvfOptions
+from hashnet.index.search import Nearest
 from hashnet.index.segment import Segment
 from hashnet.index.snapshot import Snapshot
 from hashnet.kernels import merge_scores
@@ -23,8 +23,6 @@ from hashnet.kernels import merge_scores
 SAMPLE = 256  # queries drawn where none are given: recall to within about 0.01
 FLIPPED = 0.05  # share of bits flipped in drawn codes, since an indexed code finds itself too easily
 FIRST_CANDIDATES = 8  # per result, looked at first; more where they do not reach the recall
-
-Nearest = Callable[[Snapshot, np.ndarray, int, None], tuple[np.ndarray, np.ndarray]]
 
 
 def tune(
@@ -68,13 +66,16 @@ def _tuned_probes(state: Snapshot, queries: np.ndarray | None, recall: float, k:
     if not isinstance(segment.options, IvfOptions):
         raise Unsupported("every row of its lists was removed; compact() makes new lists, then tune")
     if queries is None:
-        queries = sample_queries(segment, SAMPLE, seed=0)
+        queries = _sample_queries(segment)
     nlist = segment.options.nlist
-    truth = _kth_distance(segment, queries, k, nlist)
+    _, true_distances = _with_nprobe(segment, nlist).search(queries, k, None, "kernel")
+    truth = true_distances.max(axis=1, keepdims=True)  # how far the k-th neighbour of each query is
     reached: dict[int, float] = {}
 
     def good(nprobe: int) -> bool:
-        reached[nprobe] = distance_recall(_with_nprobe(segment, nprobe), queries, k, truth)
+        _, distances = _with_nprobe(segment, nprobe).search(queries, k, None, "kernel")
+        found = (distances >= 0) & (distances <= truth)
+        reached[nprobe] = float(found.sum() / (len(queries) * min(k, segment.n_live)))
         return reached[nprobe] >= recall
 
     high = 1
@@ -161,25 +162,12 @@ def exact_neighbours(
     return best_ids
 
 
-def sample_queries(segment: Segment, n: int, seed: int) -> np.ndarray:
-    """Indexed codes with a few bits flipped, uint8 (n, n_bits // 8)."""
-    rng = np.random.default_rng(seed)
-    positions = np.sort(rng.choice(segment.live_positions, min(n, segment.n_live), replace=False))
+def _sample_queries(segment: Segment) -> np.ndarray:
+    """At most SAMPLE indexed codes with a few bits flipped, uint8 (n, n_bits // 8)."""
+    rng = np.random.default_rng(0)
+    positions = np.sort(rng.choice(segment.live_positions, min(SAMPLE, segment.n_live), replace=False))
     codes = segment.rows.take(positions)
     return codes ^ np.packbits(rng.random((len(codes), segment.rows.n_bits)) < FLIPPED, axis=1)
-
-
-def distance_recall(segment: Segment, queries: np.ndarray, k: int, truth: np.ndarray) -> float:
-    """Share of the true k neighbours' places filled by results at most ``truth`` (q,) away."""
-    _, distances = segment.search(queries, k, None, "kernel")
-    found = (distances >= 0) & (distances <= truth[:, None])
-    return float(found.sum() / (len(queries) * min(k, segment.n_live)))
-
-
-def _kth_distance(segment: Segment, queries: np.ndarray, k: int, nlist: int) -> np.ndarray:
-    """The true distance of the k-th neighbour, by scanning every list."""
-    _, distances = _with_nprobe(segment, nlist).search(queries, k, None, "kernel")
-    return distances.max(axis=1)
 
 
 def _with_nprobe(segment: Segment, nprobe: int) -> Segment:

@@ -1,4 +1,4 @@
-"""Files by path or URI, configurations, progress, events, and Arrow arrays."""
+"""Files by path or URI, configurations, progress and events, and Arrow arrays."""
 
 from hashnet.io import config, events, storage
 from hashnet.io.arrow import TableBuffer, as_array, binary_column, binary_matrix, rechunk, type_from_text
@@ -14,8 +14,8 @@ from hashnet.io.artefact import (
     write_sealed,
 )
 from hashnet.io.config import REQUIRED, Renamed, check_whole, key
+from hashnet.io.events import Progress, counted, duration, speed
 from hashnet.io.lazy import lazy_names
-from hashnet.io.progress import Progress, counted, duration, speed
 
 __all__ = [
     "REQUIRED",

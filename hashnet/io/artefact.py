@@ -161,9 +161,8 @@ class Artefact(abc.ABC):
     def read(self) -> dict[str, Any]:
         """The header's JSON, checked: of this kind, in a format this version reads, and unchanged."""
         if not storage.exists(self.header_uri):
-            raise self.error(
-                f"{self.uri} holds no {self.kind} (it has no {self.header_file}); {self.made_by}"
-            )
+            why = f"it has no {self.header_file}" if self.begun() else "it does not exist"
+            raise self.error(f"{self.uri} holds no {self.kind} ({why}); {self.made_by}")
         return read_sealed(self.header_uri, self.kind, self.format_version, self.made_by, self.seal_name)
 
     def write_header(

@@ -147,22 +147,20 @@ def _info(uri: str | os.PathLike) -> fs.FileInfo:
 
 def list_names(uri: str | os.PathLike) -> list[str]:
     """Names of the files and folders directly below a folder, sorted; none when it is missing."""
-    filesystem, path = resolve(uri)
-    try:
-        found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-    except OSError as error:
-        raise StorageError(f"cannot list {uri}: {error}") from error
-    return sorted(info.base_name for info in found)
+    return sorted(info.base_name for info in _listed(uri))
 
 
 def list_sizes(uri: str | os.PathLike) -> dict[str, int]:
     """Name → bytes of the files directly below a folder; empty when it is missing."""
+    return {info.base_name: int(info.size or 0) for info in _listed(uri) if info.is_file}
+
+
+def _listed(uri: str | os.PathLike) -> list[fs.FileInfo]:
     filesystem, path = resolve(uri)
     try:
-        found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        return filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
     except OSError as error:
         raise StorageError(f"cannot list {uri}: {error}") from error
-    return {info.base_name: int(info.size or 0) for info in found if info.type == fs.FileType.File}
 
 
 def make_folder(uri: str | os.PathLike) -> None:

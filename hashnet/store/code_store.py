@@ -16,7 +16,7 @@ Parquet's fixed-length bytes. ``hashnet.store.commit`` describes how the folder 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hashnet import labels as label_sets
+from hashnet.codes import health_problems
 from hashnet.errors import DataError, FormatError
 from hashnet.io import (
     Artefact,
@@ -51,7 +52,6 @@ from hashnet.store.plan import (
     read_record,
     read_records,
 )
-from hashnet.store.statistics import health_problems
 from hashnet.store.vectors import Vectors, decoded
 
 # Bytes of shards that are read and hashed at a time: few at first, so that parsing starts at once, then more,
@@ -258,12 +258,19 @@ class ShardStore:
         """Multi-hot labels, uint8 (n, n_classes); None when the database has none."""
         if self.n_classes is None:
             return None
-        labels = np.zeros((len(self), self.n_classes), dtype=np.uint8)
+        n_classes = self.n_classes
+        labels = np.zeros((len(self), n_classes), dtype=np.uint8)
+        return self._filled(labels, ["labels"], lambda rows: label_sets.from_lists(rows["labels"], n_classes))
+
+    def _filled(
+        self, whole: np.ndarray, columns: list[str], rows_of: Callable[[pa.Table], np.ndarray]
+    ) -> np.ndarray:
+        """``whole`` (n, …), filled shard by shard with what ``rows_of`` makes of these columns."""
         start = 0
-        for table in self.tables(["labels"]):
-            labels[start : start + len(table)] = label_sets.from_lists(table["labels"], self.n_classes)
+        for table in self.tables(columns):
+            whole[start : start + len(table)] = rows_of(table)
             start += len(table)
-        return labels
+        return whole
 
     def quarantine(self) -> pa.Table:
         """Rows that could not be encoded: row_id, uri, reason."""
@@ -288,11 +295,8 @@ class ShardStore:
         with_labels = labels and self.n_classes is not None
         columns = ["row_id", *self._block_columns()] + (["labels"] if with_labels else [])
         for table in rechunk(self.tables(columns), rows):
-            yield self._block(table, with_labels)
-
-    def _block(self, table: pa.Table, with_labels: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        labels = label_sets.from_lists(table["labels"], self.n_classes or 0) if with_labels else None
-        return table["row_id"].to_numpy(), self._matrix(table), labels
+            multi_hot = label_sets.from_lists(table["labels"], self.n_classes or 0) if with_labels else None
+            yield table["row_id"].to_numpy(), self._matrix(table), multi_hot
 
 
 class CodeStore(ShardStore):
@@ -310,11 +314,7 @@ class CodeStore(ShardStore):
     def codes(self) -> np.ndarray:
         """Packed codes, uint8 (n, n_bits // 8), in storage order."""
         codes = np.zeros((len(self), self.n_bits // 8), dtype=np.uint8)
-        start = 0
-        for table in self.tables(["code"]):
-            codes[start : start + len(table)] = self._matrix(table)
-            start += len(table)
-        return codes
+        return self._filled(codes, ["code"], self._matrix)
 
 
 class FeatureStore(ShardStore):
@@ -352,11 +352,7 @@ class FeatureStore(ShardStore):
     def features(self) -> np.ndarray:
         """Features, float32 (n, n_features), in storage order."""
         features = np.zeros((len(self), self.n_features), dtype=np.float32)
-        start = 0
-        for table in self.tables(self._block_columns()):
-            features[start : start + len(table)] = self._matrix(table)
-            start += len(table)
-        return features
+        return self._filled(features, self._block_columns(), self._matrix)
 
 
 def _groups(shards: Sequence[ShardRecord]) -> Iterator[list[ShardRecord]]:

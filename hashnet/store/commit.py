@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hashnet import labels as label_sets
-from hashnet.codes import check_codes
+from hashnet.codes import check_codes, code_statistics
 from hashnet.data import further_columns, plain_column, refuse_duplicates, schema_type
 from hashnet.errors import CodeError, DataError, FormatError
 from hashnet.io import as_array, binary_column, binary_matrix, storage
@@ -52,7 +52,6 @@ from hashnet.store.plan import (
     write_plan,
     write_record,
 )
-from hashnet.store.statistics import code_statistics
 from hashnet.store.vectors import check_vectors, vector_columns, vector_file
 
 ROWS_PER_SHARD = 8192
@@ -290,10 +289,7 @@ def write_store(
             raise CodeError(f"{n} codes came with {len(column)} {name}")
     if len(np.unique(ids)) != n:
         raise CodeError(f"ids must differ; {n - len(np.unique(ids))} of {n} are repeated")
-    if storage.exists(storage.join(uri, PLAN)):
-        if not overwrite:
-            raise DataError(f"{uri} holds a store already; give another folder or overwrite=True")
-        storage.delete(uri)
+    _make_room(uri, overwrite)
     further = pa.table({}) if columns is None else columns
     further_columns(further.column_names, None, further.schema, set(), "columns")  # refuses what cannot be
     if "key" in further.column_names:
@@ -341,10 +337,7 @@ def write_features(
     Vectors of your own, to rescore hits by: they need not come from the model that made the codes.
     """
     vectors = check_vectors(vectors, None, "features", len(codes))
-    if storage.exists(storage.join(uri, PLAN)):
-        if not overwrite:
-            raise DataError(f"{uri} holds a store already; give another folder or overwrite=True")
-        storage.delete(uri)
+    _make_room(uri, overwrite)
     plan = StorePlan(
         output="features",
         width=vectors.shape[1],
@@ -369,6 +362,14 @@ def write_features(
         writer.commit(where, table.append_column("feature", feature), bad, shard.repair)
     writer.finish()
     return FeatureStore.open(uri)
+
+
+def _make_room(uri: str, overwrite: bool) -> None:
+    """Deletes the store in the folder, if there is one; DataError unless that is wanted."""
+    if storage.exists(storage.join(uri, PLAN)):
+        if not overwrite:
+            raise DataError(f"{uri} holds a store already; give another folder or overwrite=True")
+        storage.delete(uri)
 
 
 def _label_lists(labels: Any, n_classes: int | None) -> tuple[pa.Array | None, int | None]:

@@ -9,7 +9,7 @@ together go unseen once in 2**64 times.
 
 >>> import numpy as np
 >>> vectors = Vectors.of_arrays(np.array([7, 9]), np.array([[3.0, 4.0], [0.0, 2.0]]))
->>> vectors.scores(np.array([[0.0, 1.0]], np.float32), np.array([[9, 7, -1]]), "cosine").tolist()
+>>> vectors.scores(np.array([[0.0, 1.0]], np.float32), np.array([[9, 7, -1]]), "cosine").round(6).tolist()
 [[1.0, 0.800000011920929, -inf]]
 """
 

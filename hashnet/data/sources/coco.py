@@ -11,8 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from hashnet.data.columns import choose_classes, read_names
-from hashnet.data.input_files import uris_below
+from hashnet.data.columns import choose_classes, read_names, uris_below
 from hashnet.data.writer import SourceRows, rows_of_uris
 from hashnet.errors import DataError, FormatError, StorageError
 from hashnet.io import REQUIRED, key, storage

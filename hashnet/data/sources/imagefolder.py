@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hashnet.data.columns import choose_classes, lists_of_names, read_names
-from hashnet.data.input_files import PICTURES, find_below, uris_below
+from hashnet.data.columns import PICTURES, choose_classes, find_below, lists_of_names, read_names, uris_below
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
 from hashnet.data.writer import SourceRows, rows_of_uris
 from hashnet.errors import DataError

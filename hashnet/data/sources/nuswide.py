@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hashnet import labels as label_sets
-from hashnet.data.input_files import uris_below
+from hashnet.data.columns import first_existing, uris_below
 from hashnet.data.writer import SourceRows, rows_of_uris
 from hashnet.errors import DataError, StorageError
 from hashnet.io import REQUIRED, key, storage
@@ -59,7 +59,7 @@ def load(options: Options) -> SourceRows:
     if options.keep_unlabelled:
         rows = np.concatenate([rows, np.flatnonzero(~labelled)])
     kept = paths.take(pa.array(rows))
-    pictures = storage.absolute(options.images or _first_folder(options.path, PICTURES))
+    pictures = storage.absolute(options.images or first_existing(options.path, PICTURES))
     return rows_of_uris(
         uris_below(pictures, kept), labels=label_sets.to_lists(labels[rows]), n_classes=len(chosen),
         class_names=tuple(concepts[i] for i in chosen), names=kept,
@@ -69,7 +69,7 @@ def load(options: Options) -> SourceRows:
 
 def _column(path: str, concept: str, n: int) -> np.ndarray:
     """uint8 (n,) of one concept's file: a 0 or a 1 on each line."""
-    uri = storage.join(_first_folder(path, LABELS), f"Labels_{concept}.txt")
+    uri = storage.join(first_existing(path, LABELS), f"Labels_{concept}.txt")
     try:
         data = np.frombuffer(storage.read_bytes(uri), dtype=np.uint8)
     except StorageError as error:
@@ -86,17 +86,5 @@ def _column(path: str, concept: str, n: int) -> np.ndarray:
 
 
 def _lines(path: str, names: tuple[str, ...]) -> list[str]:
-    for name in names:
-        uri = storage.join(path, name)
-        if storage.exists(uri):
-            lines = storage.read_bytes(uri).decode(errors="replace").splitlines()
-            return [line.strip() for line in lines if line.strip()]
-    raise DataError(f"{path} has no {' or '.join(names)}; check the path")
-
-
-def _first_folder(path: str, names: tuple[str, ...]) -> str:
-    for name in names:
-        folder = storage.join(path, name) if name else path
-        if storage.is_folder(folder):
-            return folder
-    raise DataError(f"{path} has no folder {' or '.join(names)}; check the path")
+    lines = storage.read_bytes(first_existing(path, names)).decode(errors="replace").splitlines()
+    return [line.strip() for line in lines if line.strip()]

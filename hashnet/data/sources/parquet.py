@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hashnet.data.columns import (
+    expand_pattern,
     feature_column,
     features_from_column,
     further_columns,
@@ -22,9 +23,9 @@ from hashnet.data.columns import (
     read_labels,
     read_names,
     schema_type,
+    uris_below,
 )
 from hashnet.data.fetch import parquet_value_uris
-from hashnet.data.input_files import expand_pattern, uris_below
 from hashnet.data.writer import SourceRows, refuse_duplicates
 from hashnet.errors import DataError
 from hashnet.io import REQUIRED, TableBuffer, key, storage

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from hashnet.data.columns import lists_of_pairs
+from hashnet.data.columns import lists_of_pairs, with_suffix
 from hashnet.data.fetch import byte_range_uris
-from hashnet.data.input_files import with_suffix
 from hashnet.data.writer import SourceRows
 from hashnet.errors import DataError
 from hashnet.io import key, storage

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from hashnet.data.columns import read_names
+from hashnet.data.columns import PICTURES, check_utf8, expand_pattern, read_names
 from hashnet.data.fetch import byte_range_uris
-from hashnet.data.input_files import PICTURES, check_utf8, expand_pattern
 from hashnet.data.writer import SourceRows, refuse_duplicates, rows_of_uris
 from hashnet.errors import DataError
 from hashnet.io import REQUIRED, key, storage

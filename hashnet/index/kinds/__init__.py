@@ -1,4 +1,5 @@
-"""The kinds of index, one file each. A new kind is a file here and a line in KINDS.
+"""The kinds of index, one file each; flat is all defaults of IndexKind. A new kind is a file here and a line
+in KINDS.
 
 | kind      | k-NN                        | radius                              | filter |
 |-----------|-----------------------------|-------------------------------------|--------|
@@ -17,17 +18,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from hashnet.errors import IndexMismatch, Unsupported
-from hashnet.index.kinds.base import Flat, IndexKind, KindOptions
 from hashnet.index.kinds.hnsw import Hnsw
 from hashnet.index.kinds.ivf import Ivf
 from hashnet.index.kinds.multihash import Multihash
+from hashnet.index.segment import Flat, IndexKind, KindOptions
 from hashnet.io import check_whole
 
 MAX_OPTION = 2**31 - 2  # FAISS keeps options, and seed + 1, as C ints
 
 KINDS: dict[str, IndexKind] = {kind.name: kind for kind in (Flat(), Ivf(), Multihash(), Hnsw())}
-
-__all__ = ["KINDS", "IndexKind", "KindOptions", "parse_options"]
 
 
 def parse_options(kind: str, values: Mapping[str, Any], n_bits: int, n: int) -> KindOptions:

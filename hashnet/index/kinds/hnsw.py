@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import faiss
 import numpy as np
 
 from hashnet.errors import IndexMismatch
 from hashnet.index.faiss_search import SLACK, ordered
-from hashnet.index.kinds.base import IndexKind, KindOptions, option, with_ids
+from hashnet.index.rows import Selection, codes_in, with_ids
+from hashnet.index.segment import IndexKind, KindOptions, Segment, option
 from hashnet.kernels import pad_columns
-
-if TYPE_CHECKING:
-    from hashnet.index.rows import Selection
-    from hashnet.index.segment import Segment
 
 MAX_NEIGHBOURS = 1024  # links take 8 bytes each per row: more of them only cost memory
 
@@ -44,16 +41,12 @@ class Hnsw(IndexKind):
         return options
 
     def build(
-        self,
-        options: HnswOptions,
-        codes: np.ndarray,
-        ids: np.ndarray | None,
-        centroids: np.ndarray | None = None,
+        self, options: HnswOptions, flat: Any, ids: np.ndarray | None, centroids: np.ndarray | None
     ) -> Any:
-        index = faiss.IndexBinaryHNSW(codes.shape[1] * 8, options.neighbours)
+        index = faiss.IndexBinaryHNSW(flat.d, options.neighbours)
         index.hnsw.efConstruction = options.ef_construction
         index.hnsw.efSearch = options.ef_search
-        return with_ids(index, codes, ids)
+        return with_ids(index, codes_in(flat), ids)
 
     def search(
         self, segment: Segment, queries: np.ndarray, k: int, only: Selection | None, engine: str

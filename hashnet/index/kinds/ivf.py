@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import faiss
 import numpy as np
@@ -19,8 +19,8 @@ import numpy as np
 from hashnet.codes import as_words
 from hashnet.errors import FormatError
 from hashnet.index.faiss_search import split_hits
-from hashnet.index.kinds.base import IndexKind, KindOptions, option
-from hashnet.index.rows import StoredRows
+from hashnet.index.rows import Selection, StoredRows, codes_in
+from hashnet.index.segment import IndexKind, KindOptions, Segment, option
 from hashnet.kernels import (
     InvertedLists,
     block_scratch,
@@ -31,10 +31,6 @@ from hashnet.kernels import (
     scan_lists,
     top_k,
 )
-
-if TYPE_CHECKING:
-    from hashnet.index.rows import Selection
-    from hashnet.index.segment import Segment
 
 QUERIES_PER_THREAD = 16  # fewer are answered before another thread has woken up
 TRAIN_PER_LIST = 64  # codes k-means sees per list: enough for balanced lists, and fast
@@ -158,14 +154,10 @@ class Ivf(IndexKind):
         return dataclasses.replace(options, nlist=nlist, nprobe=nprobe)
 
     def build(
-        self,
-        options: IvfOptions,
-        codes: np.ndarray,
-        ids: np.ndarray | None,
-        centroids: np.ndarray | None = None,
+        self, options: IvfOptions, flat: Any, ids: np.ndarray | None, centroids: np.ndarray | None
     ) -> Any:
         """``centroids`` reuses the lists of an earlier index instead of running k-means."""
-        n_bits = codes.shape[1] * 8
+        n_bits, codes = flat.d, codes_in(flat)
         ids = np.arange(len(codes), dtype=np.int64) if ids is None else ids
         if centroids is None:
             centroids = train_centroids(codes, options.nlist, options.seed)

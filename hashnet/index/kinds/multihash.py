@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import faiss
 import numpy as np
 
 from hashnet.errors import IndexMismatch
 from hashnet.index.faiss_search import split_hits
-from hashnet.index.kinds.base import IndexKind, KindOptions, option, with_ids
-from hashnet.index.rows import StoredRows
-
-if TYPE_CHECKING:
-    from hashnet.index.rows import Selection
-    from hashnet.index.segment import Segment
+from hashnet.index.rows import Selection, StoredRows, codes_in, with_ids
+from hashnet.index.segment import IndexKind, KindOptions, Segment, option
 
 
 @dataclass(frozen=True)
@@ -51,15 +47,11 @@ class Multihash(IndexKind):
         return dataclasses.replace(options, nhash=nhash, bits=bits)
 
     def build(
-        self,
-        options: MultihashOptions,
-        codes: np.ndarray,
-        ids: np.ndarray | None,
-        centroids: np.ndarray | None = None,
+        self, options: MultihashOptions, flat: Any, ids: np.ndarray | None, centroids: np.ndarray | None
     ) -> Any:
-        index = faiss.IndexBinaryMultiHash(codes.shape[1] * 8, options.nhash, options.bits)
+        index = faiss.IndexBinaryMultiHash(flat.d, options.nhash, options.bits)
         index.nflip = options.nflip
-        return with_ids(index, codes, ids)
+        return with_ids(index, codes_in(flat), ids)
 
     def check_opened(self, rows: StoredRows, options: MultihashOptions, where: str) -> None:
         """Fills the tables anew where the file lost one: a table whose rows all lie in one bucket.

@@ -8,7 +8,7 @@ import re
 import pyarrow as pa
 import pytest
 
-from hashnet.data.input_files import (
+from hashnet.data.columns import (
     expand_pattern,
     find_below,
     uris_below,

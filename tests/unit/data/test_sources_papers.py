@@ -11,12 +11,7 @@ from hashnet.data.fetch import fetch_images
 from hashnet.data.images import decode
 from hashnet.data.sources import make_manifest, synthetic
 from hashnet.errors import BadImage, DataError
-
-
-def rows_of(manifest, *columns: str) -> list[tuple]:
-    table = manifest.read(columns=list(columns))
-    return list(zip(*(table[name].to_pylist() for name in columns), strict=True))
-
+from tests.support.source_files import rows_of
 
 # --- imagenet100 ------------------------------------------------------------------------------
 

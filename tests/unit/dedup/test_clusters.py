@@ -8,8 +8,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components as scipy_components
 
 from hashnet.dedup.artefact import representatives
-from hashnet.dedup.clusters import connected_components
-from hashnet.dedup.pairs import CodeJoin, CodeSet
+from hashnet.dedup.pairs import CodeJoin, CodeSet, connected_components
 
 
 def scipy_clusters(a, b) -> dict[int, int]:

@@ -6,8 +6,8 @@ import pytest
 from hashnet import BinaryIndex, errors
 from hashnet.codes import pack_signs, unpack_codes
 from hashnet.index import search
+from tests.support.slow_search import KINDS
 
-KINDS = {"flat": {}, "ivf": {"nlist": 7, "nprobe": 7}, "multihash": {}, "hnsw": {}}
 N_BITS = 48
 
 

@@ -364,7 +364,7 @@ def test_foreign_and_missing_files(made, tmp_path):
     with pytest.raises(errors.FormatError, match=r"bytes, index\.json says .*truncated or changed"):
         BinaryIndex.load(folder)
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(errors.FormatError, match="was changed: its sha256"):
+    with pytest.raises(errors.FormatError, match="is damaged: its sha256"):
         BinaryIndex.load(folder)
     BinaryIndex.from_arrays(codes, ids).save(folder)  # which is what the sentence says to do
     assert len(BinaryIndex.load(folder)) == 300

@@ -83,7 +83,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.index.compact()
         about = self.index.describe()
         assert about["removed_rows"] == 0
-        held = [segment.rows.kind for segment in self.index._state.segments]
+        held = [segment.rows.kind.name for segment in self.index._state.segments]
         assert held == ([self.kind] if self.items else [])
         assert not self.index.compact(), "nothing is left to do"
 
@@ -225,7 +225,7 @@ def test_an_emptied_index_gets_its_kind_back(codes_of, tmp_path, kind):
             index.tune()
     assert index.compact() == (kind != "flat")
     assert BinaryIndex.load(tmp_path).search(codes[200:], 1).ids[:, 0].tolist() == list(range(200, 300))
-    assert [segment.rows.kind for segment in index._state.segments] == [kind]
+    assert [segment.rows.kind.name for segment in index._state.segments] == [kind]
     assert "tuned" not in index.describe(), "new lists were never tuned"
     index.remove(np.arange(200, 300))
     version = index.version
@@ -233,7 +233,7 @@ def test_an_emptied_index_gets_its_kind_back(codes_of, tmp_path, kind):
     assert index.version == version
     index.add(codes)
     assert index.compact() == (kind != "flat")
-    assert [segment.rows.kind for segment in index._state.segments] == [kind]
+    assert [segment.rows.kind.name for segment in index._state.segments] == [kind]
 
 
 def test_codes_of_ivf_rows_in_any_order(codes_of):

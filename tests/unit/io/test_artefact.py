@@ -1,6 +1,7 @@
 """The header that every artefact shares: written last, sealed, refused when it was changed."""
 
 import json
+import shutil
 
 import pytest
 
@@ -90,4 +91,7 @@ def test_foreign_newer_and_missing_ones_are_refused(note, tmp_path):
             note.read()
     path.unlink()
     with pytest.raises(DataError, match=r"holds no note \(it has no note\.json\); write one"):
+        note.read()
+    shutil.rmtree(path.parent)
+    with pytest.raises(DataError, match=r"holds no note \(it does not exist\); write one"):
         note.read()

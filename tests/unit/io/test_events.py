@@ -2,13 +2,12 @@
 
 import io
 
-from hashnet.io import progress
-from hashnet.io.progress import Progress
+from hashnet.io import Progress, events
 
 
 def test_plain_lines_say_count_rate_and_time_left(monkeypatch):
     now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(events.time, "monotonic", lambda: now)
     out = io.StringIO()
     bar = Progress(100, "rows", "encode", file=out)
     now = 4.0
@@ -27,7 +26,7 @@ def test_plain_lines_say_count_rate_and_time_left(monkeypatch):
 
 def test_work_that_may_end_early_says_at_most(monkeypatch):
     now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(events.time, "monotonic", lambda: now)
     out = io.StringIO()
     bar = Progress(100, "steps", "train", at_most=True, file=out)
     bar.update(10)
@@ -40,7 +39,7 @@ def test_work_that_may_end_early_says_at_most(monkeypatch):
 def test_a_slow_start_does_not_spoil_the_time_left(monkeypatch):
     """Actors may take a minute to start, and what an earlier run has kept comes all at once."""
     now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(events.time, "monotonic", lambda: now)
     bar = Progress(1000, "rows", "encode", file=io.StringIO())
     now = 60.0
     bar.update(500)
@@ -58,14 +57,14 @@ def test_a_short_task_says_nothing():
 
 def test_what_was_done_before_does_not_count_for_the_rate(monkeypatch):
     clock = iter([0.0, 10.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(events.time, "monotonic", lambda: next(clock))
     bar = Progress(100, "rows", "encode", done=50, file=io.StringIO())
     bar.done += 20
     assert bar.rate == 2.0
 
 
 def test_the_end_is_said_once(monkeypatch):
-    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(events, "LINE_EVERY_S", 0.0)
     out = io.StringIO()
     with Progress(2, "rows", "encode", file=out) as bar:
         bar.update(1)
