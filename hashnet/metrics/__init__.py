@@ -31,8 +31,7 @@ if TYPE_CHECKING:
         ranked_report,
     )
     from hashnet.metrics.report import DEFINITIONS, EvalReport, RadiusCurve, RankCurve, ReportArtefact
-    from hashnet.metrics.scores import ScoreShard
-    from hashnet.metrics.shard import QueryCounts, Ranking, tie_hash
+    from hashnet.metrics.shard import QueryCounts, Ranking, ScoreShard, tie_hash
     from hashnet.metrics.trec import write_trec
 
 __all__, __getattr__ = lazy_names(__name__)

@@ -24,8 +24,7 @@ from hashnet.labels import LabelSets
 from hashnet.metrics.bootstrap import interval
 from hashnet.metrics.measures import QueryMeasures, curve_ranks, mean_by_class, query_block_size
 from hashnet.metrics.report import ClassScore, EvalReport, RadiusCurve, RankCurve
-from hashnet.metrics.scores import ScoreShard, check_query_logits
-from hashnet.metrics.shard import Shard
+from hashnet.metrics.shard import ScoreShard, Shard, check_query_logits
 
 
 def evaluate(
@@ -131,12 +130,12 @@ def build_report(
         queries_without_relevant=int((measures.n_relevant == 0).sum()),
         chance=float(measures.n_relevant.sum() / (q * n_database)),
         by_rank=RankCurve(
-            _ints(ranks), _floats(measures.rank_hits / (ranks * q)), _floats(measures.rank_recall / q)
+            _tuple(ranks), _tuple(measures.rank_hits / (ranks * q)), _tuple(measures.rank_recall / q)
         ),
         by_radius=RadiusCurve(
-            _floats(measures.radius_precision / q),
-            _floats(measures.radius_recall / q),
-            _floats(measures.radius_empty / q),
+            _tuple(measures.radius_precision / q),
+            _tuple(measures.radius_recall / q),
+            _tuple(measures.radius_empty / q),
         ),
         per_class=tuple(
             ClassScore(
@@ -147,15 +146,15 @@ def build_report(
             )
             for c in np.flatnonzero(class_queries)
         ),
-        similar=_ints(measures.relevant_items),
-        dissimilar=_ints(dissimilar),
-        ap=_floats(measures.ap),
-        ap_relevant=_floats(measures.ap_relevant),
-        ap_tie_aware=_floats(measures.ap_tie_aware),
+        similar=_tuple(measures.relevant_items),
+        dissimilar=_tuple(dissimilar),
+        ap=_tuple(measures.ap),
+        ap_relevant=_tuple(measures.ap_relevant),
+        ap_tie_aware=_tuple(measures.ap_tie_aware),
         ndcg=_mean(measures.ndcg),
         map_asymmetric=_mean(by_score) if has_scores else None,
         map_asymmetric_interval=interval(by_score, seed) if has_scores else None,
-        ap_asymmetric=_floats(by_score) if has_scores else (),
+        ap_asymmetric=_tuple(by_score) if has_scores else (),
     )
 
 
@@ -232,12 +231,8 @@ def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else 0.0
 
 
-def _floats(values: np.ndarray) -> tuple[float, ...]:
+def _tuple(values: np.ndarray) -> tuple[Any, ...]:
     return tuple(values.tolist())
-
-
-def _ints(values: np.ndarray) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)
 
 
 MIN_VALIDATION_K = 100

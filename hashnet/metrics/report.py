@@ -177,14 +177,11 @@ class EvalReport:
         return radius
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, with what each metric means."""
+        """What report.json holds: every value, and what each metric means."""
         values = dataclasses.asdict(self)
-        values["precision_within_2"], values["empty_within_2"] = (
-            self.precision_within(2),
-            self.empty_within(2),
-        )
+        more = {"precision_within_2": self.precision_within(2), "empty_within_2": self.empty_within(2)}
         header = {"kind": ReportArtefact.kind, "format_version": ReportArtefact.format_version}
-        return {**header, "definitions": DEFINITIONS, **_plain(values)}
+        return {**header, "definitions": DEFINITIONS, **values, **more}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "this report") -> EvalReport:
@@ -243,12 +240,6 @@ class ReportArtefact(Artefact):
         plain = (str, int, float, bool, type(None))
         shared = ("kind", "format_version", self.seal_name)
         return {n: value for n, value in values.items() if isinstance(value, plain) and n not in shared}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _frozen(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """The same counts and keys on a GPU, with torch: distances of a tile by a matrix product of ±1.
 
-A tile of queries x items lives on the device and is dropped at once; the products are sums of at
-most 1,024 ones, which float16 inputs with float32 accumulation hold exactly.
+A tile of queries x items lives on the device and is dropped at once. Products of codes of up to 2,048 bits
+are exact in float16, those of longer ones in float32.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class TorchShard:
     def _signs(self, codes: np.ndarray) -> torch.Tensor:
         import torch
 
-        kind = torch.float16 if self.device.startswith("cuda") else torch.float32
-        return torch.from_numpy(unpack_codes(codes)).to(self.device, kind)
+        half = self.device.startswith("cuda") and self.n_bits <= 2048
+        return torch.from_numpy(unpack_codes(codes)).to(self.device, torch.float16 if half else torch.float32)
 
 
 def _multi_hot(labels: LabelSets, first: int, last: int, device: str) -> torch.Tensor:

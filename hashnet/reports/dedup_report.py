@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hashnet import __version__
 from hashnet.data import Manifest
 from hashnet.dedup import Duplicates
 from hashnet.io import counted, storage
 from hashnet.reports.examples import thumbnails
-from hashnet.reports.run_report import Plot, write_figure
-from hashnet.reports.style import PALETTE, Card, new_axes, render
+from hashnet.reports.style import PALETTE, Card, Plot, new_axes, write_run_page
 from hashnet.run import Run
 
 if TYPE_CHECKING:
@@ -51,25 +49,21 @@ def write_dedup_report(found: Duplicates, run: Run, base_uri: str | None = None)
         _distance_figure(info.n_at),
     )
     crossed = info.n_against is not None
-    page = render(
+    return write_run_page(
+        storage.join(found.uri, "report.html"),
         "dedup_page.html",
+        [plot],
+        [
+            ("run", run.name),
+            *((name, str(value)) for name, value in found.lineage.items() if value is not None),
+        ],
         title=f"{'Leakage in' if crossed else 'Near-duplicates in'} {run.name}",
         subtitle=_subtitle(found),
         cards=_cards(found),
         warnings=_warnings(found),
-        figures=[(plot, write_figure(plot, found.uri))],
         clusters=_matches(found, manifest, base_uri) if crossed else _clusters(found, manifest, base_uri),
         heading="The nearest matches" if crossed else "The largest clusters",
-        made_from_title="Made from",
-        made_from=[
-            ("run", run.name),
-            *((name, str(value)) for name, value in found.lineage.items() if value is not None),
-            ("hashnet", __version__),
-        ],
     )
-    uri = storage.join(found.uri, "report.html")
-    storage.write_bytes(uri, page.encode())
-    return uri
 
 
 def _subtitle(found: Duplicates) -> str:

@@ -35,10 +35,11 @@ class Tile:
 
 @dataclass(frozen=True)
 class Example:
-    """A query with its nearest items. ``kind`` is best, median or worst (by AP), and the method's title."""
+    """A query with its nearest items. ``kind`` is best, median or worst, and the method's title; ``score`` is
+    what queries were ordered by, as "AP 0.812"."""
 
     kind: str
-    ap: float
+    score: str
     query: Tile
     items: tuple[Tile, ...]
 
@@ -90,22 +91,21 @@ def nearest_items(
     blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray | None]],
     codes: np.ndarray,
     labels: np.ndarray,
-    seed: int = 0,
-    k: int = TOP,
+    seed: int,
 ) -> list[list[Neighbour]]:
-    """The k nearest items of each query in blocks of (ids, codes, labels); ties are broken as MAP does."""
+    """The TOP nearest items of each query in blocks of (ids, codes, labels); ties are broken as MAP does."""
     best: list[list[tuple[int, int, Neighbour]]] = [[] for _ in codes]
     for ids, block, block_labels in blocks:
         assert block_labels is not None
         hashes = tie_hash(ids, seed)
         by_hash = np.argsort(hashes)  # rows in this order: equal distances come by hash
-        positions, distances = top_k(block[by_hash], codes, min(k, len(ids)))
+        positions, distances = top_k(block[by_hash], codes, min(TOP, len(ids)))
         for i, (rows, far) in enumerate(zip(by_hash[positions], distances, strict=True)):
             shared = (block_labels[rows] & labels[i]).any(axis=1)
             for j, distance, relevant in zip(rows, far, shared, strict=True):
                 found = Neighbour(int(ids[j]), int(distance), bool(relevant), block_labels[j])
                 best[i].append((found.distance, int(hashes[j]), found))
-            best[i] = sorted(best[i], key=lambda ranked: ranked[:2])[:k]
+            best[i] = sorted(best[i], key=lambda ranked: ranked[:2])[:TOP]
     return [[found for _, _, found in ranked] for ranked in best]
 
 
@@ -117,25 +117,29 @@ def gather(store: CodeStore, queries: CodeStore, report: EvalReport, pictures: P
     assert all_labels is not None
     found = nearest_items(store.blocks(), codes, all_labels[rows], report.seed)
     asked = [Neighbour(int(i), 0, True, all_labels[row]) for i, row in zip(ids, rows, strict=True)]
-    kinds = [(kind, float(report.ap[i])) for kind, i in picked]
+    kinds = [(kind, ap_text(report.ap[i])) for kind, i in picked]
     return make_examples(kinds, asked, found, pictures)
 
 
+def ap_text(ap: float) -> str:
+    """An average precision as the heading of an example has it."""
+    return f"AP {ap:.3f}"
+
+
 def make_examples(
-    kinds: list[tuple[str, float]], asked: list[Neighbour], found: list[list[Neighbour]], pictures: Pictures
+    kinds: list[tuple[str, str]], asked: list[Neighbour], found: list[list[Neighbour]], pictures: Pictures
 ) -> list[Example]:
-    """Queries with what was found for each, as tiles; ``kinds`` are (kind, AP)."""
+    """Queries with what was found for each, as tiles; ``kinds`` are (kind, score)."""
     shown = {item.row_id for items in (asked, *found) for item in items}
     thumbs = thumbnails(pictures.manifest, shown, pictures.base_uri) if pictures.manifest is not None else {}
 
     def tile(item: Neighbour) -> Tile:
-        return Tile(
-            item.row_id, pictures.names(item.labels), item.distance, item.relevant, thumbs.get(item.row_id)
-        )
+        what = pictures.names(item.labels) if item.labels.size else f"row {item.row_id}"
+        return Tile(item.row_id, what, item.distance, item.relevant, thumbs.get(item.row_id))
 
     return [
-        Example(kind, ap, tile(query), tuple(map(tile, items)))
-        for (kind, ap), query, items in zip(kinds, asked, found, strict=True)
+        Example(kind, score, tile(query), tuple(map(tile, items)))
+        for (kind, score), query, items in zip(kinds, asked, found, strict=True)
     ]
 
 

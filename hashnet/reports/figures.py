@@ -66,20 +66,18 @@ def _over_ranks(reports: Reports, ax: Axes | None, what: str) -> Axes:
     return _finish(ax, reports)
 
 
-def precision_over_bits(
-    reports: Mapping[str, Sequence[EvalReport]], ax: Axes | None = None, radius: int = 2
-) -> Axes:
-    """P@H<=r over code lengths: one line per name → reports of several lengths."""
+def precision_over_bits(reports: Mapping[str, Sequence[EvalReport]], ax: Axes | None = None) -> Axes:
+    """P@H<=2 over code lengths: one line per name → reports of several lengths."""
     ax = new_axes(ax)
     lengths: set[int] = set()
     for place, (name, of_name) in enumerate(reports.items()):
         ordered = sorted(of_name, key=lambda report: report.n_bits)
         bits = [report.n_bits for report in ordered]
         lengths.update(bits)
-        values = [report.precision_within(radius) for report in ordered]
+        values = [report.precision_within(2) for report in ordered]
         ax.plot(bits, values, label=name, marker="o", markersize=5, **line_style(place))
     ax.set_xticks(sorted(lengths))
-    ax.set(xlabel="code length in bits", ylabel=f"precision within Hamming radius {radius}")
+    ax.set(xlabel="code length in bits", ylabel="precision within Hamming radius 2")
     return _finish(ax, reports)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hashnet import __version__
 from hashnet.io import storage
+from hashnet.kernels import top_k
 from hashnet.metrics import (
     NeighbourArtefact,
     NeighbourReport,
@@ -16,8 +16,17 @@ from hashnet.metrics import (
     exact_neighbours,
     neighbour_report,
 )
-from hashnet.reports.run_report import MetricRow, Plot, write_figure
-from hashnet.reports.style import Card, legend, line_style, new_axes, render
+from hashnet.reports.examples import TOP, Example, Neighbour, Pictures, make_examples, pick_queries
+from hashnet.reports.style import (
+    Card,
+    MetricRow,
+    Plot,
+    interval_text,
+    legend,
+    line_style,
+    new_axes,
+    write_run_page,
+)
 from hashnet.run import Run
 
 K, WITHIN = 10, 100
@@ -46,9 +55,16 @@ DEFINITIONS = {
 
 
 def write_neighbour_report(
-    run: Run, made_from: Mapping[str, Any], seed: int = 0, page_name: str = "report.html"
+    run: Run,
+    made_from: Mapping[str, Any],
+    seed: int = 0,
+    page_name: str = "report.html",
+    base_uri: str | None = None,
 ) -> str:
-    """Measures the run's codes and writes neighbours.json and a page; returns the page's URI."""
+    """Measures the run's codes and writes neighbours.json and a page; returns the page's URI.
+
+    ``base_uri`` is the folder that relative picture paths start from.
+    """
     artefact = NeighbourArtefact(run.report.uri)
     if artefact.exists() and artefact.header().lineage == made_from:
         report = artefact.open()
@@ -61,29 +77,28 @@ def write_neighbour_report(
         "Mean over queries, over the number of items retrieved.",
         _recall_figure(report),
     )
-    page = render(
+    return write_run_page(
+        storage.join(run.report.uri, page_name),
         "run_page.html",
+        [plot],
+        [("run", run.name), *((name, str(value)) for name, value in made_from.items())],
         title=f"Evaluation of {run.name}",
         subtitle=f"{report.n_queries:,} queries against {report.n_database:,} items, {report.n_bits}-bit "
         "codes, compared with the vectors they were made from; no labels are used.",
         cards=_cards(report),
         warnings=[],
-        figures=[(plot, write_figure(plot, run.report.uri))],
-        examples=[],
+        examples=_examples(run, report, seed, base_uri),
+        examples_by=f"recall@{report.k} within {report.within:,}",
+        relevant_means=f"is among the {TOP} nearest by the vectors themselves",
         rows=_rows(report),
-        made_from_title="Made from",
-        made_from=[("run", run.name), *((n, str(v)) for n, v in made_from.items()), ("hashnet", __version__)],
     )
-    uri = storage.join(run.report.uri, page_name)
-    storage.write_bytes(uri, page.encode())
-    return uri
 
 
 def measure_neighbours(run: Run, seed: int = 0) -> NeighbourReport:
     """Neighbour recall and distance correlation of the run's queries, MAX_QUERIES of them at most."""
     store, queries = run.codes.open(), run.query_codes.open()
     rng = np.random.default_rng(seed)
-    some = np.sort(rng.choice(len(queries), min(len(queries), MAX_QUERIES), replace=False))
+    some = _drawn(rng, len(queries))
     rows = np.sort(rng.choice(len(store), min(len(store), SAMPLE), replace=False))
     query_vectors = np.concatenate(list(run.vectors("query", queries.ids()[some])))
     ids = store.ids()
@@ -98,6 +113,40 @@ def measure_neighbours(run: Run, seed: int = 0) -> NeighbourReport:
         sample=sample,
         seed=seed,
     )
+
+
+def _drawn(rng: np.random.Generator, n_queries: int) -> np.ndarray:
+    """Rows of the queries that are measured, ascending."""
+    return np.sort(rng.choice(n_queries, min(n_queries, MAX_QUERIES), replace=False))
+
+
+def _examples(run: Run, report: NeighbourReport, seed: int, base_uri: str | None) -> list[Example]:
+    """The best, median and worst queries by recall; none for a run of vectors, which has nothing to show."""
+    manifest = run.manifest.open()
+    if manifest.modality != "image":
+        return []
+    store, queries = run.codes.open(), run.query_codes.open()
+    ids, query_ids, top = store.ids(), queries.ids(), min(TOP, len(store))
+    drawn = _drawn(np.random.default_rng(seed), len(queries))
+    picked = sorted(pick_queries(report.recalls), key=lambda pair: pair[1])  # vectors come in this order
+    rows = drawn[[i for _, i in picked]]
+    vectors = np.concatenate(list(run.vectors("query", query_ids[rows])))
+    near = exact_neighbours(vectors, run.vectors("database", ids), top)
+    positions, distances = top_k(store.codes(), queries.codes()[rows], top)
+    nothing = np.zeros(0, dtype=bool)  # no labels
+    asked = [Neighbour(int(query_ids[row]), 0, True, nothing) for row in rows]
+    found = [
+        [
+            Neighbour(int(ids[at]), int(distance), bool(at in true), nothing)
+            for at, distance in zip(places, far, strict=True)
+        ]
+        for places, far, true in zip(positions, distances, near, strict=True)
+    ]
+    score = f"recall@{report.k} within {report.within:,}"
+    kinds = [(kind, f"{score} {report.recalls[i]:.2f}") for kind, i in picked]
+    made = make_examples(kinds, asked, found, Pictures(manifest, base_uri=base_uri))
+    order = ("best", "median", "worst")
+    return sorted(made, key=lambda example: order.index(example.kind))
 
 
 def _logits(run: Run, vectors: np.ndarray) -> np.ndarray | None:
@@ -128,47 +177,35 @@ def _recall_figure(report: NeighbourReport) -> Any:
 
 
 def _cards(report: NeighbourReport) -> list[Card]:
-    low, high = report.recall_interval
     chance = report.within / report.n_database
-    first = report.recall_within[0]
     n, k, within = report.ranks[0], report.k, report.within
     cards = [
         Card(
             f"recall@{k} within {n:,}",
-            f"{first:.4f}",
+            f"{report.recall_within[0]:.4f}",
             "by Hamming distance",
             f"The share of a query's {k} nearest vectors that are among its first {n:,} items by code.",
         ),
         Card(
             f"recall@{k} within {within:,}",
             f"{report.recall:.4f}",
-            f"95 % interval {low:.4f} – {high:.4f}",
+            f"95 % interval {interval_text(report.recall_interval)}",
             f"The same among the first {within:,} items: what sorting these by their vectors finds.",
         ),
     ]
     if report.asymmetric is not None and report.asymmetric_interval is not None:
-        low, high = report.asymmetric_interval
-        cards.append(
-            Card(
-                "by asymmetric score",
-                f"{report.asymmetric:.4f}",
-                f"95 % interval {low:.4f} – {high:.4f}",
-                f"Recall@{k} within {within:,} of items ordered by the query's real-valued outputs against "
-                "their bits.",
-            )
+        note = f"95 % interval {interval_text(report.asymmetric_interval)}"
+        meaning = (
+            f"Recall@{k} within {within:,} of items ordered by the query's real-valued outputs against their "
+            "bits."
         )
+        cards.append(Card("by asymmetric score", f"{report.asymmetric:.4f}", note, meaning))
     meaning = f"What a random order would find within {within:,} items."
     cards.append(Card("chance", f"{chance:.4f}", f"{within:,} of {report.n_database:,} items", meaning))
     if report.correlation is not None and report.correlation_interval is not None:
-        low, high = report.correlation_interval
-        cards.append(
-            Card(
-                "distance correlation",
-                f"{report.correlation:.4f}",
-                f"95 % interval {low:.4f} – {high:.4f}",
-                "Spearman's rank correlation of Hamming and Euclidean distances: 1 is the same order.",
-            )
-        )
+        note = f"95 % interval {interval_text(report.correlation_interval)}"
+        meaning = "Spearman's rank correlation of Hamming and Euclidean distances: 1 is the same order."
+        cards.append(Card("distance correlation", f"{report.correlation:.4f}", note, meaning))
     return cards
 
 
@@ -180,9 +217,8 @@ def _rows(report: NeighbourReport) -> list[MetricRow]:
     ]
     within = f"{report.within:,}"
     if report.asymmetric is not None and report.asymmetric_interval is not None:
-        low, high = report.asymmetric_interval
         name, says = f"asymmetric recall@{report.k} within {within}", DEFINITIONS["asymmetric"]
-        note = f"95 % {low:.4f} – {high:.4f}"
+        note = f"95 % {interval_text(report.asymmetric_interval)}"
         rows.append(MetricRow(name, f"{report.asymmetric:.4f}", says.format(within=within), note))
     rescored = DEFINITIONS["rescored"].format(k=report.k, within=within)
     rows.append(MetricRow(f"recall@{report.k}, {within} rescored", f"{report.recall:.4f}", rescored))

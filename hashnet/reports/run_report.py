@@ -9,21 +9,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from hashnet import __version__
 from hashnet.errors import HashnetError
 from hashnet.io import storage
 from hashnet.metrics import DEFINITIONS, EvalReport
 from hashnet.reports import examples, figures
-from hashnet.reports.style import Card, figure_of, inline_svg, render, to_png, to_svg
+from hashnet.reports.style import Card, MetricRow, Plot, interval_text, write_run_page
 from hashnet.run import Run
 from hashnet.store import CodeStore
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -42,24 +38,6 @@ class RunSources:
     beside: tuple[str, ...] = ()
 
 
-class Plot(NamedTuple):
-    """A drawn figure of the report."""
-
-    name: str
-    title: str
-    note: str
-    ax: Axes
-
-
-class MetricRow(NamedTuple):
-    """One line of the table of metrics; ``note`` is the interval, where there is one."""
-
-    name: str
-    value: str
-    definition: str
-    note: str = ""
-
-
 def write_run_report(values: dict[str, Any], sources: RunSources, out: str) -> str:
     """Writes the page and the figures into the folder ``out``; returns the page's URI.
 
@@ -75,58 +53,44 @@ def write_run_report(values: dict[str, Any], sources: RunSources, out: str) -> s
     plots += training_figures(run, summary)
     plots += code_figures(store, class_names, report.seed)
     pictures = examples.Pictures(manifest, class_names, sources.base_uri)
-    page = render(
+    return write_run_page(
+        storage.join(out, "report.html"),
         "run_page.html",
-        title=f"Evaluation of {run.name}",
-        subtitle=f"{report.n_queries:,} queries against {report.n_database:,} items, {report.n_bits}-bit "
-        f"codes, {report.n_classes:,} classes, ranked to k = {report.k:,}.",
-        cards=cards(report),
-        warnings=summary.get("warnings", []),
-        figures=[(plot, write_figure(plot, out)) for plot in plots],
-        examples=examples.gather(store, queries, report, pictures),
-        rows=metric_rows(report),
-        made_from_title="Made from",
-        made_from=[
+        plots,
+        [
             ("run", run.name),
             ("model", store.lineage.get("model_sha256", "unknown")),
             ("database codes", store.sha256),
             ("query codes", queries.sha256),
             ("ties and bootstrap", f"seed {report.seed}"),
-            ("hashnet", __version__),
         ],
+        title=f"Evaluation of {run.name}",
+        subtitle=f"{report.n_queries:,} queries against {report.n_database:,} items, {report.n_bits}-bit "
+        f"codes, {report.n_classes:,} classes, ranked to k = {report.k:,}.",
+        cards=cards(report),
+        warnings=summary.get("warnings", []),
+        examples=examples.gather(store, queries, report, pictures),
+        examples_by="average precision",
+        relevant_means="shares a label with the query",
+        rows=metric_rows(report),
     )
-    uri = storage.join(out, "report.html")
-    storage.write_bytes(uri, page.encode())
-    return uri
-
-
-def write_figure(plot: Plot, out: str) -> str:
-    """Writes the figure's SVG and PNG files; returns the SVG element for the page."""
-    figure = figure_of(plot.ax)
-    svg = to_svg(figure)
-    storage.write_bytes(storage.join(out, "figures", f"{plot.name}.svg"), svg.encode())
-    storage.write_bytes(storage.join(out, "figures", f"{plot.name}.png"), to_png(figure))
-    return inline_svg(svg, plot.name, plot.title)
 
 
 def cards(report: EvalReport) -> list[Card]:
     """The numbers at the top."""
-    low, high = report.map_interval
     times = f"MAP is {report.map / report.chance:.1f} times that" if report.chance else "nothing is relevant"
     empty = f"{report.empty_within(2):.1%} of queries have no such item and count 0"
     k = f"{report.k:,}"
     asymmetric = []
     if report.map_asymmetric is not None and report.map_asymmetric_interval is not None:
-        gained = (
-            f"95 % interval {report.map_asymmetric_interval[0]:.4f} – {report.map_asymmetric_interval[1]:.4f}"
-        )
+        gained = f"95 % interval {interval_text(report.map_asymmetric_interval)}"
         meaning = "MAP of items ordered by the query's real-valued outputs against their bits."
         asymmetric = [Card(f"asymmetric MAP@{k}", f"{report.map_asymmetric:.4f}", gained, meaning)]
     return [
         Card(
             f"MAP@{k}",
             f"{report.map:.4f}",
-            f"95 % interval {low:.4f} – {high:.4f}",
+            f"95 % interval {interval_text(report.map_interval)}",
             f"Mean average precision: 1 when the relevant items among the first {k} come before all others.",
         ),
         *asymmetric,
@@ -196,7 +160,7 @@ def _metric_row(
         name,
         f"{value:,}" if isinstance(value, int) else f"{value:.4f}",
         DEFINITIONS[definition],
-        f"{interval[0]:.4f} – {interval[1]:.4f}" if interval else "",
+        interval_text(interval) if interval else "",
     )
 
 

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hashnet import __version__
+from hashnet.io import storage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,18 +61,27 @@ class Card(NamedTuple):
     meaning: str
 
 
+class Plot(NamedTuple):
+    """A drawn figure of a page; ``name`` is that of its files."""
+
+    name: str
+    title: str
+    note: str
+    ax: Axes
+
+
+class MetricRow(NamedTuple):
+    """One line of the table of metrics; ``note`` is the interval, where there is one."""
+
+    name: str
+    value: str
+    definition: str
+    note: str = ""
+
+
 def new_axes(ax: Axes | None = None, size: tuple[float, float] = (5.2, 3.6)) -> Axes:
     """``ax`` itself, or the axes of a new figure in this style, which no window shows."""
-    if ax is not None:
-        return ax
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as NewFigure
-
-    with matplotlib.rc_context(_RC):
-        figure = NewFigure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
-        return figure.add_subplot()
+    return new_row(1, size)[1][0] if ax is None else ax
 
 
 def new_row(columns: int, size: tuple[float, float] = (5.2, 3.8)) -> tuple[Figure, list[Axes]]:
@@ -152,3 +165,26 @@ def render(template: str, **values: Any) -> str:
         undefined=jinja2.StrictUndefined,
     )
     return environment.get_template(template).render(**values)
+
+
+def write_run_page(
+    uri: str, template: str, plots: Iterable[Plot], made_from: Iterable[tuple[str, str]], **values: Any
+) -> str:
+    """Writes a page of one run to ``uri``, and its figures as SVG and PNG beside it; returns ``uri``."""
+    drawn = []
+    folder = storage.join(storage.parent_folder(uri), "figures")
+    for plot in plots:
+        figure = figure_of(plot.ax)
+        svg = to_svg(figure)
+        storage.write_bytes(storage.join(folder, f"{plot.name}.svg"), svg.encode())
+        storage.write_bytes(storage.join(folder, f"{plot.name}.png"), to_png(figure))
+        drawn.append((plot, inline_svg(svg, plot.name, plot.title)))
+    made_from = [*made_from, ("hashnet", __version__)]
+    page = render(template, figures=drawn, made_from_title="Made from", made_from=made_from, **values)
+    storage.write_bytes(uri, page.encode())
+    return uri
+
+
+def interval_text(interval: tuple[float, float]) -> str:
+    """How a page prints a 95 % interval."""
+    return f"{interval[0]:.4f} – {interval[1]:.4f}"

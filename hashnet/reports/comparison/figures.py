@@ -18,7 +18,7 @@ import numpy as np
 from hashnet.comparison import DEEP, TITLES
 from hashnet.metrics import EvalReport, RadiusCurve, RankCurve
 from hashnet.reports import figures
-from hashnet.reports.comparison.results import Entries, Entry, Table, main_entries
+from hashnet.reports.comparison.tables import Entries, Entry, Table, main_entries
 from hashnet.reports.style import figure_of, new_axes, new_row, to_png
 from hashnet.run import Run
 

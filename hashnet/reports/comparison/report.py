@@ -10,16 +10,28 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import numpy as np
+
 import hashnet
 from hashnet.comparison import FULL_NAMES, TITLES, CellResult
+from hashnet.data import Manifest, ManifestArtefact
 from hashnet.io import storage
 from hashnet.reports.comparison import tables
-from hashnet.reports.comparison.examples import side_by_side
-from hashnet.reports.comparison.figures import draw
-from hashnet.reports.comparison.results import Table, gaps, gather, main_entries
+from hashnet.reports.comparison.figures import ComparisonFigure, draw
+from hashnet.reports.comparison.tables import Entries, Entry, Table, gaps, gather, main_entries
+from hashnet.reports.examples import (
+    Example,
+    Neighbour,
+    Pictures,
+    ap_text,
+    make_examples,
+    nearest_items,
+    pick_queries,
+)
 from hashnet.reports.style import Card, render
 
 KIND, FORMAT_VERSION = "comparison", 1
+MOST_METHODS = 6  # those with the highest MAP
 PACKAGES = ("numpy", "scipy", "scikit-learn", "torch", "ray", "numba", "faiss-cpu")
 
 
@@ -38,47 +50,40 @@ class ComparisonInfo:
     manifest: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Contents:
+    """What the page of a comparison shows."""
+
+    title: str
+    cards: list[Card]
+    grids: list[tables.Grid]
+    notes: list[str]
+    figures: list[ComparisonFigure]
+    examples: list[Example] = dataclasses.field(default_factory=list)
+
+
 def write_comparison_report(uri: str, cells: list[CellResult], info: ComparisonInfo) -> dict[str, Any]:
     """Writes tables, figures and page into the folder ``uri``; returns the result that the job prints."""
     found = gather(cells, info.paper)
-    notes = comparison_notes(found, info)
     differences = gaps(found)
-    grids = [*map(tables.table_grid, found), *tables.difference_grids(differences)]
-    rows, difference_rows = tables.table_rows(found), tables.difference_rows(differences)
-    versions = package_versions()
-    figures = draw(found)
-    for figure in figures:
-        storage.write_bytes(storage.join(uri, "figures", f"{figure.name}.png"), figure.png)
-    for name, text in {
-        "tables.md": tables.markdown(grids, notes),
-        "tables.csv": tables.as_csv(tables.TableRow, rows),
-        "differences.csv": tables.as_csv(tables.DifferenceRow, difference_rows),
-        "comparison.html": render(
-            "comparison_page.html",
-            title="Comparison of hashing methods",
-            subtitle=storage.name_of(info.run),
-            cards=_cards(found),
-            grids=grids,
-            notes=notes,
-            figures=figures,
-            examples=side_by_side(main_entries(found), info.manifest.get("uri"), info.config.get("base_uri")),
-            made_from_title="Settings and versions",
-            made_from=settings_of(info, versions),
-        ),
-    }.items():
-        storage.write_bytes(storage.join(uri, name), text.encode())
-    storage.write_json(
-        storage.join(uri, "tables.json"),
-        {
-            "kind": KIND,
-            "format_version": FORMAT_VERSION,
-            "rows": [dataclasses.asdict(row) for row in rows],
-            "differences": [dataclasses.asdict(row) for row in difference_rows],
-            "notes": notes,
-            "versions": versions,
-            **dataclasses.asdict(info),
-        },
+    rows = tables.table_rows(found)
+    shown = Contents(
+        "Comparison of hashing methods",
+        _cards(found),
+        [*map(tables.table_grid, found), *tables.difference_grids(differences)],
+        comparison_notes(found, info),
+        draw(found),
+        side_by_side(main_entries(found), info.manifest.get("uri"), info.config.get("base_uri")),
     )
+    files = {
+        "tables.csv": tables.as_csv(tables.TableRow, rows),
+        "differences.csv": tables.as_csv(tables.Gap, differences),
+    }
+    saved = {
+        "rows": [dataclasses.asdict(row) for row in rows],
+        "differences": [dataclasses.asdict(gap) for gap in differences],
+    }
+    write_contents(uri, shown, info, files, saved)
     return {
         "run": info.run,
         "report": storage.join(uri, "comparison.html"),
@@ -86,6 +91,32 @@ def write_comparison_report(uri: str, cells: list[CellResult], info: ComparisonI
         "map": {table.name: _map_by_method(table) for table in found},
         "first": _first_by_length(found[0]) if found else {},
     }
+
+
+def write_contents(
+    uri: str,
+    shown: Contents,
+    info: ComparisonInfo,
+    files: dict[str, str],
+    rows: dict[str, list[dict[str, Any]]],
+) -> None:
+    """Writes page, figures, tables.md, ``files`` (name → text) and tables.json with its ``rows``."""
+    versions = package_versions()
+    for figure in shown.figures:
+        storage.write_bytes(storage.join(uri, "figures", f"{figure.name}.png"), figure.png)
+    page = render(
+        "comparison_page.html",
+        subtitle=storage.name_of(info.run),
+        made_from_title="Settings and versions",
+        made_from=settings_of(info, versions),
+        **vars(shown),
+    )
+    written = {"tables.md": tables.markdown(shown.grids, shown.notes), **files, "comparison.html": page}
+    for name, text in written.items():
+        storage.write_bytes(storage.join(uri, name), text.encode())
+    header = {"kind": KIND, "format_version": FORMAT_VERSION}
+    about = {"notes": shown.notes, "versions": versions, **dataclasses.asdict(info)}
+    storage.write_json(storage.join(uri, "tables.json"), {**header, **rows, **about})
 
 
 def _cards(found: list[Table]) -> list[Card]:
@@ -221,3 +252,41 @@ def _warnings(found: list[Table]) -> Iterator[str]:
                 if cell.training and cell.training.warnings:
                     text = cell.training.warnings[0]
                     yield f"{TITLES[method]}, {n_bits} bits, seed {cell.made_from.seed}: {text}."
+
+
+def side_by_side(entries: Entries, manifest: str | None, base_uri: str | None = None) -> list[Example]:
+    """For the best, median and worst query each method's nearest items, at the longest code, first seed.
+
+    Empty where the manifest is gone, or where an older version made the cells, without row ids.
+    """
+    if not entries or manifest is None or not ManifestArtefact(manifest).exists():
+        return []
+    opened = Manifest.open(manifest, verify=False)
+    longest = max(n_bits for _, n_bits in entries)
+    shown = sorted((e for (_, n), e in entries.items() if n == longest), key=Entry.mean, reverse=True)
+    found = [(TITLES[e.method], e.reports[0], e.cells[0].codes()) for e in shown[:MOST_METHODS]]
+    if any("database_ids" not in arrays for *_, arrays in found):
+        return []
+    query_ids = found[0][2]["query_ids"]  # methods that could not read a picture have fewer queries
+    found = [one for one in found if np.array_equal(one[2]["query_ids"], query_ids)]
+    picked = pick_queries(np.mean([report.ap for _, report, _ in found], axis=0), each=1)
+    rows = [row for _, row in picked]
+    labels = _labels(opened, "query", query_ids[rows])
+    asked = [Neighbour(int(i), 0, True, own) for i, own in zip(query_ids[rows], labels, strict=True)]
+    names = list(opened.class_names) if opened.class_names else None
+    pictures = Pictures(opened, names, base_uri)
+    by_method = []
+    for title, report, arrays in found:
+        ids = arrays["database_ids"]
+        block = (ids, arrays["database"], _labels(opened, "database", ids))
+        near = nearest_items([block], arrays["query"][rows], labels, report.seed)
+        kinds = [(f"{title}, {kind}", ap_text(report.ap[row])) for kind, row in picked]
+        by_method.append(make_examples(kinds, asked, near, pictures))
+    return [example for of_query in zip(*by_method, strict=True) for example in of_query]
+
+
+def _labels(manifest: Manifest, split: str, ids: np.ndarray) -> np.ndarray:
+    """Multi-hot labels of rows of a split, whose row ids ascend."""
+    labels = manifest.labels(split)
+    assert labels is not None
+    return labels[np.searchsorted(manifest.row_ids(split), ids)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +14,9 @@ from hashnet.io import storage
 from hashnet.metrics import NeighbourReport
 from hashnet.reports.comparison import tables
 from hashnet.reports.comparison.figures import SIZE, ComparisonFigure, drawn
-from hashnet.reports.comparison.report import KIND, ComparisonInfo, full_names, package_versions, settings_of
+from hashnet.reports.comparison.report import ComparisonInfo, Contents, full_names, write_contents
 from hashnet.reports.comparison.tables import Grid, GridCell
-from hashnet.reports.style import Card, legend, line_style, new_axes, render
-
-FORMAT_VERSION = 1
+from hashnet.reports.style import Card, legend, line_style, new_axes
 
 
 @dataclass(frozen=True)
@@ -46,44 +42,18 @@ class NeighbourRow:
 def write_neighbour_comparison(uri: str, cells: list[CellResult], info: ComparisonInfo) -> dict[str, Any]:
     """Writes tables, figures and page into the folder ``uri``; returns the result that the job prints."""
     rows = gather_rows(cells)
-    grids, notes = _grids(rows), _notes(rows)
-    figures = _figures(rows)
-    versions = package_versions()
-    for figure in figures:
-        storage.write_bytes(storage.join(uri, "figures", f"{figure.name}.png"), figure.png)
-    page = render(
-        "comparison_page.html",
-        title="Comparison without labels",
-        subtitle=storage.name_of(info.run),
-        cards=_cards(rows),
-        grids=grids,
-        notes=notes,
-        figures=figures,
-        examples=[],
-        made_from_title="Settings and versions",
-        made_from=settings_of(info, versions),
-    )
-    table = io.StringIO()
-    writer = csv.DictWriter(table, list(rows[0].values()), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(row.values() for row in rows)
-    files = {
-        "tables.md": tables.markdown(grids, notes),
-        "tables.csv": table.getvalue(),
-        "comparison.html": page,
-    }
-    for name, text in files.items():
-        storage.write_bytes(storage.join(uri, name), text.encode())
-    about = {"rows": [row.values() for row in rows], "notes": notes, "versions": versions}
-    storage.write_json(
-        storage.join(uri, "tables.json"),
-        {"kind": KIND, "format_version": FORMAT_VERSION, **about, **dataclasses.asdict(info)},
+    shown = Contents("Comparison without labels", _cards(rows), _grids(rows), _notes(rows), _figures(rows))
+    values = [row.values() for row in rows]
+    write_contents(
+        uri, shown, info, {"tables.csv": tables.csv_text(list(values[0]), values)}, {"rows": values}
     )
     return {
         "run": info.run,
         "report": storage.join(uri, "comparison.html"),
         "cells": len(cells),
-        "recall": _by_method(rows),
+        "recall": {
+            method: {str(r.n_bits): r.recall for r in rows if r.method == method} for method in _methods(rows)
+        },
         "first": {str(n): max(_of(rows, n), key=lambda row: row.recall).method for n in _bits(rows)},
     }
 
@@ -129,11 +99,8 @@ def _of(rows: list[NeighbourRow], n_bits: int) -> list[NeighbourRow]:
     return [row for row in rows if row.n_bits == n_bits]
 
 
-def _by_method(rows: list[NeighbourRow]) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
-    for row in rows:
-        found.setdefault(row.method, {})[str(row.n_bits)] = row.recall
-    return found
+def _methods(rows: list[NeighbourRow]) -> list[str]:
+    return list(dict.fromkeys(row.method for row in rows))
 
 
 def _title(row: NeighbourRow) -> str:
@@ -167,7 +134,7 @@ def _grid(title: str, rows: list[NeighbourRow], name: str, interval: bool = Fals
     bits = _bits(rows)
     best = {n: max((getattr(r, name) or 0 for r in _of(rows, n)), default=0) for n in bits}
     lines = []
-    for method in dict.fromkeys(row.method for row in rows):
+    for method in _methods(rows):
         cells = []
         for n_bits in bits:
             found = [row for row in _of(rows, n_bits) if row.method == method]
@@ -195,16 +162,15 @@ def _notes(rows: list[NeighbourRow]) -> list[str]:
         "rescored with the vectors.",
         "Asymmetric score: the query's float outputs against the items' bits, which needs no more storage.",
         "HashNet from neighbours: trained on pairs from the training vectors alone, starting at ITQ.",
-        *full_names(dict.fromkeys(row.method for row in rows)),
+        *full_names(_methods(rows)),
         f"{report.n_queries:,} queries, {report.n_database:,} items, seeds {', '.join(map(str, seeds))}.",
     ]
 
 
 def _figures(rows: list[NeighbourRow]) -> list[ComparisonFigure]:
     bits, report = _bits(rows), rows[0].reports[0]
-    methods = list(dict.fromkeys(row.method for row in rows))
     lengths = new_axes(size=SIZE)
-    for place, method in enumerate(methods):
+    for place, method in enumerate(_methods(rows)):
         mine = [row for row in rows if row.method == method]
         lengths.plot(
             [r.n_bits for r in mine], [r.recall for r in mine], marker="o", label=_title(mine[0]),
@@ -216,7 +182,7 @@ def _figures(rows: list[NeighbourRow]) -> list[ComparisonFigure]:
     lengths.set(xlabel="bits", ylabel=f"recall@{report.k} within {report.within}")
     legend(lengths)
     depth = new_axes(size=SIZE)
-    for place, method in enumerate(methods):
+    for place, method in enumerate(_methods(rows)):
         longest = [row for row in rows if row.method == method and row.n_bits == bits[-1]]
         if longest:
             one = longest[0].reports[0]

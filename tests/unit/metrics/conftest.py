@@ -146,7 +146,7 @@ def tie_orders(groups: list[list[bool]]):
 @pytest.fixture(scope="session")
 def slow() -> SimpleNamespace:
     return SimpleNamespace(
-        evaluate=slow_evaluate, ap=slow_ap, hash=slow_hash, distance=slow_distance, tie_orders=tie_orders
+        evaluate=slow_evaluate, ap=slow_ap, tie_aware=slow_tie_aware, hash=slow_hash, tie_orders=tie_orders
     )
 
 

@@ -78,20 +78,6 @@ def test_recall_against_many_random_tie_orders(data):
     assert np.mean(report.recalls) == pytest.approx(report.recall)
 
 
-def test_the_query_itself_does_not_count(data):
-    _, database, _, codes = data
-    own = np.arange(len(codes))
-    truth = exact_neighbours(database, [database], 1, skip=own)
-    within = neighbour_report(codes, codes, truth, within=1, skip=own)
-    distances = hamming_distances(codes, codes).astype(float)
-    distances[own, own] = 99
-    nearest = [
-        (row[t] == row.min()) / (row == row.min()).sum()
-        for row, t in zip(distances, truth[:, 0], strict=True)
-    ]
-    assert within.recall == pytest.approx(np.mean(nearest))
-
-
 def test_asymmetric_recall_is_that_of_a_loop(data, monkeypatch):
     from hashnet.metrics import neighbours
 

@@ -1,4 +1,4 @@
-"""Counts and keys: against loops, merged from any pieces, at the borders of the kernel's blocks."""
+"""Counts, keys and scores: against loops, merged from any pieces, at the borders of the kernel's blocks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import itertools
 import numpy as np
 import pytest
 
-from hashnet.codes import hamming_distances
+from hashnet.codes import hamming_distances, pack_signs, unpack_codes
+from hashnet.errors import CodeError
 from hashnet.kernels.bitslice import ITEMS
 from hashnet.labels import LabelSets, share_label
-from hashnet.metrics.evaluation import check_labels
-from hashnet.metrics.shard import HASH_BITS, QueryCounts, Shard, tie_hash
+from hashnet.metrics.evaluation import check_labels, evaluate
+from hashnet.metrics.shard import HASH_BITS, QueryCounts, Ranking, ScoreShard, Shard, tie_hash
 from hashnet.metrics.torch_shard import TorchShard
 
 
@@ -29,7 +30,12 @@ def expected(queries, query_labels, codes, labels, ids, k, seed=0):
         ]
     )
     keys = distances.astype(np.uint64) << np.uint64(53) | tie_hash(ids, seed) << np.uint64(1)
-    return counts, np.sort(keys | relevant.astype(np.uint64), axis=1)[:, :k]
+    return QueryCounts(counts, np.sort(keys | relevant.astype(np.uint64), axis=1)[:, :k])
+
+
+def assert_equal(found: QueryCounts, wanted: QueryCounts) -> None:
+    np.testing.assert_array_equal(found.counts, wanted.counts)
+    np.testing.assert_array_equal(found.keys, wanted.keys)
 
 
 def random_case(n_bits, n, classes, q=6, seed=0):
@@ -55,9 +61,7 @@ def test_blocks_and_widths(n, n_bits, classes, parity):
     queries, database = check_labels(case[1], case[3])
     for k in (1, 50, n):
         found = Shard.build(case[2], database, case[4]).count(case[0], queries, k)
-        counts, keys = expected(*case, k)
-        np.testing.assert_array_equal(found.counts, counts)
-        np.testing.assert_array_equal(found.keys, keys)
+        assert_equal(found, expected(*case, k))
 
 
 @pytest.mark.parametrize("n_bits", range(8, 1025, 8))
@@ -67,9 +71,7 @@ def test_every_code_length(n_bits):
     for shard in (Shard, TorchShard):
         more = {"device": "cpu"} if shard is TorchShard else {}
         found = shard.build(case[2], database, case[4], **more).count(case[0], queries, 100)
-        counts, keys = expected(*case, 100)
-        np.testing.assert_array_equal(found.counts, counts)
-        np.testing.assert_array_equal(found.keys, keys)
+        assert_equal(found, expected(*case, 100))
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3, 7])
@@ -84,8 +86,7 @@ def test_pieces_merge_to_the_last_bit(pieces, threads):
         for a, b in itertools.pairwise(cuts)
     ]
     merged = QueryCounts.merge(some[::-1], 500)  # in any order
-    np.testing.assert_array_equal(merged.counts, whole.counts)
-    np.testing.assert_array_equal(merged.keys, whole.keys)
+    assert_equal(merged, whole)
 
 
 def test_a_wrong_guess_of_the_reach_is_made_good():
@@ -97,18 +98,8 @@ def test_a_wrong_guess_of_the_reach_is_made_good():
     labels = np.arange(n) % 5
     queries, database = check_labels([1], labels)
     query = np.zeros((1, 8), dtype=np.uint8)
-    arguments = (
-        query,
-        np.eye(5, dtype=np.uint8)[[1]],
-        codes,
-        np.eye(5, dtype=np.uint8)[labels],
-        np.arange(n),
-        k,
-    )
     found = Shard.build(codes, database).count(query, queries, k)
-    counts, keys = expected(*arguments)
-    np.testing.assert_array_equal(found.counts, counts)
-    np.testing.assert_array_equal(found.keys, keys)
+    assert_equal(found, expected(query, np.eye(5)[[1]], codes, np.eye(5)[labels], np.arange(n), k))
     assert found.counts[0, 0, 0] == 1000
 
 
@@ -125,9 +116,7 @@ def test_many_ties_do_not_overflow_what_is_kept():
     queries, database = check_labels([1], labels)
     query = np.zeros((1, 8), dtype=np.uint8)
     found = Shard.build(codes, database).count(query, queries, k)
-    counts, keys = expected(query, np.eye(2)[[1]], codes, np.eye(2)[labels], np.arange(n), k)
-    np.testing.assert_array_equal(found.counts, counts)
-    np.testing.assert_array_equal(found.keys, keys)
+    assert_equal(found, expected(query, np.eye(2)[[1]], codes, np.eye(2)[labels], np.arange(n), k))
 
 
 def test_torch_says_the_same(monkeypatch):
@@ -140,8 +129,7 @@ def test_torch_says_the_same(monkeypatch):
     for k in (1, 100, 2000):
         one = Shard.build(codes, sets, ids, seed=4).count(queries, wanted, k)
         other = TorchShard.build(codes, sets, ids, seed=4, device="cpu").count(queries, wanted, k)
-        np.testing.assert_array_equal(one.counts, other.counts)
-        np.testing.assert_array_equal(one.keys, other.keys)
+        assert_equal(one, other)
 
 
 @pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="needs a GPU")
@@ -150,8 +138,7 @@ def test_cuda_says_the_same():
     wanted, sets = check_labels(query_labels, labels)
     one = Shard.build(codes, sets, ids).count(queries, wanted, 1000)
     other = TorchShard.build(codes, sets, ids, device="cuda").count(queries, wanted, 1000)
-    np.testing.assert_array_equal(one.counts, other.counts)
-    np.testing.assert_array_equal(one.keys, other.keys)
+    assert_equal(one, other)
 
 
 def test_tie_hash_is_the_loop_and_has_no_collision(slow):
@@ -179,3 +166,73 @@ def test_wide_label_lists_cost_what_they_hold():
     assert sets.n_classes == 299_701
     shard = Shard.build(np.zeros((1000, 1), np.uint8), sets)
     assert shard.classes.masks.nbytes + shard.classes.lists.nbytes < 100_000
+
+
+def slow_map(slow, order_of, query_labels, labels, k):
+    """Mean over queries of AP@k, retrieved denominator; ``order_of(q)`` are its rows, best first."""
+    relevant = [(labels & wanted).any(axis=1) for wanted in query_labels]
+    return np.mean([slow.ap(own[order_of(q)].tolist(), own.sum(), k)[0] for q, own in enumerate(relevant)])
+
+
+def score_case(n_bits, n=230, q=7, seed=0):
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 256, (n, n_bits // 8), dtype=np.uint8)
+    codes[::3] = codes[0]  # ties
+    logits = (rng.integers(-40, 40, (q, n_bits)) / 8).astype(np.float32)
+    labels, wanted = rng.random((n, 70)) < 0.04, rng.random((q, 70)) < 0.1
+    wanted[:, 3] = True
+    return codes, logits, labels, wanted, rng.permutation(10_000)[:n]
+
+
+@pytest.mark.parametrize("k", [1, 25, 500])
+def test_the_order_is_score_then_hash(slow, k):
+    codes, logits, labels, wanted, ids = score_case(48)
+    scores, hashes = logits.astype(np.float64) @ unpack_codes(codes).T.astype(np.float64), tie_hash(ids, 5)
+
+    def order_of(q):
+        return sorted(range(len(codes)), key=lambda row: (-scores[q, row], hashes[row]))
+
+    report = evaluate(
+        pack_signs(logits), wanted, codes, labels, k, database_ids=ids, seed=5, query_logits=logits
+    )
+    assert report.map_asymmetric == pytest.approx(slow_map(slow, order_of, wanted, labels, k), abs=1e-12)
+    assert report.map_asymmetric_interval[0] <= report.map_asymmetric <= report.map_asymmetric_interval[1]
+    assert evaluate(pack_signs(logits), wanted, codes, labels, k).map_asymmetric is None
+
+
+def test_rankings_by_score_merge_to_the_whole():
+    codes, logits, labels, wanted, ids = score_case(32)
+    sets, queries = LabelSets.of(labels), LabelSets.of(wanted)
+    whole = ScoreShard.build(codes, sets, ids, 1).rank(logits, queries, 40)
+    cuts = [(0, 90), (90, 91), (91, 230)]
+    pieces = [
+        ScoreShard.build(codes[a:b], sets.rows(a, b), ids[a:b], 1).rank(logits, queries, 40) for a, b in cuts
+    ]
+    merged = Ranking.merge(pieces, 40)
+    assert np.array_equal(merged.scores, whole.scores)
+    assert np.array_equal(merged.keys, whole.keys)
+
+
+@pytest.mark.parametrize("n_bits", [2040, 2048, 4096])
+def test_long_codes_are_counted_and_ranked(slow, n_bits):
+    codes, logits, labels, wanted, ids = score_case(n_bits, n=90, q=4)
+    queries = pack_signs(logits)
+    queries[0] = ~codes[0]  # a distance of n_bits itself
+    distances = np.bitwise_count(queries[:, None] ^ codes[None]).sum(axis=2, dtype=np.int64)
+    hashes = tie_hash(ids, 0)
+
+    def order_of(q):
+        return sorted(range(len(codes)), key=lambda row: (distances[q, row], hashes[row]))
+
+    report = evaluate(queries, wanted, codes, labels, 30, database_ids=ids)
+    assert report.map == pytest.approx(slow_map(slow, order_of, wanted, labels, 30), abs=1e-12)
+    counted = np.bincount(distances.ravel(), minlength=n_bits + 1)
+    assert (np.array(report.similar) + np.array(report.dissimilar)).tolist() == counted.tolist()
+
+
+def test_logits_of_the_wrong_width_are_refused():
+    codes, logits, labels, wanted, _ = score_case(48)
+    for wrong in (logits[:, 1:], logits[1:], logits * np.nan):
+        with pytest.raises(CodeError, match=r"query logits must be finite numbers of shape \(7, 48\)"):
+            evaluate(pack_signs(logits), wanted, codes, labels, query_logits=wrong)
+    assert QueryCounts.merge([QueryCounts(np.zeros((2, 1, 9)), np.zeros((1, 0)))], 3).ranking is None

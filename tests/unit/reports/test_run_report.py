@@ -108,8 +108,8 @@ def test_examples_are_best_median_and_worst(run, page):
     manifest = hashnet.Manifest.open(str(run / "manifest.parquet"))
     shown = examples.gather(store, queries, report, examples.Pictures(manifest))
     assert [example.kind for example in shown] == ["best"] * 2 + ["median"] * 2 + ["worst"] * 2
-    assert shown[0].ap == max(report.ap)
-    assert shown[-1].ap == min(report.ap)
+    assert shown[0].score == f"AP {max(report.ap):.3f}"
+    assert shown[-1].score == f"AP {min(report.ap):.3f}"
     codes, ids, labels = store.codes(), store.ids(), store.labels().argmax(axis=1)
     for example in shown:
         place = queries.ids().tolist().index(example.query.row_id)
