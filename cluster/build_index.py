@@ -23,11 +23,13 @@ log = logging.getLogger(__name__)
 
 def with_option_keys(config: type) -> type:
     """``config`` with one key per option of any index kind; none leaves the choice to the kind."""
-    for name, kind in KINDS.items():
-        for field in dataclasses.fields(kind.options):
-            meaning = key(None, f"{name}: {field.metadata['help']}", low=field.metadata["low"])
-            config.__annotations__[field.name] = "int | None"
-            setattr(config, field.name, meaning)
+    fields = {field.name: field for kind in KINDS.values() for field in dataclasses.fields(kind.options)}
+    for name, field in fields.items():
+        of = [kind.name for kind in KINDS.values() if field in dataclasses.fields(kind.options)]
+        config.__annotations__[name] = "int | None"
+        setattr(
+            config, name, key(None, f"{', '.join(of)}: {field.metadata['help']}", low=field.metadata["low"])
+        )
     return config
 
 

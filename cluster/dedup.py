@@ -37,7 +37,7 @@ from hashnet.run import Run
 from hashnet.store import CodeStore
 
 log = logging.getLogger(__name__)
-MANY = 0.5  # share of the rows: more of them to remove are hardly all copies
+MANY = 0.5  # share of the rows: where more would be removed, they are rarely all copies
 
 
 @dataclass(frozen=True)
@@ -191,11 +191,6 @@ def _find(
         n_rows=len(store),
         n_against=None if other is None else len(other),
         n_bits=store.n_bits,
-        n_at=(),
-        n_pairs=0,
-        n_clusters=0,
-        n_near=0,
-        n_removed=0,
         keep=config.keep,
         confirm=config.confirm,
     )

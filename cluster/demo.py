@@ -36,9 +36,11 @@ from hashnet.errors import BadImage, ConfigError
 from hashnet.io import REQUIRED, duration, key, storage
 from hashnet.io import config as configs
 from hashnet.run import Run
+from hashnet.store import ItemLookup
 from hashnet.training import TrainConfig
 
 MIN_PICTURES = 20  # a tenth of them become queries
+FEW_QUERIES = 100  # with fewer, the interval is as wide as the difference between methods
 METHODS = ["hashnet", "dhn", "itq", "lsh"]
 RANDOM = "a random order"
 UNLABELLED_METHODS = ["hashnet", "itq", "lsh", "sign"]
@@ -99,6 +101,7 @@ class QueryHits:
     ids: list[int]
     distances: list[int]
     hit_labels: list[list[str]]
+    hit_uris: list[str]
 
 
 def demo(config: DemoConfig) -> dict[str, Any]:
@@ -230,6 +233,7 @@ def _query(run: Run) -> QueryHits:
             [] if labels is None or i < 0 else [names[c] for c in np.flatnonzero(labels[position[i]])]
             for i in hits.ids[0].tolist()
         ],
+        hit_uris=[item.uri if item else "" for item in ItemLookup(store).items(hits.ids[0].tolist())],
     )
 
 
@@ -261,8 +265,17 @@ def _table_text(table: list[TableLine], measured: dict[str, Any]) -> list[str]:
             f"{name}: the share of the {measured['k']} nearest pictures by the pretrained network's features "
             f"that are among the first {measured['within']} by code; 1 is perfect"
         )
-    counts = f"{measured['n_queries']:,} queries against a database of {measured['n_database']:,} items."
-    return ["", counts, meaning, "", f"{'method':<10}{'bits':>4}{name:>11}", *rows]
+    counts = [
+        f"{measured['n_queries']:,} queries against a database of {measured['n_database']:,} items. The "
+        "queries were kept aside: they are not in the index, and so do not find themselves."
+    ]
+    if measured["n_queries"] < FEW_QUERIES:
+        low, high = measured.get("map_interval") or measured["recall_interval"]
+        counts.append(
+            f"That is few queries: with others, HashNet's {table[0].value:.2f} might have been anything "
+            f"from {low:.2f} to {high:.2f} (95 % interval)."
+        )
+    return ["", *counts, meaning, "", f"{'method':<10}{'bits':>4}{name:>11}", *rows]
 
 
 def _summary_text(
@@ -278,10 +291,11 @@ def _summary_text(
         f"classes of its ten nearest items: {hits}",
     ]
     if "recall" in measured:
-        near = ", ".join(f"{i} ({d})" for i, d in zip(found.ids, found.distances, strict=True))
+        names = [os.path.basename(uri) for uri in found.hit_uris]
+        near = ", ".join(f"{name} ({d})" for name, d in zip(names, found.distances, strict=True))
         example = [
             f"example query: row {found.row_id} of the data, {found.uri}",
-            f"rows of its ten nearest items (and the bits that differ): {near}",
+            f"its ten nearest items (and the bits that differ): {near}",
         ]
     query = shlex.quote(found.uri) if os.path.isfile(found.uri) else f"--id {found.ids[0]}"
     run = shlex.quote(config.run)
@@ -302,7 +316,9 @@ def _summary_text(
 def command(name: str) -> str:
     """How to call a program of this environment: by name where the shell finds it, otherwise by path."""
     path = Path(sys.executable).parent / name
-    return name if shutil.which(name) == str(path) else os.path.relpath(path)
+    if shutil.which(name) == str(path):
+        return name
+    return str(path) if (near := os.path.relpath(path)).startswith("../..") else near
 
 
 def _show(run: str, report: str) -> None:

@@ -17,7 +17,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -105,11 +105,14 @@ def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
     info = config.artefacts.model.info()
     queries = _queries(config, store, info)
     if store.n_classes is None:
-        return _evaluate_neighbours(config, store, queries)
+        found = _evaluate_neighbours(config, store, queries)
+        return {**found, "seconds": round(time.monotonic() - started, 3)}
     labels = _query_labels(queries)
     k = rank_limit(config.k, len(store))
-    made_from = {"database": store.sha256, "queries": queries.sha256, "k": k, "seed": config.seed}
-    made_from["rankings"] = "hamming,asymmetric"
+    made_from = {
+        "database": store.sha256, "queries": queries.sha256, "k": k, "seed": config.seed,
+        "rankings": "hamming,asymmetric",
+    }  # fmt: skip
     artefact = config.artefacts.report
     report = _finished(artefact, made_from)
     if report is None:
@@ -126,7 +129,7 @@ def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
     beside = {}
     if config.neighbours:
         found = _evaluate_neighbours(config, store, queries, "neighbours.html")
-        beside = {"neighbours": {name: found[name] for name in found if name not in ("run", "seconds")}}
+        beside = {"neighbours": {name: found[name] for name in found if name != "run"}}
     if config.trec:
         _write_trec(config, store, queries)
     page = _draw(config, report) if config.figures else None
@@ -205,37 +208,26 @@ def _query_logits(config: EvaluateConfig, queries: CodeStore) -> np.ndarray | No
 def _evaluate_neighbours(
     config: EvaluateConfig, store: CodeStore, queries: CodeStore, page_name: str = "report.html"
 ) -> dict[str, Any]:
-    """By vectors alone: whether the nearest codes are the nearest vectors; a task measures and draws it."""
-    import ray
-
+    """Measures and draws, by vectors alone, whether the nearest codes are the nearest vectors."""
     from hashnet.reports import write_neighbour_report
 
-    started = time.monotonic()
     made_from = {"database": store.sha256, "queries": queries.sha256, "seed": config.seed}
     if config.artefacts.manifest.open(verify=False).modality == "image":  # the vectors are the backbone's
         _encode_database_features(config)  # the queries' were written with their codes
-    connection.connect()
-    measure = ray.remote(write_neighbour_report).options(num_cpus=1, max_retries=3)
-    page = ray.get(measure.remote(config.artefacts, made_from, config.seed, page_name))
+    page = _in_a_task(
+        write_neighbour_report, config.artefacts, made_from, config.seed, page_name, config.base_uri
+    )
     artefact = NeighbourArtefact(config.artefacts.report.uri)
     report = artefact.open()
     told = (
-        "n_queries",
-        "n_database",
-        "n_bits",
-        "k",
-        "within",
-        "recall",
-        "recall_interval",
-        "asymmetric",
+        "n_queries", "n_database", "n_bits", "k", "within", "recall", "recall_interval", "asymmetric",
         "correlation",
-    )
+    )  # fmt: skip
     return {
         "run": config.run,
         "report": artefact.header_uri,
         "page": page,
         **{name: getattr(report, name) for name in told},
-        "seconds": round(time.monotonic() - started, 3),
     }
 
 
@@ -308,21 +300,23 @@ def _write_trec(config: EvaluateConfig, store: CodeStore, queries: CodeStore) ->
 
 
 def _draw(config: EvaluateConfig, report: EvalReport) -> str:
-    """The uri of the page. In a cluster a task draws it: the driver's node may have no CPU to spare."""
+    """Draws the report; returns the uri of its page."""
     from hashnet.reports import RunSources, write_run_report
 
     sources = RunSources(config.artefacts, config.base_uri, tuple(config.beside))
-    arguments = (report.to_dict(), sources, config.artefacts.report.uri)
-    if os.environ.get("RAY_ADDRESS"):
-        import ray
-
-        connection.connect()
-        draw = ray.remote(write_run_report).options(num_cpus=1, max_retries=3)
-        page = ray.get(draw.remote(*arguments))
-    else:
-        page = write_run_report(*arguments)
+    page = _in_a_task(write_run_report, report.to_dict(), sources, config.artefacts.report.uri)
     config.artefacts.report.list_page()
     return page
+
+
+def _in_a_task(function: Callable[..., str], *arguments: Any) -> str:
+    """Calls the function. In a cluster a task does: the driver's node may have no CPU to spare."""
+    if not os.environ.get("RAY_ADDRESS"):
+        return function(*arguments)
+    import ray
+
+    connection.connect()
+    return ray.get(capacity.task(function).remote(*arguments))
 
 
 @dataclass(frozen=True)
@@ -389,9 +383,8 @@ def run_ranges(
     counters = min(len(ranges) * len(groups), capacity.workers_that_fit(size)) or 1
     capacity.require("evaluate", [Need("counter", counters, size, at_least=1, fix="use device=cpu")])
     capacity.require_shared(storage.parent_folder(store.uri))
-    count = ray.remote(_count).options(num_cpus=1, num_gpus=1 if gpu else 0, max_retries=3)
-    merge_some = ray.remote(_merge).options(num_cpus=1, max_retries=3)
-    finish = ray.remote(_finish).options(num_cpus=1, max_retries=3)
+    count = capacity.task(_count, gpu=gpu)
+    merge_some, finish = capacity.task(_merge), capacity.task(_finish)
 
     def start(span: Span) -> Any:
         queries = ray.put(evaluation.queries(span))

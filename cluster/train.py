@@ -253,26 +253,15 @@ class _Report:
     """Reports the progress of training to the terminal and, in a worker of Ray, to Ray and Prometheus."""
 
     def __init__(self, config: TrainConfig, rank: int, in_ray: bool = True) -> None:
+        from hashnet.training import StepProgress  # imports torch
+
         self.config, self.rank, self.in_ray = config, rank, in_ray
         self.last_report = time.monotonic()
         self.run = telemetry.run_name(config.run)
-        self.progress: Progress | None = None
+        self.progress = StepProgress(at_most=config.patience > 0)  # stages may end early
 
     def step(self, row: StepRecord) -> None:  # worker 0 only
-        if self.progress is None:
-            at_most = self.config.patience > 0  # stages may end early
-            self.progress = Progress(row.total_steps, "steps", "train", done=row.step, at_most=at_most)
-        self.progress.total = row.total_steps
-        every = max(row.step + 1 - self.progress.done, 0)  # steps since the last row
-        self.progress.update(
-            every,
-            epoch=row.epoch,
-            beta=f"{row.beta:g}",
-            lr=f"{row.lr:.2g}",
-            J=f"{row.J:.4f}",
-            L=f"{row.L:.4f}",
-            rows_per_s=f"{row.rows_per_s:.0f}",
-        )
+        every = self.progress.step(row)
         telemetry.count("train_steps", every, run=self.run)
         telemetry.gauge("train_J", row.J, run=self.run)
         telemetry.gauge("train_L", row.L, run=self.run)
@@ -302,8 +291,7 @@ class _Report:
             ray.train.report({name: value for name, value in record.to_dict().items() if value is not None})
 
     def close(self) -> None:
-        if self.progress is not None:
-            self.progress.close()
+        self.progress.close()
 
 
 def stage_line(record: StageRecord) -> str:

@@ -89,22 +89,25 @@ class CellRunner:
             capacity.require(self.job, cell_needs([task.cell for task in tasks], self.resources, gpu))
             capacity.require_shared(tasks[0].folder)
             outcomes = self._outcomes(tasks, gpu)
-        found: dict[Cell, CellResult] = {}
-        failed: list[str] = []
-        progress = Progress(len(before) + len(tasks), self.unit, self.label, done=len(before))
-        log = _ProgressLog(progress, before, tables=self.job == "compare")
-        for cell, outcome in outcomes:
-            if isinstance(outcome, HashnetError):
-                logger.warning("%s failed: %s", cell.name, outcome)
-                failed.append(f"{cell.name}: {outcome}")
-            else:
-                found[cell] = outcome
-            log.add(cell, outcome)
-        log.close()
+        so_far: dict[Cell, Outcome] = dict(before)
+        tables, table_at = self.job == "compare", time.monotonic()  # a sweep has a table of its own
+        total = len(before) + len(tasks)
+        with Progress(total, self.unit, self.label, done=len(before)) as progress:
+            for cell, outcome in outcomes:
+                so_far[cell] = outcome
+                if isinstance(outcome, HashnetError):
+                    logger.warning("%s failed: %s", cell.name, outcome)
+                progress.update(1, last=f"{TITLES[cell.method]} with {cell.n_bits} bits")
+                if tables and len(so_far) < total and time.monotonic() - table_at > TABLE_EVERY_S:
+                    table_at = time.monotonic()
+                    logger.info("%s", table_so_far(so_far))
+        if tables:
+            logger.info("%s", table_so_far(so_far))
+        failed = [f"{cell.name}: {e}" for cell, e in so_far.items() if isinstance(e, HashnetError)]
         if failed:
             sentence = f"{len(failed)} of {len(tasks)} {self.unit} failed; the others are kept. "
             raise ClusterError(sentence + " | ".join(failed[:5]))
-        return found
+        return {cell: result for cell, result in so_far.items() if not isinstance(result, HashnetError)}
 
     def _fits_here(self, tasks: list[CellTask]) -> bool:
         """Whether this process should run the cells: starting Ray and its workers would take longer."""
@@ -131,10 +134,13 @@ class CellRunner:
                 yield task.cell, result
 
     def _outcomes(self, tasks: list[CellTask], gpu: bool) -> Iterator[tuple[Cell, Outcome]]:
-        import ray
-
         resources = self.resources
-        work = ray.remote(max_retries=resources.max_retries)(_run_in_task)
+        work = {
+            on_gpu: capacity.task(
+                _run_in_task, cpus=resources.cpus, gpu=on_gpu, max_retries=resources.max_retries
+            )
+            for on_gpu in (False, True)
+        }
         waiting: dict[Any, Cell] = {}
         for task in tasks:
             cell = task.cell
@@ -148,8 +154,7 @@ class CellRunner:
             yield from _completed(waiting, leave=(resources.max_concurrent or len(tasks)) - 1)
             features = self._shared_features() if task.needs_features else None
             on_gpu = gpu and cell.deep
-            sized = work.options(num_cpus=resources.cpus, num_gpus=1 if on_gpu else 0)
-            waiting[sized.remote(task, features, resources.cpus, on_gpu)] = cell
+            waiting[work[on_gpu].remote(task, features, resources.cpus, on_gpu)] = cell
         yield from _completed(waiting)
 
     def _train_on_many(self, task: CellTask) -> None:
@@ -233,31 +238,6 @@ def _worker_lost(error: Exception) -> ClusterError | None:
     if isinstance(error, (NodeDiedError, WorkerCrashedError)):
         return ClusterError(f"its worker died, and died again when the cell was retried. {error}")
     return None
-
-
-class _ProgressLog:
-    """A line with rate and time left, and now and then the table as far as it is known."""
-
-    def __init__(self, progress: Progress, done: dict[Cell, CellResult], tables: bool) -> None:
-        self.progress, self.tables = progress, tables  # a sweep has a table of its own
-        self.done: dict[Cell, Outcome] = dict(done)
-        self.last_table = time.monotonic()
-
-    def add(self, cell: Cell, outcome: Outcome) -> None:
-        self.done[cell] = outcome
-        self.progress.update(1, last=f"{TITLES[cell.method]} with {cell.n_bits} bits")
-        more = self.progress.done < (self.progress.total or 0)
-        if more and time.monotonic() - self.last_table > TABLE_EVERY_S:
-            self.last_table = time.monotonic()
-            self._log_table()
-
-    def close(self) -> None:
-        self.progress.close()
-        self._log_table()
-
-    def _log_table(self) -> None:
-        if self.tables:
-            logger.info("%s", table_so_far(self.done))
 
 
 def table_so_far(done: dict[Cell, Outcome]) -> str:

@@ -19,7 +19,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +51,6 @@ class Node:
     resources: Mapping[str, float]
     labels: Mapping[str, str] = field(default_factory=dict)
     is_head: bool = False
-    id: str = ""
     count: int = 1
 
     @property
@@ -280,6 +279,17 @@ def _in_use(needs: Sequence[Need]) -> str:
     )
 
 
+def task(function: Callable[..., Any], *, cpus: float = 1, gpu: bool = False, max_retries: int = 3) -> Any:
+    """``function`` as a Ray task; one that takes a GPU has a process of its own for each call.
+
+    A process keeps the GPU that it began with: used again, it would share it with whoever was given it since.
+    """
+    import ray
+
+    on_gpu = {"num_gpus": 1, "max_calls": 1} if gpu else {}
+    return ray.remote(num_cpus=cpus, max_retries=max_retries, **on_gpu)(function)
+
+
 def on_cpu_nodes() -> dict[str, Any]:
     """Task options that prefer nodes of the CPU pool, and fall back to others while it is full or gone.
 
@@ -301,7 +311,7 @@ def nodes() -> list[Node]:
         if name := names.get(record["NodeID"]):
             resources = record["Resources"]
             is_head = "node:__internal_head__" in resources
-            found.append(Node(name, resources, record.get("Labels") or {}, is_head, record["NodeID"]))
+            found.append(Node(name, resources, record.get("Labels") or {}, is_head))
     return sorted(found, key=lambda node: (not node.is_head, node.name))
 
 

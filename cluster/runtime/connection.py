@@ -1,5 +1,7 @@
 """The connection to Ray, without its noise: the cluster in RAY_ADDRESS, or a Ray started here on loopback.
 
+What Ray and its workers write goes to the log file of the job, where there is one (``log_to``).
+
 In a cluster nodes come and go: a NodeMonitor records it from ``connect`` on, and ``job.run_job`` adds its
 summary to the result. Ray repeats elsewhere what ran on a node that left, whether it failed, was reclaimed or
 was removed as idle: the log line and the count explain why a run took longer.
@@ -11,14 +13,15 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from cluster.runtime import console, ray_internals
+from cluster.runtime import ray_internals
 from hashnet.errors import ClusterError
 from hashnet.io import duration
 
@@ -52,8 +55,11 @@ NO_DASHBOARD = {"RAY_API_SERVER_ADDRESS": "http://127.0.0.1:1"}
 ANSWER_S = 10.0  # a cluster that is up answers within this
 MONITOR_EVERY_S = 2.0
 SILENCE_S = 5.0  # of a head: longer means that it is gone, or about to return
+AGAIN = "run the same command again to continue"
 
 _monitor: NodeMonitor | None = None
+_log: IO[str] | None = None  # of this process, where it is that of a job
+_explained: int | None = None  # the end of a pipe: a byte there says that the failure was explained
 
 
 def connect(num_cpus: int | None = None, object_store_memory: int | None = None) -> None:
@@ -104,8 +110,8 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
         signal.signal(signal.SIGTERM, on_terminate)  # ray.init replaced the job's handler
     _monitor = NodeMonitor(in_cluster=bool(address))
     _monitor.start()
-    if (log := console.log_stream()) is not None:
-        ray_internals.record_output(log)
+    if _log is not None:
+        ray_internals.record_output(_log)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     logging.getLogger("ray.train").setLevel(logging.WARNING)
     logging.getLogger("ray.tune").setLevel(logging.WARNING)
@@ -206,15 +212,15 @@ class NodeMonitor(threading.Thread):
                 logger.warning("the head of the cluster does not answer; Ray waits a minute for it to return")
             elif now - self._silent_since > SILENCE_S and self._is_job_of(self._head):
                 logs = f"Ray's own logs: {ray_internals.log_folder()}"
-                console.record(f"the head takes no connections at {self._head}; {logs}")
-                sentence = f"Ray on this machine stopped (its head died); {console.AGAIN}"
-                console.explain(f"error: {sentence}\ndetails: {console.log_path()}")
+                record(f"the head takes no connections at {self._head}; {logs}")
+                sentence = f"Ray on this machine stopped (its head died); {AGAIN}"
+                explain(f"error: {sentence}\ndetails: {log_path()}")
                 os._exit(1)  # whatever waits for Ray would wait in vain
             return False
 
     def _is_job_of(self, head: tuple[str, int] | None) -> bool:
         """Whether this process is a job that still uses the Ray with this head."""
-        return console.log_stream() is not None and ray_internals.head_address() == head
+        return _log is not None and ray_internals.head_address() == head
 
     def _try_update(self) -> None:
         if not ray_internals.connected() or ray_internals.head_address() != self._head:
@@ -249,3 +255,27 @@ class NodeMonitor(threading.Thread):
             self.join()
         self._try_update()
         return NodeChanges(self._most, self.events)
+
+
+def log_to(log: IO[str], explained: int) -> None:
+    """Makes ``log`` the log file of this process; ``explain`` then writes a byte into ``explained``, too."""
+    global _log, _explained
+    _log, _explained = log, explained
+
+
+def log_path() -> str | None:
+    """Where the log file of this job is; None outside of one."""
+    return _log.name if _log is not None else None
+
+
+def record(text: str) -> None:
+    """Writes to the log file, if there is one."""
+    if _log is not None:
+        _log.write(f"{time.strftime('%H:%M:%S')} {text.rstrip()}\n")
+
+
+def explain(sentence: str) -> None:
+    """Prints why the job fails; nobody else will."""
+    print(sentence, file=sys.stderr, flush=True)
+    if _explained is not None:
+        os.write(_explained, b".")

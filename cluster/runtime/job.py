@@ -4,21 +4,31 @@
 
 Exit code 0: done. 1: it ran and failed. 2: a mistake in the input, explained in a sentence. The last
 line of standard output is one JSON object; everything else goes to standard error.
+
+Ray writes much there: warnings of its C++ parts, lines of other processes, stack traces of workers. In a job
+these go to a log file, whose place is printed where the job fails. And Ray may end the process it runs in, as
+when its raylet is gone: so a job runs in a child process, and its parent, which does nothing else, still says
+what happened in one sentence.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import logging
 import os
 import signal
 import sys
+import tempfile
+import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from cluster.runtime import connection, console
-from cluster.runtime.console import AGAIN
+from cluster.runtime import connection
+from cluster.runtime.connection import AGAIN
 from cluster.runtime.ray_internals import inner_errors
 from hashnet.errors import ConfigError, HashnetError
 from hashnet.io import config, storage
@@ -39,6 +49,10 @@ NOT_UNPACKED_ADVICE = (
     "a node could not unpack the job's files (the log says why; often its disk is full). Ray does not try "
     f"again there for ten minutes: repair the node and restart its Ray, or remove it, then {AGAIN}"
 )
+PR_SET_PDEATHSIG = 1  # of Linux' prctl: a signal for the child whose parent has died
+GCS_LOST = ("Failed to connect to GCS", "GCS client", "gcs_rpc_client", "Check failed: gcs")
+TAIL = 20_000  # characters of a log: what happened last
+FORWARDED = (signal.SIGINT, signal.SIGTERM)
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's job supervisor sets a variable of this name
 
 
@@ -48,7 +62,7 @@ def run_job(cls: type[C], function: Callable[[C], dict[str, Any]], argv: list[st
     The command line is ``argv``, in this process; or that of the process, in a child with a log file.
     """
     if argv is None:
-        console.supervise(lambda: run_job(cls, function, sys.argv[1:]))
+        _supervise(lambda: run_job(cls, function, sys.argv[1:]))
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_AboveProgressBar()])
     for noisy in ("ray", "httpx", "numba", "matplotlib", "botocore", "faiss"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -67,6 +81,67 @@ def run_job(cls: type[C], function: Callable[[C], dict[str, Any]], argv: list[st
     sys.stderr.flush()
     print(json.dumps(result, default=float), flush=True)
     raise SystemExit(0)
+
+
+def _supervise(main: Callable[[], NoReturn]) -> NoReturn:
+    """Runs ``main`` in a child process with a log file; exits as it does."""
+    if threading.active_count() > 1 or not hasattr(os, "fork"):  # a fork would copy this thread alone
+        main()
+    log, name = tempfile.mkstemp(prefix=f"hashnet-{Path(sys.argv[0]).stem}-", suffix=".log")
+    os.close(log)
+    path = Path(name)
+    explained, child_end = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until the parent can forward them
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(explained)
+        _become_child(path, child_end)
+        main()
+    os.close(child_end)
+    for number in FORWARDED:
+        signal.signal(number, lambda received, _: _forward(child, received))
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code and not os.read(explained, 1):
+        print(f"error: {_why(code, path)}\ndetails: {path}", file=sys.stderr, flush=True)
+    elif code in (0, 2, 130):  # done, a mistake in the input, or stopped: nothing to look up
+        path.unlink(missing_ok=True)
+    raise SystemExit(code if code >= 0 else 1)
+
+
+def _become_child(path: Path, explained: int) -> None:
+    """Makes the log file this process's standard error; Python's own ``sys.stderr`` stays the terminal."""
+    os.setpgid(0, 0)  # Ctrl-C reaches the parent alone, which passes it on once
+    with contextlib.suppress(OSError, AttributeError):  # where there is no prctl
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    terminal = os.dup(2)
+    os.set_inheritable(terminal, False)
+    lines = {"mode": "w", "buffering": 1, "encoding": "utf-8", "errors": "replace"}
+    sys.stderr = open(terminal, **lines)  # noqa: SIM115 - both stay open as long as the process
+    log = open(path, **lines)  # noqa: SIM115
+    os.dup2(log.fileno(), 2)
+    connection.log_to(log, explained)
+
+
+def _forward(child: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, number)
+
+
+def _why(code: int, path: Path) -> str:
+    """One sentence on a child that ended without a word, from how it ended and from the end of its log."""
+    tail = path.read_text(errors="replace")[-TAIL:] if path.exists() else ""
+    if code == -signal.SIGKILL:
+        return f"the job was killed, perhaps because the machine ran out of memory; {AGAIN}"
+    if any(mark in tail for mark in GCS_LOST):
+        return f"the head of the Ray cluster does not answer; see that it is up (`ray status`), then {AGAIN}"
+    if "raylet" in tail.lower():
+        return f"Ray on this machine stopped (its raylet died); {AGAIN}"
+    how = f"with exit code {code}" if code > 0 else f"by {signal.Signals(-code).name}"
+    return f"the job was ended {how}; {AGAIN}"
 
 
 class _AboveProgressBar(logging.Handler):
@@ -174,13 +249,13 @@ def _explain(error: BaseException) -> tuple[str, int]:
         sentence = NOT_UNPACKED_ADVICE
     elif any(type(inner).__module__.startswith("ray.") for inner in causes(error)):
         sentence = f"Ray lost a part of the job and could not replace it ({_first_line(error)}); {AGAIN}"
-    elif console.log_path() is None:  # nowhere else to look it up
+    elif connection.log_path() is None:  # nowhere else to look it up
         return f"{whole}\nfailed: {type(error).__name__}", 1
     else:
         sentence = f"{type(error).__name__}: {_first_line(error)}"
     if known is None:
-        console.record(whole)
-    details = f"\ndetails: {path}" if (path := console.log_path()) else ""
+        connection.record(whole)
+    details = f"\ndetails: {path}" if (path := connection.log_path()) else ""
     return f"error: {sentence}{details}", known.exit_code if known is not None else 1
 
 
@@ -194,7 +269,7 @@ def _plain(error: HashnetError) -> str:
 
 
 def _stop(message: str, code: int) -> NoReturn:
-    console.explain(message)
+    connection.explain(message)
     _leave_ray()
     raise SystemExit(code)
 

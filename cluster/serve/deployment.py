@@ -21,11 +21,12 @@ from hashnet.server import Access, ServeConfig, ServedRun
 
 # CPUs that Ray reserves for a process; the number of its threads is set separately.
 WRITER_CPUS, WORK_CPUS = 0.05, 0.5
+LOGGING = {"enable_access_log": False, "log_level": "WARNING"}  # the middleware logs requests
 OPTIONS: dict[str, Any] = {
     "health_check_period_s": 2,
     "health_check_timeout_s": 20,
     "graceful_shutdown_timeout_s": 5,
-    "logging_config": {"enable_access_log": False, "log_level": "WARNING"},  # the middleware logs requests
+    "logging_config": LOGGING,
 }
 
 

@@ -101,7 +101,10 @@ class RayModel:
         pause = 0.02
         while True:
             try:
-                return _result_or_raise(await call())
+                result = await call()
+                if isinstance(result, ApiError):  # a replica returns errors that a client is told
+                    raise result
+                return result
             except LOST as error:
                 if time.time() + pause > deadline:
                     raise ApiError("unavailable", "no encoder responded; try again", 503) from error
@@ -128,13 +131,6 @@ class RayWriter:
         except LOST:
             sentence = "the writer was lost; whether the change was made is not known"
             return [ApiError("timeout", sentence, 504) for _ in changes]
-
-
-def _result_or_raise(result: Any) -> Any:
-    """The result, or the error that a replica returned in its place, raised."""
-    if isinstance(result, ApiError):
-        raise result
-    return result
 
 
 @serve.deployment
@@ -228,7 +224,7 @@ class WriterReplica:
             self._writer.open()  # now: the first change should not wait for it
 
     async def write(self, changes: list[Change]) -> list[Written | ApiError]:
-        """Of each change the index after it, or why it was not made."""
+        """For each change, the index after it or why it was not made."""
         return await asyncio.gather(*map(self._write, changes))
 
     async def _write(self, change: Change) -> Written | ApiError:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from cluster.runtime import capacity, connection, ray_internals
-from cluster.serve.deployment import build, needs
+from cluster.serve.deployment import LOGGING, build, needs
 from hashnet.errors import ClusterError
 from hashnet.io import events
 from hashnet.server import (
@@ -74,7 +74,7 @@ class Server:
         try:
             if not running:
                 self._owns_serve = True
-                serve.start(proxy_location="Disabled", logging_config=_serve_logging())
+                serve.start(proxy_location="Disabled", logging_config=LOGGING)
             serve.run(
                 build(self.config, self.served, self.access), name=NAME, route_prefix=None, blocking=False
             )
@@ -128,9 +128,3 @@ def _start_error(serve: Any) -> str:
         if errors:
             return f"{title}: {errors[-1].removeprefix('hashnet.errors.')}"
     return "Ray's serve logs say why"
-
-
-def _serve_logging() -> Any:
-    from ray.serve.schema import LoggingConfig
-
-    return LoggingConfig(enable_access_log=False, log_level="WARNING")  # the middleware logs requests

@@ -43,6 +43,8 @@ from hashnet.server import (
     ServeConfig,
     ServedRun,
     check_width,
+    too_many_hits,
+    used_ids,
 )
 from hashnet.store import CodeStore, FeatureStore
 
@@ -59,7 +61,7 @@ def build_slice(
 ) -> None:
     """Writes slice ``number`` of ``n`` of a code store, unless it is there, with vectors to rescore by.
 
-    One of a store that has grown since is built again; changes made to it through the API are kept.
+    A slice of a store that has grown since is built again; changes made through the API are kept.
     """
     artefact = IndexArtefact(folder)
     if artefact.exists():
@@ -197,12 +199,10 @@ class SlicedIndex:
             assert isinstance(hits, SearchResult)
             hits = await self._rescored(hits, queries.vectors, request.options)
         if isinstance(hits, list) and sum(map(len, hits)) > request.max_hits:
-            sentence = f"more than {request.max_hits:,} items lie within {options.radius} bits"
-            raise ApiError("too_many_hits", f"{sentence}; use a smaller radius or fewer queries", 413)
+            raise too_many_hits(request)
         hit_codes = None
         if request.with_items:
-            used = np.concatenate([one.ids for one in hits] if isinstance(hits, list) else [_used(hits)])
-            hit_codes = (await self.lookup(used)).codes
+            hit_codes = (await self.lookup(used_ids(hits))).codes
         version = sum(one.version for one in parts)
         return SearchResponse(version, hits, queries.values, hit_codes)
 
@@ -304,10 +304,6 @@ def _without(hits: Any, own: np.ndarray, k: int | None) -> SearchResult | list[S
     at = np.stack([row if len(row) == k else np.arange(1, (k or 0) + 1) for row in rows])
     pick = np.arange(len(at))[:, None]
     return SearchResult(hits.ids[pick, at], hits.distances[pick, at])
-
-
-def _used(hits: SearchResult) -> np.ndarray:
-    return hits.ids[hits.distances >= 0]
 
 
 def check_slices(config: ServeConfig, served: ServedRun) -> None:

@@ -16,7 +16,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.serve.schema import ServeDeploySchema
 
 import hashnet
-from cluster.encode import planner
+from cluster.encode import pipeline
 from cluster.encode.job import EncodeConfig
 from cluster.runtime import capacity, connection, telemetry
 from cluster.runtime.job import read_settings
@@ -98,7 +98,7 @@ def test_the_plan_in_the_guide_is_what_a_new_cluster_prints(
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     gpu = capacity.Node("10.0.0.23", kinds["gpu"]["resources"])
     monkeypatch.setattr(capacity.time, "sleep", lambda seconds: now.append(gpu))
-    planner.reserve_actors(None, planner.gpus_of_an_actor("auto", None), rows=1_000_000)
+    pipeline.reserve_actors(None, pipeline.gpus_of_an_actor("auto", None), rows=1_000_000)
     printed = "".join(f"    {line}\n" for line in caplog.messages)
     assert printed in (repo / "docs/operate.md").read_text()
 

@@ -220,6 +220,9 @@ def test_pictures_without_labels_are_measured_by_the_features_of_their_backbone(
     encode_database(EncodeConfig(run=folder, output="codes,features", features_dtype="int8", device="cpu"))
     told = evaluate_run(EvaluateConfig(run=folder))
     assert (told["n_queries"], told["n_database"], told["k"]) == (20, 40, 10)
+    page = (tmp_path / "run" / "report" / "report.html").read_text()
+    assert [page.count(f"{kind} query") for kind in ("Best", "Median", "Worst")] == [2, 2, 2]
+    assert page.count("data:image/png") >= 6 * 11  # each with its ten nearest
     assert evaluate_run(EvaluateConfig(run=folder))["recall"] == told["recall"]
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from hashnet.io.progress import duration
+from hashnet.io import duration
 from tests.support.local_cluster import LocalCluster, follow, job_result
 
 NODES = {"head": {"cpus": 0}, "node-1": {"cpus": 1}, "node-2": {"cpus": 1}}

@@ -31,13 +31,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster.runtime.connection import CHECKOUT
 from hashnet.errors import ClusterError
+from tests.support.local_cluster import end, finished
 
 NETWORK = "10.77.0"
 SWITCH, DESK, STORAGE = "switch", "desk", "storage"
@@ -80,7 +81,7 @@ class Host:
 class Hosts:
     """A switch and the hosts on it. Leaving the block ends all of them."""
 
-    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hn-hosts-", dir="/tmp"))
         self.hosts: dict[str, Host] = {}
         self.token = secrets.token_hex(32)
@@ -96,7 +97,6 @@ class Hosts:
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
             "AWS_ENDPOINT_URL": f"http://{self._address(STORAGE)}:{S3_PORT}",
-            **(env or {}),
         }
         try:
             self._hold(SWITCH, own_disk=False)
@@ -112,9 +112,18 @@ class Hosts:
     # Hosts
 
     def add(self, name: str, cpus: float = 1, ray_options: Sequence[str] = (), **env: str) -> Host:
-        """Starts a host and its Ray; the first one is the head. Returns when it has joined."""
+        """Starts a host, and `ray start` on it as in docs/operate.md; the first one is the head."""
         host = self.add_bare(name)
-        self.start_ray(name, cpus, ray_options, **env)
+        words = ["ray", "start", f"--node-ip-address={host.address}", f"--num-cpus={cpus:g}"]
+        words += [f"--node-name={name}", f"--object-store-memory={100 << 20}", "--disable-usage-stats"]
+        if self._is_head(name):
+            words += ["--head", f"--port={GCS_PORT}", f"--dashboard-host={host.address}"]
+            words += [f"--dashboard-port={DASHBOARD_PORT}"]
+        else:
+            words += [f"--address={self.address}"]
+        done = self.run(name, [*words, *ray_options], timeout_s=START_S, **env)
+        if done.returncode != 0:
+            raise ClusterError(f"Ray did not start on {name}:\n{done.stdout}")
         return host
 
     def add_bare(self, name: str) -> Host:
@@ -124,26 +133,12 @@ class Hosts:
         self.run(name, ["sh", "-c", "umask 077; mkdir -p ~/.ray; cat >~/.ray/auth_token"], input=self.token)
         return host
 
-    def start_ray(self, name: str, cpus: float = 1, options: Sequence[str] = (), **env: str) -> None:
-        """`ray start` on a host, as docs/operate.md has it for a cluster of several machines."""
-        host = self.hosts[name]
-        words = ["ray", "start", f"--node-ip-address={host.address}", f"--num-cpus={cpus:g}"]
-        words += [f"--node-name={name}", f"--object-store-memory={100 << 20}", "--disable-usage-stats"]
-        if self._is_head(name):
-            words += ["--head", f"--port={GCS_PORT}", f"--dashboard-host={host.address}"]
-            words += [f"--dashboard-port={DASHBOARD_PORT}"]
-        else:
-            words += [f"--address={self.address}"]
-        done = self.run(name, [*words, *options], timeout_s=START_S, **env)
-        if done.returncode != 0:
-            raise ClusterError(f"Ray did not start on {name}:\n{done.stdout}")
-
     def kill(self, name: str) -> None:
         """Ends a host at once, as a power failure does: its processes, its network, its disk."""
         host = self.hosts.pop(name)
         with contextlib.suppress(ProcessLookupError):
             os.kill(host.pid, signal.SIGKILL)
-        _end(host.holder)
+        end(host.holder)
 
     def cut(self, name: str) -> None:
         """Takes a host off the network; its processes go on."""
@@ -212,19 +207,11 @@ class Hosts:
         """Runs a command on a host; stdout has both of its streams."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         process = self.popen(name, command, env=env, **pipes)
-        try:
-            out, _ = process.communicate(input, timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, _ = process.communicate()
-            raise ClusterError(
-                f"{' '.join(command)} on {name} took more than {timeout_s:g} s:\n{out}"
-            ) from None
-        return subprocess.CompletedProcess(process.args, process.returncode, out)
+        return finished(process, f"{' '.join(command)} on {name}", timeout_s, input)
 
-    def python(self, code: str, name: str = DESK, timeout_s: float = 300, **env: str) -> str:
+    def python(self, code: str) -> str:
         """What a script prints that runs on the desk, with the project and within reach of the storage."""
-        done = self.run(name, [sys.executable, "-c", code], timeout_s, PYTHONPATH=CHECKOUT, **env)
+        done = self.run(DESK, [sys.executable, "-c", code], 300, PYTHONPATH=CHECKOUT)
         if done.returncode != 0:
             raise ClusterError(done.stdout)
         return done.stdout
@@ -239,19 +226,12 @@ class Hosts:
 
     def submit(self, command: Sequence[str], timeout_s: float = 900) -> subprocess.CompletedProcess:
         """`ray job submit` of ``command``, waited for; returncode and stdout as the CLI gave them."""
-        process = self.start_job(command)
-        try:
-            out, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, _ = process.communicate()
-            raise ClusterError(f"{' '.join(command)} took more than {timeout_s:g} s:\n{out}") from None
-        return subprocess.CompletedProcess(process.args, process.returncode, out)
+        return finished(self.start_job(command), " ".join(command), timeout_s)
 
     # Storage
 
-    def start_storage(self, bucket: str = "runs") -> None:
-        """An S3-speaking server on a host of its own, with an empty bucket: tests.support.faulty_s3."""
+    def start_storage(self) -> None:
+        """An S3-speaking server on a host of its own, with an empty bucket `runs`: see faulty_s3."""
         self._plug(self._hold(STORAGE, own_disk=False))
         words = [sys.executable, "-m", "tests.support.faulty_s3", self._address(STORAGE), str(S3_PORT)]
         log = (self.folder / "storage.log").open("ab")
@@ -259,7 +239,7 @@ class Hosts:
         assert server.stdout is not None
         if not server.stdout.readline():
             raise ClusterError(f"the storage did not start; see {self.folder / 'storage.log'}")
-        self.python(f"import boto3; boto3.client('s3').create_bucket(Bucket={bucket!r})")
+        self.python("import boto3; boto3.client('s3').create_bucket(Bucket='runs')")
 
     def faults(self, **settings: Any) -> dict[str, Any]:
         """Sets how the storage misbehaves from now on (none: not at all); returns its counts until now."""
@@ -273,7 +253,7 @@ class Hosts:
         """Ends everything, the head last."""
         for process in self._processes:  # those on the desk do not end with a host
             if process.poll() is None:
-                _end(process)
+                end(process)
         for name in reversed(list(self.hosts)):
             self.kill(name)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -322,7 +302,7 @@ class Hosts:
         log.close()
         assert holder.stdout is not None
         if not holder.stdout.readline():
-            _end(holder)
+            end(holder)
             raise ClusterError(f"host {name} did not start:\n{(self.folder / f'{name}.log').read_text()}")
         pid = holder.pid
         if own_disk:  # unshare waits for the child that is the host's process number 1
@@ -353,14 +333,6 @@ class Hosts:
 def _port(name: str) -> str:
     """The switch's end of a host's cable; the kernel allows 15 characters."""
     return f"to-{name}"
-
-
-def _end(process: subprocess.Popen) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
 
 
 def _editable_checkouts() -> list[str]:

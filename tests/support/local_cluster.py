@@ -135,21 +135,15 @@ class LocalCluster:
 
     def kill_node(self, name: str) -> None:
         """Ends a node at once, without a chance to say goodbye; its workers die with it."""
-        process = self.nodes.pop(name)
-        process.kill()
-        process.wait()
-        _close(process)
+        end(self.nodes.pop(name))
 
     def stop(self) -> None:
         """Ends all nodes, the head last, and removes the cluster's folder."""
         for name, process in reversed(list(self.nodes.items())):
             process.send_signal(signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            _close(process)
+            end(process)
             del self.nodes[name]
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -170,20 +164,26 @@ class LocalCluster:
         self, command: Sequence[str], working_dir: str = CHECKOUT, timeout_s: float = 600
     ) -> subprocess.CompletedProcess:
         """`ray job submit` of ``command``, waited for; returncode and stdout as the CLI gave them."""
-        process = self.start_job(command, working_dir)
-        try:
-            out, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, _ = process.communicate()
-            raise ClusterError(f"{' '.join(command)} took more than {timeout_s:g} s:\n{out}") from None
-        return subprocess.CompletedProcess(process.args, process.returncode, out)
+        return finished(self.start_job(command, working_dir), " ".join(command), timeout_s)
 
     def __enter__(self) -> LocalCluster:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+
+
+def finished(
+    process: subprocess.Popen, what: str, timeout_s: float, input: str | None = None
+) -> subprocess.CompletedProcess:
+    """A command's return code and output when it has ended; ClusterError where it takes longer."""
+    try:
+        out, _ = process.communicate(input, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, _ = process.communicate()
+        raise ClusterError(f"{what} took more than {timeout_s:g} s:\n{out}") from None
+    return subprocess.CompletedProcess(process.args, process.returncode, out)
 
 
 def follow(job: subprocess.Popen, sink: TextIO | None = None) -> str:
@@ -218,7 +218,10 @@ def _line(process: subprocess.Popen, timeout_s: float) -> bool:
     return False
 
 
-def _close(process: subprocess.Popen) -> None:
+def end(process: subprocess.Popen) -> None:
+    """Ends a process, where it has not ended by itself, and closes its pipes."""
+    process.kill()
+    process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()

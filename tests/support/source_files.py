@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import tarfile
 
+import numpy as np
 from PIL import Image
 
-from hashnet.data.manifest import Manifest
+from hashnet.data import Manifest, make_manifest
 
 
 def jpeg(colour: int) -> bytes:
@@ -34,3 +35,12 @@ def tar_of(path, members: list[tuple[str, bytes]], mode: str = "w", kind: int = 
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
+
+
+def clustered_vectors(folder, n_classes: int) -> Manifest:
+    """A manifest of 400 vectors around one centre per class: 60 queries, 200 of the others for training."""
+    rng = np.random.default_rng(0)
+    y = np.arange(400) % n_classes
+    X = (rng.normal(size=(n_classes, 12))[y] * 2 + rng.normal(size=(400, 12))).astype(np.float32)
+    np.savez(folder / "toy.npz", features=X, labels=y)
+    return make_manifest("npy", str(folder / "toy"), path=str(folder / "toy.npz"), n_query=60, n_train=200)

@@ -15,18 +15,12 @@ from hashnet.data.manifest import Manifest
 from hashnet.data.sources import make_manifest
 from hashnet.errors import ClusterError, ConfigError, DataError, LineageMismatch
 from hashnet.io import config as configs
+from tests.support.source_files import clustered_vectors
 
 
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    rng = np.random.default_rng(0)
-    y = np.arange(400) % 5
-    X = (rng.normal(size=(5, 12))[y] * 2 + rng.normal(size=(400, 12))).astype(np.float32)
-    np.savez(folder / "toy.npz", features=X, labels=y)
-    return make_manifest(
-        "npy", str(folder / "toy"), path=str(folder / "toy.npz"), n_query=60, n_train=200
-    ).uri
+    return clustered_vectors(tmp_path_factory.mktemp("data"), n_classes=5).uri
 
 
 def settings(run, manifest, **more):
@@ -173,7 +167,7 @@ def test_a_failing_cell_is_named_and_the_others_are_kept(ray_local, manifest, tm
 
 def test_cells_that_are_done_are_shown_between_trainings_on_many(manifest, tmp_path, monkeypatch):
     at_once = SimpleNamespace(remote=lambda task, *_: task.cell.method)
-    monkeypatch.setattr("ray.remote", lambda **_: lambda _: SimpleNamespace(options=lambda **_: at_once))
+    monkeypatch.setattr("cluster.runtime.capacity.task", lambda *_, **__: at_once)
     monkeypatch.setattr("ray.wait", lambda tasks, **_: (tasks[:1], tasks[1:]))
     monkeypatch.setattr("ray.get", lambda task: {})
     config = settings(tmp_path, manifest, num_workers=2)

@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from cluster.compare.runner import CellResources, cell_needs
-from cluster.encode import planner
+from cluster.encode import pipeline
 from cluster.encode.pipeline import ACTOR_CPUS
 from cluster.evaluate import Evaluation, run_ranges
 from cluster.runtime import capacity, connection
@@ -226,11 +226,11 @@ def test_encoding_requests_the_gpus_that_its_rows_keep_busy(invented):
     invented([HEAD, CPUS], [unbounded], free={})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(capacity, "_wait", lambda needs, wait_s: None)
-        actors = [planner.reserve_actors(None, 1, rows) for rows in (100, 200_000, 10**9)]
-        assert actors == [1, 4, planner.MAX_NEW_ACTORS]
-        assert planner.reserve_actors(300, 1, 100) == 300
+        actors = [pipeline.reserve_actors(None, 1, rows) for rows in (100, 200_000, 10**9)]
+        assert actors == [1, 4, pipeline.MAX_NEW_ACTORS]
+        assert pipeline.reserve_actors(300, 1, 100) == 300
     invented([HEAD, GPUS], [unbounded])
-    assert planner.reserve_actors(None, 1, 100) == 2
+    assert pipeline.reserve_actors(None, 1, 100) == 2
 
 
 def test_choosing_the_engine_needs_no_more_than_the_check_found_room_for(monkeypatch, caplog):
@@ -241,11 +241,11 @@ def test_choosing_the_engine_needs_no_more_than_the_check_found_room_for(monkeyp
         requested.append(options)
         return lambda function: SimpleNamespace(remote=lambda *_: ("cuda", "as requested"))
 
-    caplog.set_level(logging.INFO, "cluster.encode.planner")
+    caplog.set_level(logging.INFO, "cluster.encode.pipeline")
     monkeypatch.setattr(ray, "remote", remote)
     monkeypatch.setattr(ray, "wait", lambda refs, timeout: (refs, []) if next(waits) else ([], refs))
     monkeypatch.setattr(ray, "get", lambda ref: ref)
-    assert planner.engine_of_workers("cuda", None, "image", 0.5) == "cuda"
+    assert pipeline.engine_of_workers("cuda", None, "image", 0.5) == "cuda"
     assert (requested[0]["num_cpus"], requested[0]["num_gpus"]) == (ACTOR_CPUS, 0.5)
     assert caplog.messages[0] == "waiting for room: a worker of {GPU 0.5}, to choose the engine"
 

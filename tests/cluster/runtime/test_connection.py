@@ -3,12 +3,11 @@
 import os
 import socket
 import subprocess
-import sys
 
 import pytest
 import ray
 
-from cluster.runtime import connection, console, ray_internals
+from cluster.runtime import connection, ray_internals
 from cluster.runtime.connection import NodeMonitor
 from hashnet.errors import ClusterError
 
@@ -89,7 +88,7 @@ def test_a_cluster_whose_head_is_silent_is_reported_and_waited_for(lost_head, ca
     assert caplog.messages == ["the head of the cluster does not answer; Ray waits a minute for it to return"]
 
 
-def test_a_job_whose_own_ray_is_gone_ends_with_a_sentence(lost_head, monkeypatch, capsys):
+def test_a_job_whose_own_ray_is_gone_ends_with_a_sentence(lost_head, monkeypatch, capsys, tmp_path):
     class Exited(Exception):
         pass
 
@@ -100,13 +99,13 @@ def test_a_job_whose_own_ray_is_gone_ends_with_a_sentence(lost_head, monkeypatch
     monitor = NodeMonitor(in_cluster=False)
     assert not monitor._head_answers()
     assert not monitor._head_answers()  # not in a job: whoever uses the library decides
-    monkeypatch.setattr(console, "log_stream", lambda: sys.stderr)
-    monkeypatch.setattr(console, "log_path", lambda: "/tmp/the.log")
-    with pytest.raises(Exited, match="1"):
+    log = (tmp_path / "the.log").open("w")
+    monkeypatch.setattr(connection, "_log", log)
+    with log, pytest.raises(Exited, match="1"):
         monitor._head_answers()
     sentence, details = capsys.readouterr().err.splitlines()
     assert (
         sentence
         == "error: Ray on this machine stopped (its head died); run the same command again to continue"
     )
-    assert details == "details: /tmp/the.log"
+    assert details == f"details: {log.name}"

@@ -12,7 +12,7 @@ import torch
 
 from cluster.compare import CellResources
 from cluster.compare import runner as cells
-from cluster.encode import EncodeConfig, planner
+from cluster.encode import EncodeConfig, job, pipeline
 from cluster.runtime import connection
 from cluster.train import _device
 from hashnet.errors import DeviceMemoryError
@@ -45,6 +45,10 @@ LOOK = """
     }
     if ray.cluster_resources().get("GPU"):
         found["gpu"] = ray.get(ray.remote(num_gpus=1, **few)(visible).remote())
+        from cluster.runtime import capacity
+        for gpu in (False, True):
+            work = capacity.task(lambda: os.getpid(), cpus=0.1, gpu=gpu)
+            found[f"processes, gpu={gpu}"] = len({ray.get(work.remote()) for _ in range(3)})
     print(json.dumps(found))
 """
 
@@ -66,7 +70,10 @@ def hidden(out: str) -> dict:
 def test_only_a_worker_with_a_gpu_sees_one(gpu_cluster, drive):
     done = drive(gpu_cluster, LOOK)
     assert done.returncode == 0, done.stderr
-    assert hidden(done.stdout)["gpu"] in ("0", "1")
+    found = hidden(done.stdout)
+    assert found["gpu"] in ("0", "1")
+    assert found["processes, gpu=True"] == 3  # a process keeps the GPU that it began with
+    assert found["processes, gpu=False"] < 3
 
 
 def test_a_ray_that_starts_here_hides_them_too(python, repo):
@@ -128,12 +135,12 @@ def test_counting_stays_on_the_cpu_unless_cuda_is_requested(fake_gpu):
 
 
 def test_gpus_per_actor_0_means_the_cpu(monkeypatch):
-    monkeypatch.setattr(planner.capacity, "workers_that_fit", lambda *_, **__: 8)
+    monkeypatch.setattr(pipeline.capacity, "workers_that_fit", lambda *_, **__: 8)
     config = EncodeConfig(run="x", gpus_per_actor=0)
     assert config.engine_device == "cpu"
-    engine = planner.requested_engine(config.engine_device, None, begun=None)
-    assert planner.gpus_of_an_actor(engine, config.gpus_per_actor) == 0
-    assert planner.gpus_of_an_actor("auto", None) == 1
+    engine = job.requested_engine(config.engine_device, None, begun=None)
+    assert pipeline.gpus_of_an_actor(engine, config.gpus_per_actor) == 0
+    assert pipeline.gpus_of_an_actor("auto", None) == 1
 
 
 def test_a_setting_of_the_users_wins(monkeypatch):
