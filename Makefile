@@ -44,7 +44,7 @@ $(STAMP):
 	@.ci/setup "$(PYTHON)" "$(VENV_DIR)" "$(EXTRA)" "$(STAMP)"
 
 demo: setup  ## train, encode, index, evaluate, compare, query, report: on built-in digits, or on pictures of yours
-	@"$(BIN)/python" jobs/demo.py run="$(abspath $(or $(RUN),runs/$(if $(IMAGES),pictures,demo)))" $(if $(IMAGES),images="$(IMAGES)") $(if $(OPEN),open=true) >/dev/null  # the result as JSON, for programs
+	@"$(BIN)/python" jobs/demo.py run="$(abspath $(or $(RUN),runs/$(if $(IMAGES),pictures,demo)))" $(if $(IMAGES),images="$(IMAGES)") $(if $(filter 1 true yes,$(OPEN)),open=true) >/dev/null  # the result as JSON, for programs
 
 test: setup  ## the tests that every change must pass (under ten minutes on two cores)
 	@$(PYTEST)

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 import hashnet
-from hashnet.dedup.clusters import connected_components
+from hashnet.dedup.pairs import connected_components
 
 ROWS, CLUSTERS, NOISE = 1_281_167, 1_000, 0.1
 LARGE, LARGE_CLUSTERS = 10_000_000, 100_000

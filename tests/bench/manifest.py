@@ -26,7 +26,7 @@ import pyarrow.csv
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hashnet.data.sources import make_manifest
-from hashnet.data.sources.list_parser import CHUNK, read_list
+from hashnet.data.sources.listfile import CHUNK, read_list
 from hashnet.io import storage
 
 BLOCK = 50_000  # lines written at once

@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hashnet.io.progress import duration
+from hashnet.io import duration
 from tests.bench.peers import versions
 from tests.bench.tables import put_between, summary, tables
 

@@ -322,6 +322,7 @@ VIEWS = (
         {
             "× a tight loop without Ray": "ratio_to_tight_loop",
             "× a DataLoader loop": "ratio_to_data_loader",
+            "× Daft": "ratio_to_daft",
             "network": "backbone",
             "images/s": "rate",
             "and with start-up": "rate_with_start",
