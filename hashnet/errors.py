@@ -12,7 +12,7 @@
     ├── ModelError           unknown backbone, weights that do not fit
     ├── DeviceMemoryError    a batch that does not fit into the GPU's memory; names its number of rows
     ├── Diverged             NaN or infinite loss; names step, beta and learning rate
-    ├── IndexMismatch        query and index do not fit together
+    ├── IndexMismatch        a query, or an argument of a search, that does not fit the index
     │   ├── IdTaken          an id to be added that the index holds already
     │   └── StaleIndex       another process has written the index meanwhile
     ├── UnknownId            an id that the index does not hold
@@ -103,7 +103,7 @@ class Diverged(HashnetError):
 
 
 class IndexMismatch(HashnetError, ValueError):
-    """A query and an index that do not fit together."""
+    """A query, or an argument of a search, that does not fit the index."""
 
 
 class IdTaken(IndexMismatch):

@@ -110,7 +110,7 @@ def _configure_serve(parser: argparse.ArgumentParser, words: list[str]) -> None:
     parser.usage = "hashnet serve RUN [--host HOST] [--port PORT] [--workers N] [KEY=VALUE …]"
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", help="port to listen on (default 8000)")
-    parser.add_argument("--workers", metavar="N", help="processes that respond to requests (default 1)")
+    parser.add_argument("--workers", metavar="N", help="processes that respond (replicas=N; default 1)")
 
 
 def _serve(arguments: argparse.Namespace) -> int:

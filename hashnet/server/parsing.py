@@ -293,6 +293,8 @@ def _check_rows(n: int, limits: Limits | None) -> None:
 
 def _wrong_type(kind: str, expected: str) -> ApiError:
     sentence = f"content-type must be {expected}, got {kind[:60] or 'none'}"
+    if kind == "multipart/form-data":  # a form, as curl -F sends it
+        sentence += "; send the picture itself: curl -H 'content-type: image/jpeg' --data-binary @FILE"
     return ApiError("wrong_content_type", sentence, 415)
 
 

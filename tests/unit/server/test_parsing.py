@@ -69,6 +69,9 @@ def test_other_refusals(http: TestClient) -> None:
         "wrong_content_type",
     )
     assert error_of(post("/v1/search", content=b"", headers={})) == (415, "wrong_content_type")
+    form = post("/v1/search", files={"file": b"picture"})
+    assert error_of(form) == (415, "wrong_content_type")
+    assert "--data-binary @FILE" in form.text
     assert error_of(post("/v1/search", content=b"junk", headers=arrow)) == (400, "bad_arrow")
     assert error_of(post("/v1/search?k=0", content=b"junk", headers=arrow)) == (422, "k_out_of_range")
     assert error_of(post("/v1/search?k=3", json={"codes": [CODE], "k": 3})) == (422, "invalid_request")
