@@ -28,7 +28,7 @@ def config(tmp_path) -> SweepConfig:
     make_manifest("digits", uri, modality="features", n_query=97, n_train=300)
     return SweepConfig(
         run=str(tmp_path / "sweep"), manifest=uri, n_bits=16, batch_size=100, dropout=0.0, stages=2,
-        first_epochs=30, stage_epochs=2, lrs=[1e-6, 0.02, 1e30], log_every=50,
+        first_epochs=30, stage_epochs=2, lrs=[1e-6, 0.02, 1e30], hidden=0, noise=0, log_every=50,
     )  # fmt: skip
 
 

@@ -26,7 +26,8 @@ def manifest(tmp_path_factory):
 def settings(run, manifest, **more):
     values = {
         "run": str(run), "manifest": manifest, "methods": ["lsh", "itq", "hashnet", "dhn"], "bits": [16],
-        "first_epochs": 2, "stage_epochs": 1, "stages": 3, "batch_size": 64, "zero_shot": 0.4,
+        "first_epochs": 2, "stage_epochs": 1, "stages": 3, "batch_size": 64, "lr": 0.02,
+        "hidden": 0, "noise": 0, "zero_shot": 0.4,
     }  # fmt: skip
     return configs.from_dict(CompareConfig, {**values, **more})
 

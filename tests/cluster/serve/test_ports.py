@@ -32,6 +32,9 @@ def server(own_ray: Any, run: str) -> Iterator[Server]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_SERVE_ENABLE_DIRECT_INGRESS", "1")
+        patch.setenv(
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "1"
+        )  # nobody's requests are waited for
         patch.setenv("HASHNET_TOKEN", READ)
         patch.setenv("HASHNET_WRITE_TOKEN", WRITE)
         connection.connect(num_cpus=2, object_store_memory=200_000_000)

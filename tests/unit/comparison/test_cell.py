@@ -42,7 +42,9 @@ def toy(tmp_path_factory):
 def make_task(toy, run, method, validation=0.0, **settings):
     manifest, _ = toy
     part = "tune" if validation else "main"
-    base = TrainConfig(run=str(run), first_epochs=2, stage_epochs=1, stages=3, batch_size=64)
+    base = TrainConfig(
+        run=str(run), first_epochs=2, stage_epochs=1, stages=3, batch_size=64, lr=0.02, hidden=0, noise=0
+    )
     cell = Cell(part, method, 16, 1, settings)
     folder = cell.folder(str(run))
     train = deep_config(cell, base, manifest, folder, validation) if cell.deep else None
@@ -159,7 +161,7 @@ def test_a_trained_but_unmeasured_cell_is_not_trained_again(toy, tmp_path):
 def test_a_half_trained_cell_with_other_settings_is_refused(toy, tmp_path):
     run_cell(make_task(toy, tmp_path, "dhn"))
     (tmp_path / "cells" / "main" / "dhn-16-1" / "cell.json").unlink()
-    with pytest.raises(LineageMismatch, match=r"lr was None, now 0\.5"):
+    with pytest.raises(LineageMismatch, match=r"lr was 0\.02, now 0\.5"):
         run_cell(make_task(toy, tmp_path, "dhn", lr=0.5))
 
 

@@ -8,7 +8,7 @@ import pytest
 import hashnet
 from hashnet.errors import ConfigError, DataError, HashnetError, LineageMismatch
 
-QUICK = {"stages": 2, "first_epochs": 3, "stage_epochs": 1, "lr": 0.02}
+QUICK = {"stages": 2, "first_epochs": 3, "stage_epochs": 1, "lr": 0.02, "hidden": 0, "noise": 0}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_labels_by_name(clusters, fitted):
 
 def test_it_is_shown_with_its_settings(fitted):
     assert repr(hashnet.HashNet(48)) == "HashNet(n_bits=48, seed=0, variant='auto')"
-    assert repr(fitted).endswith("lr=0.02), fitted on 240 rows")
+    assert repr(fitted).endswith("lr=0.02, hidden=0, noise=0), fitted on 240 rows")
 
 
 def test_a_run_folder_keeps_everything(clusters, tmp_path):
