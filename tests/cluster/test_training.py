@@ -26,7 +26,10 @@ from hashnet.training.train_config import TrainConfig
 from hashnet.training.trainer import train_run
 
 # Long enough for a kill in the middle: 4 stages of fixed length, 300 rows in batches of 100.
-SHAPE = {"n_bits": 16, "hidden": 64, "batch_size": 100, "first_epochs": 20, "stages": 4, "stage_epochs": 10}
+SHAPE = {
+    "n_bits": 16, "hidden": 64, "noise": 0.4, "batch_size": 100,
+    "first_epochs": 20, "stages": 4, "stage_epochs": 10,
+}  # fmt: skip
 STEPS = (20 + 3 * 10) * 3
 KILLED_AT = 75  # in the second stage, which begins at 60
 
