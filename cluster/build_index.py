@@ -23,13 +23,16 @@ log = logging.getLogger(__name__)
 
 def with_option_keys(config: type) -> type:
     """``config`` with one key per option of any index kind; none leaves the choice to the kind."""
-    fields = {field.name: field for kind in KINDS.values() for field in dataclasses.fields(kind.options)}
-    for name, field in fields.items():
-        of = [kind.name for kind in KINDS.values() if field in dataclasses.fields(kind.options)]
+    described: dict[str, dict[str, list[str]]] = {}  # option → what it means → the kinds it means that for
+    lowest: dict[str, int] = {}
+    for kind in KINDS.values():
+        for field in dataclasses.fields(kind.options):
+            described.setdefault(field.name, {}).setdefault(field.metadata["help"], []).append(kind.name)
+            lowest[field.name] = min(field.metadata["low"], lowest.get(field.name, field.metadata["low"]))
+    for name, meanings in described.items():
+        help = "; ".join(f"{', '.join(kinds)}: {meaning}" for meaning, kinds in meanings.items())
         config.__annotations__[name] = "int | None"
-        setattr(
-            config, name, key(None, f"{', '.join(of)}: {field.metadata['help']}", low=field.metadata["low"])
-        )
+        setattr(config, name, key(None, help, low=lowest[name]))
     return config
 
 

@@ -33,7 +33,6 @@ from hashnet.io import REQUIRED, Progress, binary_matrix, events, key, storage
 from hashnet.labels import LabelSets
 from hashnet.metrics import (
     EvalReport,
-    NeighbourArtefact,
     QueryCounts,
     QueryMeasures,
     ReportArtefact,
@@ -217,7 +216,7 @@ def _evaluate_neighbours(
     page = _in_a_task(
         write_neighbour_report, config.artefacts, made_from, config.seed, page_name, config.base_uri
     )
-    artefact = NeighbourArtefact(config.artefacts.report.uri)
+    artefact = config.artefacts.neighbours
     report = artefact.open()
     told = (
         "n_queries", "n_database", "n_bits", "k", "within", "recall", "recall_interval", "asymmetric",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hashnet.data import ManifestArtefact
     from hashnet.dedup import DuplicatesArtefact
     from hashnet.index import IndexArtefact
-    from hashnet.metrics import ReportArtefact
+    from hashnet.metrics import NeighbourArtefact, ReportArtefact
     from hashnet.models import ModelArtefact
     from hashnet.store import CodesArtefact
 
@@ -98,6 +98,13 @@ class Run:
         return ReportArtefact(self._place("report", "report"))
 
     @property
+    def neighbours(self) -> NeighbourArtefact:
+        """The evaluation of a run without labels, in the folder of the report."""
+        from hashnet.metrics import NeighbourArtefact
+
+        return NeighbourArtefact(self.report.uri)
+
+    @property
     def duplicates(self) -> DuplicatesArtefact:
         return self._duplicates("duplicates")
 
@@ -158,7 +165,13 @@ class Run:
 
     def artefacts(self) -> list[Artefact]:
         """The five artefacts in the order they are made, whether they exist or not."""
-        return [self.manifest, self.model, self.codes, self.index, self.report]
+        report = self.neighbours if self.neighbours.exists() and not self.report.exists() else self.report
+        return [self.manifest, self.model, self.codes, self.index, report]
+
+    def further_artefacts(self) -> list[Artefact]:
+        """Those that not every run has."""
+        features = [self.store("features", split) for split in ("database", "query")]
+        return [self.query_codes, *features, self.duplicates, self.leakage]
 
     def begun(self) -> bool:
         """Whether a stage has written here; a manifest alone is data, not yet a run."""

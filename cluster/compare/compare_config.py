@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hashnet.codes import check_n_bits
-from hashnet.comparison import PAPER_K, expand_methods
+from hashnet.comparison import GROUPS, PAPER_K, expand_methods
 from hashnet.errors import ConfigError
 from hashnet.io import Renamed, key
 from hashnet.run import Run
@@ -32,7 +32,7 @@ class CompareConfig(TrainConfig):
     }
 
     manifest: str | None = key(None, "the data: a manifest made by `hashnet dataset`", path=True)
-    methods: list[str] = key(["all"], "names, or the groups all, deep, shallow, ablation")
+    methods: list[str] = key(["all"], f"names, or the groups {', '.join(GROUPS)}")
     bits: list[int] = key([16, 32, 48, 64], "code lengths", check=check_n_bits)
     seeds: list[int] = key([0], "one repetition per seed; several give mean ± deviation", low=0)
     k: int | None = key(None, "depth of MAP; none: the paper's for its data sets, else 5000", low=1)

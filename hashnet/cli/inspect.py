@@ -22,7 +22,7 @@ from hashnet.dedup import DuplicatesArtefact
 from hashnet.errors import FormatError, HashnetError
 from hashnet.index import IndexArtefact
 from hashnet.io import Artefact, Description, config, storage
-from hashnet.metrics import ReportArtefact
+from hashnet.metrics import NeighbourArtefact, ReportArtefact
 from hashnet.models import ModelArtefact
 from hashnet.run import Run
 from hashnet.store import CodesArtefact, read_quarantine, read_records
@@ -118,7 +118,14 @@ def inspect(uri: str, pictures: int = 0) -> Description:
 
 def _artefact_at(uri: str) -> Artefact | None:
     """The artefact whose folder or header file this is."""
-    kinds = (ManifestArtefact, ModelArtefact, IndexArtefact, ReportArtefact, DuplicatesArtefact)
+    kinds = (
+        ManifestArtefact,
+        ModelArtefact,
+        IndexArtefact,
+        ReportArtefact,
+        NeighbourArtefact,
+        DuplicatesArtefact,
+    )
     for artefact in (kind(uri) for kind in kinds):
         if artefact.exists():
             return artefact
@@ -154,7 +161,7 @@ def _inspected(artefact: Artefact, pictures: int) -> Description:
 
 def _run(run: Run, pictures: int) -> Description:
     """Each artefact of a run, the optional ones too, and whether they were made for each other."""
-    every = [*run.artefacts(), run.query_codes, run.duplicates, run.leakage]
+    every = [*run.artefacts(), *run.further_artefacts()]
     parts = [_inspected(one, pictures) for one in every if storage.exists(one.uri)]
     problems = _config_problems(run)
     model = next((part.facts.get("sha256") for part in parts if part.kind == "model"), None)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hashnet.comparison.methods import (
         DEEP,
         FULL_NAMES,
+        GROUPS,
         OWN,
         PAPER_K,
         PQ,

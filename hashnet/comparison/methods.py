@@ -30,16 +30,7 @@ TITLES = {  # every method in the order of the paper's tables
     "pq": "PQ",
 }
 FULL_NAMES = {  # for the reader who meets a title for the first time
-    "hashnet+c": "HashNet with graded similarity of label sets (Cao et al., 2017)",
-    "hashnet": "deep learning to hash by continuation (Cao et al., 2017)",
-    "hashnet-w": "HashNet without weights for rare pairs",
-    "hashnet-sgn": "HashNet without continuation",
-    "dhn": "Deep Hashing Network (Zhu et al., 2016)",
-    "dnnh": "Deep Neural Network Hashing (Lai et al., 2015)",
-    "cnnh": "Convolutional Neural Network Hashing (Xia et al., 2014)",
-    "hashnet+c+l": "HashNet+C with a label term, not in the paper",
-    "hashnet+l": "HashNet with a label term, not in the paper",
-    "dhn+a": "Deep Hashing Network with HashNet's alpha",
+    **{name: method.full_name for name, method in METHODS.items()},
     "sdh": "Supervised Discrete Hashing (Shen et al., 2015)",
     "ksh": "Supervised Hashing with Kernels (Liu et al., 2012)",
     "itq-cca": "ITQ after canonical correlation analysis with the labels (Gong and Lazebnik, 2011)",

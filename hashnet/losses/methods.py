@@ -51,6 +51,7 @@ class DeepMethod:
     """
 
     title: str  # in tables and figures
+    full_name: str  # for the reader who meets the title for the first time
     loss: str
     schedule: str = "plain"
     class_weights: str = "none"
@@ -72,24 +73,42 @@ class DeepMethod:
 
 PAIRWISE, LABEL_TERM = "pairwise:PairwiseLoss", "label_term:LabelTermLoss"
 METHODS: dict[str, DeepMethod] = {  # in the order of the paper's tables; the first four are its Table 3
-    "hashnet+c": DeepMethod("HashNet+C", PAIRWISE, "staged", "global", continuous=True),
-    "hashnet": DeepMethod("HashNet", PAIRWISE, "staged", "global"),
-    "hashnet-w": DeepMethod("HashNet-W", PAIRWISE, "staged"),
-    "hashnet-sgn": DeepMethod("HashNet-sgn", PAIRWISE, class_weights="global"),
-    "dhn": DeepMethod("DHN", "dhn:DHNLoss", alpha=1.0, grid={"quantisation": [0.01, 0.1, 1.0]}),
-    "dnnh": DeepMethod("DNNH", "dnnh:DNNHLoss", head="relu_slices", grid={"margin": [1.0, 2.0, 4.0]}),
-    "cnnh": DeepMethod("CNNH", "cnnh:CNNHLoss", grid={}, labels_only=True),
+    "hashnet+c": DeepMethod(
+        "HashNet+C", "HashNet with graded similarity of label sets (Cao et al., 2017)",
+        PAIRWISE, "staged", "global", continuous=True,
+    ),
+    "hashnet": DeepMethod(
+        "HashNet", "deep learning to hash by continuation (Cao et al., 2017)", PAIRWISE, "staged", "global"
+    ),
+    "hashnet-w": DeepMethod("HashNet-W", "HashNet without weights for rare pairs", PAIRWISE, "staged"),
+    "hashnet-sgn": DeepMethod(
+        "HashNet-sgn", "HashNet without continuation", PAIRWISE, class_weights="global"
+    ),
+    "dhn": DeepMethod(
+        "DHN", "Deep Hashing Network (Zhu et al., 2016)", "dhn:DHNLoss", alpha=1.0,
+        grid={"quantisation": [0.01, 0.1, 1.0]},
+    ),
+    "dnnh": DeepMethod(
+        "DNNH", "Deep Neural Network Hashing (Lai et al., 2015)", "dnnh:DNNHLoss", head="relu_slices",
+        grid={"margin": [1.0, 2.0, 4.0]},
+    ),
+    "cnnh": DeepMethod(
+        "CNNH", "Convolutional Neural Network Hashing (Xia et al., 2014)", "cnnh:CNNHLoss", grid={},
+        labels_only=True,
+    ),
     # Not the paper's: labels beside the pairs, with a threshold, which pays most where rows have several
     # (docs/defaults.md); DHN with HashNet's alpha, which is HashNet without weights and continuation.
     "hashnet+c+l": DeepMethod(
-        "HashNet+C+L", LABEL_TERM, "staged", "global", continuous=True, jaccard_power=2.0,
-        threshold=3.0, labels_only=True, own=True,
+        "HashNet+C+L", "HashNet+C with a label term, not in the paper", LABEL_TERM, "staged", "global",
+        continuous=True, jaccard_power=2.0, threshold=3.0, labels_only=True, own=True,
     ),
     "hashnet+l": DeepMethod(
-        "HashNet+L", LABEL_TERM, "staged", "global", threshold=1.5, labels_only=True, own=True
+        "HashNet+L", "HashNet with a label term, not in the paper", LABEL_TERM, "staged", "global",
+        threshold=1.5, labels_only=True, own=True,
     ),
     "dhn+a": DeepMethod(
-        "DHN, adaptive alpha", "dhn:DHNLoss", grid={"quantisation": [0.01, 0.1, 1.0]}, own=True
+        "DHN, adaptive alpha", "Deep Hashing Network with HashNet's alpha", "dhn:DHNLoss",
+        grid={"quantisation": [0.01, 0.1, 1.0]}, own=True,
     ),
 }  # fmt: skip
 AUTO = "auto"  # as a variant: the one that suits the data

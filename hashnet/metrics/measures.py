@@ -16,7 +16,7 @@ import dataclasses
 import io
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from hashnet.metrics.shard import QueryCounts
 
 ALL_RANKS = 10_000  # beyond this many ranks a curve keeps every rank to 1,000 and then about 4,600 per decade
 _KEYS_AT_ONCE = 1 << 24  # candidate keys of a block: 128 MiB
-_PER_QUERY = 9  # the first fields of QueryMeasures have one value per query
+PER_QUERY = {"per_query": True}  # of fields of QueryMeasures with one value per query
 
 
 def average_precision(
@@ -188,17 +188,17 @@ def query_block_size(k: int) -> int:
 
 @dataclass(frozen=True)
 class QueryMeasures:
-    """One value per query (the first nine fields, (q,) each), and sums over the queries."""
+    """Values per query, (q,) each, and sums over the queries."""
 
-    ap: np.ndarray
-    ap_relevant: np.ndarray
-    ap_tie_aware: np.ndarray
-    ap_relevant_last: np.ndarray
-    ap_relevant_first: np.ndarray
-    ndcg: np.ndarray
-    n_hits: np.ndarray
-    n_relevant: np.ndarray
-    ap_asymmetric: np.ndarray  # NaN where the queries' logits were not given
+    ap: np.ndarray = field(metadata=PER_QUERY)
+    ap_relevant: np.ndarray = field(metadata=PER_QUERY)
+    ap_tie_aware: np.ndarray = field(metadata=PER_QUERY)
+    ap_relevant_last: np.ndarray = field(metadata=PER_QUERY)
+    ap_relevant_first: np.ndarray = field(metadata=PER_QUERY)
+    ndcg: np.ndarray = field(metadata=PER_QUERY)
+    n_hits: np.ndarray = field(metadata=PER_QUERY)
+    n_relevant: np.ndarray = field(metadata=PER_QUERY)
+    ap_asymmetric: np.ndarray = field(metadata=PER_QUERY)  # NaN where the queries' logits were not given
     rank_hits: np.ndarray  # (ranks kept,)
     rank_recall: np.ndarray
     radius_precision: np.ndarray  # (n_bits + 1,)
@@ -244,11 +244,10 @@ class QueryMeasures:
     def concatenate(cls, blocks: Sequence[QueryMeasures]) -> QueryMeasures:
         """The measures of all queries: values one after another, sums added in order."""
         joined = {}
-        for place, field in enumerate(dataclasses.fields(cls)):
-            values = [getattr(block, field.name) for block in blocks]
-            joined[field.name] = (
-                np.concatenate(values) if place < _PER_QUERY else sum(values[1:], start=values[0])
-            )
+        for each in dataclasses.fields(cls):
+            values = [getattr(block, each.name) for block in blocks]
+            per_query = each.metadata == PER_QUERY
+            joined[each.name] = np.concatenate(values) if per_query else sum(values[1:], start=values[0])
         return cls(**joined)
 
     @staticmethod

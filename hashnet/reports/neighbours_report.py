@@ -10,7 +10,6 @@ import numpy as np
 from hashnet.io import storage
 from hashnet.kernels import top_k
 from hashnet.metrics import (
-    NeighbourArtefact,
     NeighbourReport,
     VectorSample,
     exact_neighbours,
@@ -65,7 +64,7 @@ def write_neighbour_report(
 
     ``base_uri`` is the folder that relative picture paths start from.
     """
-    artefact = NeighbourArtefact(run.report.uri)
+    artefact = run.neighbours
     if artefact.exists() and artefact.header().lineage == made_from:
         report = artefact.open()
     else:

@@ -140,6 +140,8 @@ def metric_rows(report: EvalReport) -> list[MetricRow]:
     rows = [_metric_row(name, getattr(report, field), field, report) for name, field in named]
     if report.map_asymmetric is not None:
         rows.insert(1, _metric_row(f"{k}, asymmetric", report.map_asymmetric, "map_asymmetric", report))
+    if report.ndcg is not None:
+        rows.append(_metric_row(f"nDCG@{report.k:,}", report.ndcg, "ndcg"))
     for n in (10, 100, 1000):
         if n in report.by_rank.ranks:
             rows.append(_metric_row(f"precision@{n:,}", report.precision_at(n), "precision_at"))

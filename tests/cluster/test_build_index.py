@@ -13,6 +13,8 @@ from cluster import build_index as indexing
 from cluster.build_index import IndexConfig, build_index
 from hashnet import BinaryIndex, errors
 from hashnet.index import tuning
+from hashnet.index.kinds import KINDS
+from hashnet.index.segment import KindOptions, option
 from hashnet.server import AddItems, IndexWriter, RemoveItems
 from hashnet.store import write_store
 
@@ -27,6 +29,21 @@ def run(tmp_path_factory):
     labels = rng.integers(0, 7, 3000)
     store = write_store(str(folder / "codes"), codes, ids, labels, rows_per_shard=128)
     return folder, store, codes, ids, labels
+
+
+def test_kinds_may_share_the_name_of_an_option(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Options(KindOptions):
+        neighbours: int = option(8, "rows that are kept", low=1)
+
+    class Other(type(KINDS["hnsw"])):
+        name, options = "other", Options
+
+    monkeypatch.setitem(KINDS, "other", Other())
+    about = dataclasses.fields(dataclasses.dataclass(indexing.with_option_keys(type("Config", (), {}))))
+    (shared,) = (field for field in about if field.name == "neighbours")
+    assert shared.metadata["meaning"] == "hnsw: links per node (none: 32); other: rows that are kept"
+    assert shared.metadata["low"] == 1
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "multihash"])

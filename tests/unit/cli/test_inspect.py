@@ -15,8 +15,10 @@ from hashnet.data.pairs import PairTable
 from hashnet.data.sources import make_manifest
 from hashnet.errors import FormatError
 from hashnet.io.arrow import binary_column
+from hashnet.metrics import NeighbourReport
+from hashnet.run import Run
 from hashnet.store import PlannedPart, StorePlan, StoreWriter, write_store
-from tests.support.small_run import make_model
+from tests.support.small_run import make_model, with_features
 
 
 def damage(path) -> None:
@@ -190,6 +192,20 @@ def test_a_run_whose_stages_do_not_fit(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "PROBLEM: codes was made with model" in out
     assert out.rstrip().endswith("NOT sound")
+
+
+def test_a_run_with_vectors_that_was_evaluated_without_labels(tmp_path):
+    run = Run(with_features(tmp_path))
+    found = NeighbourReport(
+        100, 400, 64, 10, 100, 0.9, (0.8, 1.0), (100,), (0.9,), None, None, recalls=(0.9,) * 100
+    )
+    run.neighbours.write(found, {"model_sha256": run.model.read()["sha256"]})
+    inspected = inspect(run.uri)
+    assert inspected.problems == []
+    assert [(part.kind, part.problems) for part in inspected.parts] == [
+        (kind, []) for kind in ("manifest", "model", "codes", "index", "neighbours", "codes", "features")
+    ]
+    assert inspect(run.report.uri).kind == "neighbours"
 
 
 def test_what_is_nothing_of_ours(tmp_path, capsys):
