@@ -62,8 +62,9 @@ def test_searching_codes_needs_neither_torch_nor_ray(extras, python, repo, tmp_p
     code = f"""
 import numpy as np
 import hashnet
+from hashnet.index.kinds import KINDS
 codes, labels = np.arange(800, dtype=np.uint8).reshape(100, 8), np.arange(100) % 5
-for kind in ("flat", "ivf", "multihash", "hnsw"):
+for kind in KINDS:
     hashnet.BinaryIndex.from_arrays(codes, kind=kind).save(r"{tmp_path}/" + kind)
     hits = hashnet.BinaryIndex.load(r"{tmp_path}/" + kind).search(codes[:3], k=1)
     assert hits.ids.ravel().tolist() == [0, 1, 2]

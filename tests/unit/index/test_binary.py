@@ -8,6 +8,7 @@ import pytest
 import hashnet
 from hashnet import BinaryIndex, errors
 from hashnet.index.faiss_search import why_no_gpu
+from hashnet.index.kinds import KINDS
 from hashnet.store import write_store
 
 
@@ -20,7 +21,7 @@ def small(codes_of):
 
 
 @pytest.mark.parametrize("engine", ["kernel", "faiss"])
-@pytest.mark.parametrize("kind", ["flat", "multihash", "hnsw", "ivf"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_filters_are_exact(small, slow, pairs, engine, kind):
     codes, ids, labels = small
     options = {"nlist": 5, "nprobe": 5} if kind == "ivf" else {}
@@ -58,7 +59,7 @@ def test_a_filtered_ivf_scans_lists_until_it_has_k_hits(codes_of):
 
 
 @pytest.mark.parametrize("engine", ["kernel", "faiss"])
-@pytest.mark.parametrize("kind", ["flat", "ivf", "multihash", "hnsw"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_exclude_self(codes_of, slow, pairs, engine, kind):
     codes = codes_of("duplicated", 120, 64)
     ids = np.random.default_rng(3).permutation(500)[:120]
@@ -236,7 +237,7 @@ def test_the_largest_ids_there_are(codes_of, slow, pairs):
     """Ids of 62 bits and more, where a distance no longer fits beside an id in one integer."""
     codes, ids = codes_of("duplicated", 90, 64), 2**63 - 1 - np.arange(90) * 3
     items = dict(zip(ids.tolist(), codes, strict=True))
-    for kind in ("flat", "ivf", "multihash", "hnsw"):
+    for kind in KINDS:
         for engine in ("kernel", "faiss"):
             options = {"nlist": 4, "nprobe": 4} if kind == "ivf" else {}
             index = BinaryIndex.from_arrays(codes, ids, kind=kind, engine=engine, **options)

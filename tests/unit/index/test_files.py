@@ -16,9 +16,8 @@ import pytest
 from hashnet import BinaryIndex, errors
 from hashnet.index import files
 from hashnet.index.artefact import IndexArtefact
+from hashnet.index.kinds import KINDS
 from hashnet.io import storage
-
-KINDS = ("flat", "ivf", "multihash", "hnsw")
 
 
 @pytest.fixture

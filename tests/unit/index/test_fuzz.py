@@ -8,6 +8,7 @@ from hypothesis.extra import numpy as arrays
 
 from hashnet import BinaryIndex
 from hashnet.errors import HashnetError
+from hashnet.index.kinds import KINDS
 
 SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9)
 DTYPES = st.sampled_from([np.uint8, np.int8, np.int64, np.uint64, np.float32, np.bool_, np.dtype("U2")])
@@ -47,7 +48,7 @@ def fresh(kind, engine="kernel"):
     return BinaryIndex.from_arrays(codes, labels=np.arange(50) % 3, kind=kind, engine=engine)
 
 
-@pytest.fixture(scope="module", params=["flat", "ivf", "multihash", "hnsw", "flat faiss", "ivf faiss"])
+@pytest.fixture(scope="module", params=[*KINDS, "flat faiss", "ivf faiss"])
 def index(request):
     return fresh(*request.param.split())
 
@@ -77,7 +78,7 @@ def test_search_radius(index, codes, radius, where, exclude):
 @given(data=st.data())
 def test_updates(data):
     """A handful of strange updates in a row, then the index still answers for what it says it holds."""
-    index = fresh(data.draw(st.sampled_from(["flat", "ivf", "multihash", "hnsw"])))
+    index = fresh(data.draw(st.sampled_from(list(KINDS))))
     for _ in range(data.draw(st.integers(1, 6))):
         try:
             what = data.draw(st.sampled_from(["add", "remove", "compact", "codes", "contains", "tune"]))
@@ -102,7 +103,7 @@ OPTIONS = ("nlist", "nprobe", "seed", "nhash", "bits", "nflip", "neighbours", "e
 
 @LIMITS
 @given(
-    kind=st.sampled_from(["flat", "ivf", "multihash", "hnsw"]),
+    kind=st.sampled_from(list(KINDS)),
     options=st.dictionaries(st.sampled_from(OPTIONS), NUMBERS, max_size=2),
     n_classes=NUMBERS,
 )

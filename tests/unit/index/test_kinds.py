@@ -6,6 +6,7 @@ import pytest
 
 from hashnet import BinaryIndex
 from hashnet.errors import IndexMismatch, Unsupported
+from hashnet.index.kinds import KINDS
 
 SORTS = ("random", "clustered", "duplicated", "equal")
 ENGINES = ("kernel", "faiss")
@@ -139,7 +140,7 @@ def test_multihash_guarantee_is_used_to_its_end(codes_of, slow, pairs, nflip):
 
 def test_options_are_checked(codes_of):
     codes = codes_of("random", 50, 32)
-    with pytest.raises(Unsupported, match="kind must be one of flat, ivf, multihash, hnsw, got 'tree'"):
+    with pytest.raises(Unsupported, match=f"kind must be one of {', '.join(KINDS)}, got 'tree'"):
         BinaryIndex.from_arrays(codes, kind="tree")
     with pytest.raises(Unsupported, match="no option 'nprob'; did you mean nprobe"):
         BinaryIndex.from_arrays(codes, kind="ivf", nprob=3)
@@ -158,7 +159,7 @@ def test_options_are_checked(codes_of):
         BinaryIndex.from_arrays(codes, kind="ivf", seed=2**31)
 
 
-@pytest.mark.parametrize("kind", ["flat", "ivf", "multihash", "hnsw"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, 2, 3, 40])
 def test_tiny_indexes(codes_of, slow, pairs, kind, n):
     codes = codes_of("random", n, 16)

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hashnet import BinaryIndex, errors
 from hashnet.index import IndexArtefact
+from hashnet.index.kinds import KINDS
 
 N_BITS, N_CLASSES, MAX_ID = 16, 3, 60
 CODES = st.binary(min_size=2, max_size=2)
@@ -211,7 +212,7 @@ def test_a_removed_id_may_come_back_with_another_code(codes_of):
     assert not index.contains([3])[0]
 
 
-@pytest.mark.parametrize("kind", ["flat", "ivf", "multihash", "hnsw"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_emptied_index_gets_its_kind_back(codes_of, tmp_path, kind):
     codes = codes_of("random", 300, 32)
     index = BinaryIndex.from_arrays(codes[:200], kind=kind)

@@ -14,6 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from hashnet import AsyncClient, BinaryIndex, Encoder
+from hashnet.index.kinds import KINDS
 from hashnet.server import Access, BatchEncoder, ServeConfig, ServedRun
 from hashnet.server.http_server import RequestMiddleware
 from tests.support.serving_app import BASE, WRITE, error_of, make_app, picture
@@ -339,7 +340,7 @@ def test_items_take_a_uri_and_a_key_although_the_index_has_no_columns(
 
 
 @pytest.mark.parametrize("engine", ["kernel", "faiss"])
-@pytest.mark.parametrize("kind", ["flat", "ivf", "multihash", "hnsw"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_served_as_it_is_searched(tmp_path: Path, kind: str, engine: str) -> None:
     """To the last id, with rows added and removed since it was built."""
     codes, labels = some_codes(600), np.arange(600) % 3
