@@ -9,7 +9,7 @@ EXTRA ?= cluster
 VENV_DIR := $(abspath $(VENV))
 BIN := $(VENV_DIR)/bin
 # What was installed, by content, in the stamp's name: nothing is installed again while these files stay the same.
-WANTED := $(EXTRA)-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
+WANTED := $(EXTRA)-$(shell cat pyproject.toml constraints.txt .ci/setup | sha256sum | cut -c1-16)
 STAMP := $(VENV_DIR)/.hashnet-$(WANTED)
 
 # ARGS="tests/unit/index -x" runs a part. Without it, files side by side, those that start a Ray first.

@@ -46,7 +46,8 @@ RANDOM = "a random order"
 UNLABELLED_METHODS = ["hashnet", "itq", "lsh", "sign"]
 DIGITS = str(Path(connection.CHECKOUT) / "jobs" / "configs" / "digits.yaml")
 STAGES = {  # what each one does, for somebody who sees it for the first time
-    "train": """A network learns codes in which similar items differ in few bits. Its progress shows:
+    "train": """A network learns codes in which similar items differ in few bits. First a few settings are
+tried on items that are held out; then its progress shows:
   epoch  passes over the training items so far, one batch of them per step
   beta   how close the outputs are to bits: it doubles from stage to stage (continuation)
   lr     the learning rate, the size of a step
@@ -253,29 +254,32 @@ def _table(config: DemoConfig, measured: dict[str, Any], compared: dict[str, Any
 
 
 def _table_text(table: list[TableLine], measured: dict[str, Any]) -> list[str]:
-    rows = [f"{line.method:<10}{line.n_bits or '':>4}{line.value:>11.4f}  {line.name}" for line in table]
     name = f"MAP@{measured['k']}"
     meaning = (
         f"{name}, mean average precision: how far up among the first {measured['k']} items those of the "
         "query's class are; 1 is perfect"
     )
     if "recall" in measured:
-        name = f"recall@{measured['k']}"
+        name = f"recall@{measured['k']} within {measured['within']:,}"
         meaning = (
             f"{name}: the share of the {measured['k']} nearest pictures by the pretrained network's features "
             f"that are among the first {measured['within']} by code; 1 is perfect"
         )
+    width = len(name) + 3
+    rows = [f"{line.method:<10}{line.n_bits or '':>4}{line.value:>{width}.4f}  {line.name}" for line in table]
     counts = [
         f"{measured['n_queries']:,} queries against a database of {measured['n_database']:,} items. The "
         "queries were kept aside: they are not in the index, and so do not find themselves."
     ]
     if measured["n_queries"] < FEW_QUERIES:
-        low, high = measured.get("map_interval") or measured["recall_interval"]
+        low, high = (f"{end:.2f}" for end in measured.get("map_interval") or measured["recall_interval"])
         counts.append(
             f"That is few queries: with others, HashNet's {table[0].value:.2f} might have been anything "
-            f"from {low:.2f} to {high:.2f} (95 % interval)."
+            f"from {low} to {high} (95 % interval)."
+            if low < high
+            else "That is few queries: too few to tell good methods apart."
         )
-    return ["", *counts, meaning, "", f"{'method':<10}{'bits':>4}{name:>11}", *rows]
+    return ["", *counts, meaning, "", f"{'method':<10}{'bits':>4}{name:>{width}}", *rows]
 
 
 def _summary_text(

@@ -40,6 +40,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     """Trains the run and returns what the job prints; a finished run is left as it is."""
     prepared = prepare(config, find_nearest)
     if prepared.finished is not None:
+        logger.info("%s is trained already; another run folder starts anew", config.run)
         return {**prepared.finished, "already_finished": True}
     if config.num_workers == 1 and not os.environ.get("RAY_ADDRESS") and not ray_internals.connected():
         return _result(config, _train_here(prepared.config))

@@ -57,7 +57,7 @@ def __getattr__(name: str) -> Any:
             raise
         from hashnet.errors import NotInstalled
 
-        raise NotInstalled(f"hashnet.{name}", error.name) from error
+        raise NotInstalled(f"hashnet.{name}", error.name) from None
 
 
 def __dir__() -> list[str]:

@@ -141,7 +141,10 @@ class NotInstalled(HashnetError, ImportError):
         self.what = what
         self.package = package
         extra = EXTRAS.get(package.partition(".")[0], "cluster")
-        super().__init__(f"{what} needs {package}, which is not installed: pip install 'hashnet[{extra}]'")
+        super().__init__(
+            f"{what} needs {package}, which is not installed: pip install 'hashnet[{extra}]', "
+            f"or in a checkout '.[{extra}]'"
+        )
 
     def __reduce__(self) -> tuple:
         return type(self), (self.what, self.package)

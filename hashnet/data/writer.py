@@ -121,6 +121,8 @@ def write_arrays(uri: str, X: Any, y: Any = None) -> Manifest:
     """
     listed = isinstance(X, Sequence) and bool(X) and isinstance(X[0], (str, os.PathLike))
     X = [storage.absolute(str(path)) for path in X] if listed else as_array(X, "feature rows")
+    if listed and not storage.exists(X[0]):  # a wrong folder; a file that is missing later on is a bad row
+        raise DataError(f"{X[0]} does not exist; give paths of pictures")
     if y is None:
         labels: dict[str, Any] = {}
     else:

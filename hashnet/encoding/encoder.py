@@ -46,6 +46,9 @@ class Encoder:
         self.n_features = model.spec.n_features
         self._engine = Engine(model, engine, batch_rows)
 
+    def __repr__(self) -> str:
+        return f"Encoder({self.modality} to {self.n_bits} bits, engine {self.engine})"
+
     @classmethod
     def load(cls, model_uri: str, engine: str = "auto", batch_rows: int | None = None) -> Encoder:
         """The encoder of a model bundle.

@@ -219,7 +219,7 @@ def _check_rescoring(queries: Queries, given: Mapping[str, Any], k: int | None, 
 
 def _check_k(k: int, n_queries: int, limits: Limits) -> None:
     if k > limits.max_k:
-        raise ApiError("k_out_of_range", f"k must be from 1 to {limits.max_k}, got {k}")
+        raise ApiError("k_out_of_range", f"k must be from 1 to {limits.max_k} (the server's max_k), got {k}")
     if k * n_queries > limits.max_hits:
         sentence = f"{n_queries} queries x k = {k} is more than {limits.max_hits} hits"
         raise ApiError("too_many_hits", sentence, 413)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import importlib
 import json
 import os
 import signal
@@ -180,6 +181,8 @@ class Supervisor:
 
 def serve_standalone(config: ServeConfig, when_up: Callable[[str], object] = lambda url: None) -> int:
     """Serves until interrupted; returns the exit code. ``when_up`` gets the page's address."""
+    for package in ("uvicorn", "uvloop", "httptools"):  # what is missing is said before anything starts
+        importlib.import_module(package)
 
     def stop(number: int, frame: Any) -> None:
         raise KeyboardInterrupt

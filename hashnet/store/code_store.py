@@ -304,6 +304,9 @@ class CodeStore(ShardStore):
 
     output = "codes"
 
+    def __repr__(self) -> str:
+        return f"CodeStore({self.uri!r}, {len(self):,} x {self.n_bits} bits)"
+
     @property
     def n_bits(self) -> int:
         return self.plan.width
@@ -370,6 +373,8 @@ def _groups(shards: Sequence[ShardRecord]) -> Iterator[list[ShardRecord]]:
 
 def _why_not(uri: str) -> str:
     plan = read_plan(uri)
+    if plan is None and not storage.exists(uri):
+        return f"{uri} does not exist; run jobs/encode_db.py first"
     if plan is None:
         return f"{uri} is not a store of codes or features (it has no {SUCCESS}); run jobs/encode_db.py first"
     done = sum(not record.repair for record in read_records(uri).values())

@@ -1,5 +1,6 @@
 """Each extra of pyproject.toml brings what its users call, and a missing one is named."""
 
+import os
 import re
 import subprocess
 import tomllib
@@ -7,6 +8,7 @@ import tomllib
 import pytest
 
 from hashnet.errors import EXTRAS
+from tests.support.small_run import make_run
 
 # Distribution → the modules it provides, where the two names differ or a distribution brings others.
 PROVIDES = {
@@ -83,4 +85,23 @@ def test_the_server_needs_neither_torch_nor_ray(extras, python, repo):
 def test_a_name_whose_extra_is_missing_says_which(python, repo):
     code = without({"torch"}, "import hashnet; hashnet.Encoder.load")
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=repo)
-    assert done.stderr.rstrip().endswith("needs torch, which is not installed: pip install 'hashnet[train]'")
+    assert done.stderr.rstrip().endswith(
+        "needs torch, which is not installed: pip install 'hashnet[train]', or in a checkout '.[train]'"
+    )
+
+
+def test_a_server_whose_packages_are_missing_does_not_start(python, repo, tmp_path):
+    run = make_run(tmp_path)
+    code = f"from hashnet.cli import main; sys.exit(main(['serve', {run!r}]))"
+    words = [python, "-c", without({"uvloop"}, code)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=repo, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("hashnet serve needs uvloop, which is not installed: pip install")
+
+
+def test_a_folder_called_hashnet_does_not_hide_the_installed_package(python, tmp_path):
+    (tmp_path / "hashnet").mkdir()  # a clone, for instance
+    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = [python, "-c", "import hashnet; print(hashnet.HashNet)"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=outside)
+    assert "HashNet" in done.stdout, done.stderr

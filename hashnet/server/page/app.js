@@ -230,7 +230,8 @@ function fail(error) {
   $("score").hidden = true;
   $("took").textContent = "";
   $("title").textContent = "No results";
-  const words = error.message[0].toUpperCase() + error.message.slice(1);
+  const plain = /^[a-z]+\s/.test(error.message); // not the name of a file or a key
+  const words = plain ? error.message[0].toUpperCase() + error.message.slice(1) : error.message;
   $("error-text").textContent = /[.!?]$/.test(words) ? words : `${words}.`;
   $("error-again").hidden = error.status >= 400 && error.status < 500 && ![401, 429].includes(error.status);
   $("error").hidden = false;

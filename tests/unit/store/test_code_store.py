@@ -119,7 +119,7 @@ def test_an_unfinished_folder_is_not_a_store(tmp_path):
     (tmp_path / "c" / "_SUCCESS").unlink()
     with pytest.raises(FormatError, match="not complete: 7 of 7 shards are there and no _SUCCESS"):
         CodeStore.open(str(tmp_path / "c"))
-    with pytest.raises(FormatError, match="is not a store"):
+    with pytest.raises(FormatError, match="does not exist; run jobs"):
         CodeStore.open(str(tmp_path / "nowhere"))
 
 
