@@ -23,7 +23,7 @@ def test_training_spread_over_gpus_and_two_encoders_per_gpu(cluster, submit, tmp
     assert job.result()["steps"] > 0
     assert "2 × worker {CPU 1, GPU 1}, each on its own node; the cluster has 3 nodes" in "".join(job.lines)
 
-    job = submit(cluster, "encode_db.py", run, "compile=false", "gpus_per_actor=0.5", "chunk_rows=64")
+    job = submit(cluster, "encode_db.py", run, "compile=false", "gpus_per_actor=0.5", "chunk_rows=4")
     result = job.result()
     assert "4 × encoder {CPU 0.001, GPU 0.5}" in "".join(job.lines)
     assert (result["rows"], result["nodes"]) == (1600, 2)  # encoders on both GPU nodes, nowhere else
