@@ -28,7 +28,7 @@ CONNECT = """
     from hashnet.io import events
     connection.connect()
     import ray
-    names = {node.id: node.name for node in capacity.nodes()}
+    names = {node["NodeID"]: node["NodeName"] for node in ray.nodes()}
     def where():
         return names[ray.get_runtime_context().get_node_id()]
 """
