@@ -26,9 +26,10 @@ from hashnet.training.train_config import TrainConfig
 from hashnet.training.trainer import train_run
 
 # Long enough for a kill in the middle: 4 stages of fixed length, 300 rows in batches of 100.
-SHAPE = {
-    "n_bits": 16, "hidden": 64, "noise": 0.4, "batch_size": 100,
+OPTIONS = {
+    "n_bits": 16, "hidden": 64, "noise": 0.4, "dropout": 0.2, "lr": 0.02, "batch_size": 100,
     "first_epochs": 20, "stages": 4, "stage_epochs": 10,
+    "checkpoint_every": 15, "log_every": 1, "num_workers": 2, "cpus_per_worker": 1,
 }  # fmt: skip
 STEPS = (20 + 3 * 10) * 3
 KILLED_AT = 75  # in the second stage, which begins at 60
@@ -42,16 +43,7 @@ def manifest(tmp_path_factory) -> str:
 
 
 def _config(folder, manifest, **options) -> TrainConfig:
-    options = {
-        **SHAPE,
-        "dropout": 0.2,
-        "lr": 0.02,
-        "checkpoint_every": 15,
-        "log_every": 1,
-        "num_workers": 2,
-        "cpus_per_worker": 1,
-    } | options
-    return TrainConfig(run=str(folder), manifest=manifest, **options)
+    return TrainConfig(run=str(folder), manifest=manifest, **(OPTIONS | options))
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +104,7 @@ def test_a_killed_driver_goes_on_with_another_number_of_workers(
     ray_local, repo, tmp_path, manifest, undisturbed
 ):
     config = _config(tmp_path / "run", manifest)
-    words = [f"{k}={v}" for k, v in SHAPE.items()]
-    words += ["dropout=0.2", "lr=0.02", "checkpoint_every=15", "num_workers=2", "cpus_per_worker=1"]
+    words = [f"{k}={v}" for k, v in OPTIONS.items()]
     driver = subprocess.Popen(
         [sys.executable, str(repo / "jobs/train.py"), f"run={config.run}", f"manifest={manifest}", *words],
         env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"},
