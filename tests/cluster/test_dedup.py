@@ -292,6 +292,6 @@ def test_bad_input_is_told(pictures, tmp_path):
         find_duplicates(
             DedupConfig(run=pictures.uri, codes=models[0].uri, against=models[1].uri, out=str(tmp_path / "x"))
         )
-    check(FormatError, "not a store", against=str(tmp_path / "none"))
+    check(FormatError, "none does not exist; run jobs/encode_db.py first", against=str(tmp_path / "none"))
     check(DataError, "no such column", keep="sharpness")
     check(DataError, "not numbers", keep="uri")
