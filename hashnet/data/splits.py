@@ -125,6 +125,11 @@ def assign_splits(
     if protocol.split_files:
         flags = _from_files(protocol.split_files, names, n)
     elif protocol.all_in:
+        if "query" in protocol.all_in and len(set(protocol.all_in)) > 1:
+            raise DataError(
+                "queries must not be in another split, where each would find itself; give all_in=query to "
+                "rows that are queries only, or draw some with n_query"
+            )
         flags = np.full(n, sum({FLAGS[name] for name in protocol.all_in}), dtype=np.uint8)
     elif protocol.zero_shot is not None:
         flags = _zero_shot(

@@ -174,6 +174,10 @@ def test_split_files(tmp_path):
 
 def test_everything_into_named_splits():
     assert set(assign_splits(Protocol(all_in=["database"]), 5).tolist()) == {DATABASE}
+    assert set(assign_splits(Protocol(all_in=["train", "database"]), 5).tolist()) == {TRAIN | DATABASE}
+    for other in ("database", "train"):
+        with pytest.raises(DataError, match="queries must not be in another split"):
+            assign_splits(Protocol(all_in=["query", other]), 5)
 
 
 @pytest.mark.parametrize(
