@@ -61,7 +61,7 @@ def outcomes():
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Prints the table of faults, as it stands in docs/operate.md."""
+    """Prints what happened; the tables of faults in docs/operate.md are made from it."""
     if not OUTCOMES:
         return
     terminalreporter.write_line("\n| fault | stage | what happened | rows lost or duplicated | time |")
