@@ -38,7 +38,7 @@ from hashnet.io import storage
 
 READ_TIMEOUT_S = 60.0  # for the references of one job; longer means that storage hangs
 OUT_OF_REACH = "NETWORK_CONNECTION"  # in Arrow's message: no connection to the storage
-TRIES = 2  # where not a single picture is read in time: then the storage was out of reach for a while
+TRIES = 2  # of a picture that was not read in time: the storage may have been out of reach for a while
 THREADS = 8  # reads in flight: they wait for disks and networks, not for processors
 MAX_BYTES = 512 << 20  # of one file: more than any picture that is decoded has, even uncompressed
 CACHE_BYTES = 256 << 20  # of Parquet columns already decoded
@@ -119,10 +119,10 @@ def fetch_images(
             reference = parse_reference(uri)
             by_file[_absolute(reference.file, base_uri)].append((i, reference))
 
-    rows = [i for found in by_file.values() for i, _ in found]
     for _ in range(TRIES):
         _Readers(out, _jobs(by_file, threads)).run(threads)
-        if not all(_timed_out(out[i]) for i in rows):
+        by_file = {file: [one for one in found if _timed_out(out[one[0]])] for file, found in by_file.items()}
+        if not any(by_file.values()):
             break
     return [_or_raise(found) for found in out]
 

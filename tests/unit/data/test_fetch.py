@@ -235,16 +235,20 @@ def test_a_read_that_is_stuck_becomes_a_bad_row_and_the_others_are_read(tmp_path
 
 
 @pytest.mark.parametrize(("outage_s", "read"), [(0.3, True), (60, False)])
-def test_pictures_of_a_storage_that_was_out_of_reach_are_read_again(tmp_path, monkeypatch, outage_s, read):
-    """One picture that is stuck is bad; where all are, the network or the storage was gone for a while."""
+@pytest.mark.parametrize("late", [["b.jpg"], ["a.jpg", "b.jpg", "c.jpg"]])
+def test_pictures_that_were_out_of_reach_for_a_while_are_read_again(
+    tmp_path, monkeypatch, late, outage_s, read
+):
     plain, until = fetch._open, time.monotonic() + outage_s
     released = threading.Event()
 
     def hang(file):
-        if time.monotonic() < until:
+        opened.append(os.path.basename(file))
+        if opened[-1] in late and time.monotonic() < until:
             released.wait()  # such a read never returns
         return plain(file)
 
+    opened: list[str] = []
     monkeypatch.setattr(fetch, "_open", hang)
     monkeypatch.setattr(fetch, "READ_TIMEOUT_S", 0.4)
     names = ["a.jpg", "b.jpg", "c.jpg"]
@@ -252,7 +256,9 @@ def test_pictures_of_a_storage_that_was_out_of_reach_are_read_again(tmp_path, mo
         (tmp_path / name).write_bytes(name.encode())
     found = fetch_images(rows(*names), str(tmp_path))
     released.set()
-    assert found == [name.encode() for name in names] if read else all(map(fetch._timed_out, found))
+    for name, one in zip(names, found, strict=True):
+        assert one == name.encode() if read or name not in late else fetch._timed_out(one)
+    assert sorted(opened) == sorted(names + late)  # what was read is not read again
 
 
 def test_a_storage_out_of_reach_is_an_error_not_a_bad_picture(monkeypatch):
