@@ -121,7 +121,7 @@ def fetch_images(
 
     for _ in range(TRIES):
         _Readers(out, _jobs(by_file, threads)).run(threads)
-        by_file = {file: [one for one in found if _timed_out(out[one[0]])] for file, found in by_file.items()}
+        by_file = {f: [(i, ref) for i, ref in found if _timed_out(out[i])] for f, found in by_file.items()}
         if not any(by_file.values()):
             break
     return [_or_raise(found) for found in out]

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hashnet.data.columns import check_labels
-from hashnet.errors import DataError, StorageError
+from hashnet.errors import ConfigError, DataError, StorageError
 from hashnet.io import key, storage
 from hashnet.labels import MAX_CLASSES
 
@@ -107,6 +107,13 @@ class Protocol:
     all_in: list[str] = key([], "put every row into these splits and draw nothing", choices=tuple(FLAGS))
     seed: int = key(0, "seed of every draw", low=0)
 
+    def __post_init__(self) -> None:
+        if "query" in self.all_in and len(set(self.all_in)) > 1:
+            raise ConfigError(
+                "queries must not be in another split, where each would find itself; give all_in=query to "
+                "rows that are queries only, or draw some with n_query"
+            )
+
 
 def assign_splits(
     protocol: Protocol,
@@ -125,11 +132,6 @@ def assign_splits(
     if protocol.split_files:
         flags = _from_files(protocol.split_files, names, n)
     elif protocol.all_in:
-        if "query" in protocol.all_in and len(set(protocol.all_in)) > 1:
-            raise DataError(
-                "queries must not be in another split, where each would find itself; give all_in=query to "
-                "rows that are queries only, or draw some with n_query"
-            )
         flags = np.full(n, sum({FLAGS[name] for name in protocol.all_in}), dtype=np.uint8)
     elif protocol.zero_shot is not None:
         flags = _zero_shot(

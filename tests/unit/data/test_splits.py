@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hashnet.data import splits
 from hashnet.data.splits import DATABASE, QUERY, TRAIN, Protocol, assign_splits
-from hashnet.errors import DataError
+from hashnet.errors import ConfigError, DataError
 
 
 @settings(deadline=None)
@@ -176,8 +176,8 @@ def test_everything_into_named_splits():
     assert set(assign_splits(Protocol(all_in=["database"]), 5).tolist()) == {DATABASE}
     assert set(assign_splits(Protocol(all_in=["train", "database"]), 5).tolist()) == {TRAIN | DATABASE}
     for other in ("database", "train"):
-        with pytest.raises(DataError, match="queries must not be in another split"):
-            assign_splits(Protocol(all_in=["query", other]), 5)
+        with pytest.raises(ConfigError, match="queries must not be in another split"):
+            Protocol(all_in=["query", other])
 
 
 @pytest.mark.parametrize(
