@@ -42,6 +42,7 @@ from hashnet.kernels.jit import (
 
 PLANE_BYTES = 16 << 10  # nibbles of a block: they stay in the first-level cache
 GROUP = 128  # queries that share a block's nibbles
+SMALL = 500_000  # comparisons of 64 bits below which another thread does not pay
 FEW = 2  # queries for which two population counts per row are cheaper than taking rows apart
 HELD = 1 << 22  # results of a group, queries x k: a huge k makes groups smaller
 u64 = np.uint64
@@ -390,7 +391,7 @@ def top_scores(
     flat, tables = writable_bytes(codes), score_tables(logits)
     only = np.empty(0, np.uint8) if allowed is None else allowed
     weights = bit_weights(logits) if n_queries <= FEW and codes.shape[1] == 8 else None
-    by_query, ranges = divide(codes.shape, n_queries, threads)
+    by_query, ranges = divide(codes.shape, n_queries, threads, small=SMALL)
 
     def scan(low: int, high: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         positions = np.full((last - first, width), -1, dtype=np.int64)

@@ -21,7 +21,7 @@ from hashnet.codes import as_words
 from hashnet.kernels.hamming import LONG, CodeRange, block_scratch, scan_radius, scan_top_k
 from hashnet.kernels.jit import compiled, default_threads, memory_between, run_all
 
-SMALL = 500_000  # comparisons of 64 bits below which waking another thread costs more than it saves
+SMALL = 1_500_000  # comparisons of 64 bits below which waking another thread costs more than it saves
 MIN_SLICE = 65_536  # rows of 64 bits worth a thread of their own
 QUERIES_EACH = 8  # queries of a thread from which on the queries are divided and not the database
 # The same for long codes: every thread that has some of the queries interleaves all rows.
@@ -131,16 +131,20 @@ def _queries_each(codes: np.ndarray) -> int:
 
 
 def divide(
-    shape: tuple[int, ...], n_queries: int, threads: int | None, queries_each: int = QUERIES_EACH
+    shape: tuple[int, ...],
+    n_queries: int,
+    threads: int | None,
+    queries_each: int = QUERIES_EACH,
+    small: int = SMALL,
 ) -> tuple[bool, list[tuple[int, int, int, int]]]:
     """(by query?, ranges (low, high, first, last)): many queries are divided, else the database is.
 
     ``shape`` is that of the codes, (n, n_bytes): a long code is the work of several short ones. Queries are
-    divided where each thread gets at least ``queries_each``.
+    divided where each thread gets at least ``queries_each``. Fewer than ``small`` comparisons stay whole.
     """
     n, words = shape[0], max(1, shape[1] // 8)
     threads = threads or default_threads()
-    if threads == 1 or n * n_queries * words < SMALL:
+    if threads == 1 or n * n_queries * words < small:
         return True, [(0, n, 0, n_queries)]
     if n_queries >= queries_each * threads:
         cuts = np.linspace(0, n_queries, threads + 1).astype(int)
