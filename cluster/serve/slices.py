@@ -15,17 +15,18 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from ray import serve
 
 from cluster.runtime import ray_internals, run_name
 from cluster.serve.replicas import LOST, RayTelemetry, set_threads
 from hashnet.client import Queries
-from hashnet.errors import ConfigError, HashnetError
+from hashnet.errors import ConfigError, HashnetError, UnknownId
 from hashnet.index import BinaryIndex, CodeBlock, IndexArtefact, IndexSpec, read_code_blocks
 from hashnet.io import storage
 from hashnet.kernels import merge_hits, merge_top_k
@@ -167,6 +168,10 @@ class SlicedIndex:
                 further[name] = [by_row[row] for row in sorted(by_row)]
         return IndexedItems(sum(part.version for part in found), held, codes, **further)
 
+    async def find_keys(self, keys: Sequence[str], min_version: int = 0) -> np.ndarray:
+        """The id of each key, in whichever slice holds it; -1 where none does."""
+        return np.max(await self._all("find_keys", min_version, keys), axis=0)
+
     async def check_vectors(self, model_sha256: str | None, min_version: int = 0) -> None:
         """As IndexService.check_vectors."""
         await self._all("check_vectors", min_version, model_sha256)
@@ -178,6 +183,8 @@ class SlicedIndex:
         """
         own: np.ndarray | None = None
         queries, wanted = request.queries, request.options.k
+        if request.options.asymmetric and not request.options.rescore and request.options.oversample:
+            raise ApiError("unsupported", "slices score every item: leave oversample out")
         if request.options.rescore:
             queries, wanted = await self._with_vectors(request)
         if queries.kind == "ids":
@@ -187,7 +194,9 @@ class SlicedIndex:
                 raise ApiError("unknown_id", f"the index holds no id {unknown}", 404)
             own = queries.values if request.options.exclude_self else None
             queries = Queries("codes", found.codes, queries.vectors)
-        options = replace(request.options, k=wanted, exclude_self=False, rescore=False, oversample=None)
+        options = replace(
+            request.options, k=wanted, exclude_self=False, rescore=False, oversample=None, columns=None
+        )
         if own is not None and wanted is not None:
             options = replace(options, k=wanted + 1)  # one of them is the query itself
         part = replace(request, queries=queries, options=options, min_version=0, with_items=False)
@@ -203,8 +212,21 @@ class SlicedIndex:
         hit_codes = None
         if request.with_items:
             hit_codes = (await self.lookup(used_ids(hits))).codes
+        columns = None
+        if request.options.columns is not None:
+            columns = await self._columns(used_ids(hits), request.options.columns)
         version = sum(one.version for one in parts)
-        return SearchResponse(version, hits, queries.values, hit_codes)
+        return SearchResponse(version, hits, queries.values, hit_codes, columns)
+
+    async def _columns(self, ids: np.ndarray, names: tuple[str, ...]) -> pa.Table:
+        """Columns of hits, each from the slice that owns it."""
+        n = len(self.slices)
+        rows = [np.flatnonzero(ids % n == number) for number in range(n)]
+        try:
+            parts = await self._each("columns", 0, [(ids[own], names) for own in rows])
+        except UnknownId:  # removed since it was found
+            raise ApiError("version_behind", "a hit was removed meanwhile; try again", 503) from None
+        return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(rows))))
 
     async def _with_vectors(self, request: SearchRequest) -> tuple[Queries, int]:
         """(the queries with the vectors to rescore by, how many candidates are rescored)."""

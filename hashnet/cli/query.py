@@ -23,7 +23,7 @@ examples:
   hashnet query cat.jpg --url http://127.0.0.1:8000 -k 10
   hashnet query cat.jpg --run runs/demo --radius 2
   hashnet query features.npy --run runs/demo          rows of an array, for models that take features
-  hashnet query --id 17 --url http://127.0.0.1:8000   by an item of the index
+  hashnet query --id 17 --url http://127.0.0.1:8000   by an item of the index, or --key cat.jpg
   hashnet query cat.jpg --run runs/demo --rescore     where the database was encoded with its features
 
 The token that a server requires is taken from HASHNET_TOKEN."""
@@ -37,6 +37,9 @@ def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
     )
     parser.add_argument(
         "--id", dest="ids", type=int, action="append", metavar="ID", help="search by an indexed item"
+    )
+    parser.add_argument(
+        "--key", dest="keys", action="append", metavar="KEY", help="search by the indexed item with this key"
     )
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--url", metavar="URL", help="a server, as hashnet serve prints it")
@@ -55,6 +58,9 @@ def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
         "--where", metavar="CONDITION", help="only items whose columns satisfy it: 'year >= 2020'"
     )
     parser.add_argument(
+        "--columns", metavar="NAME,…", type=lambda text: text.split(","), help="columns to show with each hit"
+    )
+    parser.add_argument(
         "--ranking",
         choices=("hamming", "asymmetric"),
         default="hamming",
@@ -69,22 +75,25 @@ def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
         "--oversample",
         type=float,
         metavar="N",
-        help="with --rescore: candidates per hit (default 4, or what the index was tuned to)",
+        help="candidates per hit, with --rescore (default 4, or what the index was tuned to) or "
+        "--ranking asymmetric",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 @dataclass(frozen=True)
 class Search:
-    """What to search for: pictures or features, or ``ids`` of indexed items; either ``k`` or ``radius``."""
+    """What to search for: pictures, features, or indexed items by ids or keys; either ``k`` or ``radius``."""
 
     queries: Any
     ids: np.ndarray | None
+    keys: list[str] | None
     k: int
     radius: int | None
     labels: list[str] | None
     ranking: str = "hamming"
     where: str | None = None
+    columns: list[str] | None = None
     rescore: str | None = None  # "features"
     oversample: float | None = None
 
@@ -97,36 +106,41 @@ class Hit:
     distance: int
     labels: list[str]
     uri: str | None
+    key: str | None = None
     score: float | None = None
+    columns: dict[str, Any] | None = None
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the hits of each query, nearest first."""
-    if bool(arguments.queries) == bool(arguments.ids):
-        raise DataError("give either pictures (or a .npy file) or --id")
-    if arguments.ranking == "asymmetric" and (arguments.ids or arguments.radius is not None):
+    if sum(map(bool, (arguments.queries, arguments.ids, arguments.keys))) != 1:
+        raise DataError("give pictures (or a .npy file), --id or --key, one of them")
+    indexed = arguments.ids or arguments.keys
+    if arguments.ranking == "asymmetric" and (indexed or arguments.radius is not None):
         raise DataError("--ranking asymmetric is for the -k nearest of pictures or features")
     if arguments.rescore and arguments.radius is not None:
         raise DataError("--rescore is for the -k nearest, not for a radius")
-    if arguments.oversample is not None and not arguments.rescore:
-        raise DataError("--oversample is for --rescore")
+    if arguments.oversample is not None and not arguments.rescore and arguments.ranking != "asymmetric":
+        raise DataError("--oversample is for --rescore or --ranking asymmetric")
     if arguments.oversample is not None and not arguments.oversample >= 1:
         raise IndexMismatch(f"--oversample must be at least 1, got {arguments.oversample:g}")
     if arguments.k is not None and arguments.k < 1:
         raise IndexMismatch(f"-k must be at least 1, got {arguments.k}")
     search = Search(
-        queries=None if arguments.ids else read_queries(arguments.queries),
+        queries=None if indexed else read_queries(arguments.queries),
         ids=_ids(arguments.ids) if arguments.ids else None,
+        keys=arguments.keys,
         k=arguments.k or 10,
         radius=arguments.radius,
         labels=arguments.label,
         ranking=arguments.ranking,
         where=arguments.where,
+        columns=arguments.columns,
         rescore="features" if arguments.rescore else None,
         oversample=arguments.oversample,
     )
     source = _Server(arguments.url) if arguments.url else _Run(arguments.folder)
-    names = [f"id {id_}" for id_ in arguments.ids or []] or list(arguments.queries)
+    names = [f"id {id_}" for id_ in arguments.ids or []] or arguments.keys or list(arguments.queries)
     found = source.search(search)
     rows = found.per_query() if isinstance(found, SearchResult) else found
     if len(names) == 1 and len(rows) > 1:
@@ -134,7 +148,8 @@ def run(arguments: argparse.Namespace) -> int:
     results = [(name, _hits(source, row)) for name, row in zip(names, rows, strict=True)]
     if arguments.json:
         listed = [{"query": name, "hits": [asdict(hit) for hit in hits]} for name, hits in results]
-        print(json.dumps({"version": next((row.version for row in rows), None), "results": listed}))
+        found_in = next((row.version for row in rows), None)
+        print(json.dumps({"version": found_in, "results": listed}, default=str))
     else:
         _print(results)
     return 0
@@ -142,9 +157,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _hits(source: _Server | _Run, row: SearchResult) -> list[Hit]:
     scores = [None] * len(row) if row.scores is None else [round(float(score), 6) for score in row.scores]
+    columns = [None] * len(row) if row.columns is None else row.columns.to_pylist()
     return [
-        replace(source.hit(int(id_), int(distance)), score=score)
-        for id_, distance, score in zip(row.ids, row.distances, scores, strict=True)
+        replace(source.hit(int(id_), int(distance)), score=score, columns=shown)
+        for id_, distance, score, shown in zip(row.ids, row.distances, scores, columns, strict=True)
     ]
 
 
@@ -154,7 +170,9 @@ def _print(results: list[tuple[str, list[Hit]]]) -> None:
         for place, hit in enumerate(hits, 1):
             bits = f"{hit.distance:3} bit{' ' if hit.distance == 1 else 's'}"
             bits += "" if hit.score is None else f"  {hit.score:9.4f}"
-            print(f"{place:4}  {bits}  {hit.id:>10}  {', '.join(hit.labels) or '-':<24}  {hit.uri or '-'}")
+            named = hit.uri if hit.key in (None, hit.uri) else f"{hit.key}  {hit.uri or ''}".rstrip()
+            line = f"{place:4}  {bits}  {hit.id:>10}  {', '.join(hit.labels) or '-':<24}  {named or '-'}"
+            print(line + "".join(f"  {name}={value}" for name, value in (hit.columns or {}).items()))
 
 
 def read_queries(paths: list[str]) -> Any:
@@ -195,15 +213,23 @@ class _Server:
     def search(self, search: Search) -> SearchResult | list[SearchResult]:
         if search.radius is not None:
             return self.client.search_radius(
-                search.queries, search.radius, ids=search.ids, labels=search.labels, where=search.where
+                search.queries,
+                search.radius,
+                ids=search.ids,
+                keys=search.keys,
+                labels=search.labels,
+                where=search.where,
+                columns=search.columns,
             )
         return self.client.search(
             search.queries,
             search.k,
             ids=search.ids,
+            keys=search.keys,
             labels=search.labels,
             ranking=search.ranking,
             where=search.where,
+            columns=search.columns,
             rescore=search.rescore,
             oversample=search.oversample,
         )
@@ -211,7 +237,7 @@ class _Server:
     def hit(self, id_: int, distance: int) -> Hit:
         item = self.client.item(id_)
         labels = item["label_names"] or [str(label) for label in item["labels"] or []]
-        return Hit(id_, distance, labels, item["uri"])
+        return Hit(id_, distance, labels, item["uri"], (item["columns"] or {}).get("key"))
 
 
 class _Run:
@@ -225,10 +251,11 @@ class _Run:
 
     def search(self, search: Search) -> SearchResult | list[SearchResult]:
         vectors: dict[str, Any] = {}
-        if search.ids is not None:
-            codes = self.index.codes(search.ids)
+        ids = search.ids if search.keys is None else self.index.ids_of(search.keys)
+        if ids is not None:
+            codes = self.index.codes(ids)
             if search.rescore:
-                vectors = {"features": self.index.features(search.ids)}
+                vectors = {"features": self.index.features(ids)}
         else:
             if search.rescore:
                 self._check_vectors()
@@ -241,8 +268,12 @@ class _Run:
         where: Any = {} if labels is None else {"labels": [self._class_id(label) for label in labels]}
         where = (where | ({} if search.where is None else {"condition": search.where})) or None
         if search.radius is not None:
-            return self.index.search_radius(codes, search.radius, where=where)
-        how = {"k": search.k, "where": where, "rescore": search.rescore, "oversample": search.oversample}
+            near = self.index.search_radius(codes, search.radius, where=where)
+            if search.columns is None:
+                return near
+            return [replace(hits, columns=self.index.columns(hits.ids, search.columns)) for hits in near]
+        how: dict[str, Any] = {"columns": search.columns}
+        how |= {"k": search.k, "where": where, "rescore": search.rescore, "oversample": search.oversample}
         if search.ranking == "asymmetric":
             return self.index.search(logits=logits, **how, **vectors)
         return self.index.search(codes, **how, **vectors)
@@ -260,7 +291,9 @@ class _Run:
         labels = (item.labels if item is not None else None) or []
         names = self.class_names
         shown = [str(label) if names is None else names[label] for label in labels]
-        return Hit(id_, distance, shown, item.uri if item is not None else None)
+        keyed = self.index.schema is not None and "key" in self.index.schema.names
+        key = self.index.columns([id_], ["key"])["key"][0].as_py() if keyed else None
+        return Hit(id_, distance, shown, item.uri if item is not None else None, key)
 
     def _encode(self, queries: Any, features: bool) -> tuple[np.ndarray, np.ndarray | None]:
         """(logits, the backbone's features if requested) of the queries."""

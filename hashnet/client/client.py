@@ -4,7 +4,7 @@
         hits = client.search("cat.jpg", k=10)            # SearchResult: ids and distances (1, 10)
         hits = client.search(codes, k=100)               # uint8 (n, n_bits // 8): any n
         near = client.search_radius(features, radius=2)  # float (n, d): list of SearchResult
-        hits = client.search(ids=[17, 42], k=10)         # items of the index
+        hits = client.search(ids=[17, 42], k=10)         # items of the index; keys=["cat.jpg"] by their keys
 
 Long batches are split, sent in parallel and joined. Every request has a timeout. A request that got no
 response, or 429 or 503, is sent again with growing pauses for ``retry_s`` seconds; a write only when the
@@ -25,11 +25,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import httpx
 import numpy as np
+import pyarrow as pa
 
 from hashnet import __version__
 from hashnet.client import wire
 from hashnet.client.retries import ApiRequest, RetryPolicy
-from hashnet.client.wire import Queries, as_ids, as_queries, label_lists, with_vectors
+from hashnet.client.wire import Queries, as_ids, as_keys, as_queries, label_lists, with_vectors
 from hashnet.errors import ClientError, DataError
 from hashnet.results import SearchResult
 
@@ -97,10 +98,12 @@ class BaseClient:
         k: int = 10,
         *,
         ids: Any = None,
+        keys: Any = None,
         labels: Sequence[int | str] | None = None,
         exclude_self: bool = False,
         ranking: str = "hamming",
         where: str | None = None,
+        columns: Sequence[str] | None = None,
         rescore: str | None = None,
         oversample: float | None = None,
         features: Any = None,
@@ -108,21 +111,22 @@ class BaseClient:
     ) -> Exchange[SearchResult]:
         """The ``k`` nearest items of each query: ids int64 (q, k) and distances int32 (q, k), -1 unused.
 
-        ``queries`` are pictures (paths, bytes, PIL), packed codes (uint8) or features (float). ``ids``
-        searches by items of the index instead; ``exclude_self`` leaves each out of its own hits.
+        ``queries`` are pictures (paths, bytes, PIL), packed codes (uint8) or features (float). ``ids`` or
+        ``keys`` searches by items of the index instead; ``exclude_self`` leaves each out of its own hits.
         ``labels`` (class ids or names) keeps only items with at least one of them, ``where`` those for which
-        a condition on their columns holds (``"year >= 2020"``). With
+        a condition on their columns holds (``"year >= 2020"``). ``columns`` names those to return as the
+        result's ``.columns``, ``"key"`` among them. With
         ``ranking="asymmetric"`` pictures and features are ranked by their logits against the codes: the
         result has ``scores``, the largest first.
 
         ``rescore="features"`` orders the first k x ``oversample`` items (none: 4, or what ``tune`` found) by
         the ``metric``, cosine (none) or inner_product, of their stored vectors and the queries' own;
-        ``scores`` holds its values. The server knows the vectors of pictures, features and ids; codes come
+        ``scores`` holds its values. The server knows the vectors of pictures, features and items; codes come
         with their own, ``features`` (q, width).
         """
-        bound = {"k": int(k), "ranking": ranking, "where": where}
+        bound = {"k": int(k), "ranking": ranking, "where": where, "columns": columns}
         bound |= {"rescore": rescore, "oversample": oversample, "metric": metric}
-        given = with_vectors(as_queries(queries, ids), features)
+        given = with_vectors(as_queries(queries, ids, keys), features)
         parts = yield from self._parts(given, bound, labels, exclude_self)
         return join_parts(parts, k)
 
@@ -132,13 +136,15 @@ class BaseClient:
         radius: int = 2,
         *,
         ids: Any = None,
+        keys: Any = None,
         labels: Sequence[int | str] | None = None,
         exclude_self: bool = False,
         where: str | None = None,
+        columns: Sequence[str] | None = None,
     ) -> Exchange[list[SearchResult]]:
         """Every item within ``radius`` bits of each query: one 1-D SearchResult per query."""
-        bound = {"radius": int(radius), "where": where}
-        parts = yield from self._parts(as_queries(queries, ids), bound, labels, exclude_self)
+        bound = {"radius": int(radius), "where": where, "columns": columns}
+        parts = yield from self._parts(as_queries(queries, ids, keys), bound, labels, exclude_self)
         return [hits for part in parts for hits in part]
 
     def _encode(self, batch: Any) -> Exchange[np.ndarray]:
@@ -154,8 +160,14 @@ class BaseClient:
         (body,) = yield [ApiRequest("GET", "/v1/info", self._own_writes())]
         return json.loads(body)
 
-    def _item(self, id: int) -> Exchange[dict[str, Any]]:
-        """One indexed item: id, uri, labels, code (hex)."""
+    def _item(self, id: int | None = None, *, key: str | None = None) -> Exchange[dict[str, Any]]:
+        """One indexed item, by its id or its key: id, uri, labels, code (hex), key and further columns."""
+        if (id is None) == (key is None):
+            raise DataError("give the id or the key of an item, one of them")
+        if key is not None:
+            (body,) = yield [ApiRequest("GET", "/v1/items", {"key": key} | self._own_writes())]
+            return json.loads(body)["items"][0]
+        assert id is not None
         (body,) = yield [ApiRequest("GET", f"/v1/items/{int(id)}", self._own_writes())]
         return json.loads(body)
 
@@ -167,27 +179,32 @@ class BaseClient:
     def _add(
         self,
         queries: Any,
-        ids: Any,
+        ids: Any = None,
         labels: Any = None,
         *,
+        keys: Any = None,
         columns: Any = None,
         features: Any = None,
         upsert: bool = False,
     ) -> Exchange[int]:
-        """Adds items under new ``ids``; returns the index version that holds them. Needs the write token.
+        """Adds items under new ``ids``, ``keys`` or both; returns the index version that holds them.
 
-        ``labels`` is one list of class ids, or of class names, per item; ``columns`` an Arrow table or
-        name → values: any index takes "uri" and "key", others only where it has such a column. With
-        ``upsert``, items that have one of the ids are replaced. An index with vectors for rescoring also
-        needs those of codes, ``features`` (n, width). All items are added or none (beyond 250,000, or 24 MB
-        of vectors, the error says how many were). Later reads by this client see them.
+        Needs the write token. ``labels`` is one list of class ids, or of class names, per item; ``columns``
+        an Arrow table or name → values: any index takes "uri", others only where it has such a column. With
+        ``upsert``, items that have one of the ids or, without ids, of the keys are replaced; without ids, an
+        item with a new key gets a new id. An index with vectors for rescoring also needs those of codes,
+        ``features`` (n, width). All items are added or none (beyond 250,000, or 24 MB of vectors, the error
+        says how many were). Later reads by this client see them.
         """
-        items, ids = as_queries(queries), as_ids(ids)
+        items = as_queries(queries)
+        ids, keys = None if ids is None else as_ids(ids), None if keys is None else as_keys(keys)
         for name, column in (("ids", ids), ("labels", labels)):
             if column is not None and len(column) != len(items):
                 raise DataError(f"{len(items)} items came with {len(column)} {name}")
         lists = None if labels is None else label_lists(labels)
-        table = None if columns is None else wire.as_columns(columns, len(items))
+        table = wire.as_columns(columns, keys, len(items))
+        if ids is None and (table is None or "key" not in table.column_names):
+            raise DataError("items need ids= or keys=")
         if len(items) and items.kind in ("images", "features"):
             encoded = yield from self._encoded(items, vectors=features is None)
             found = [part.vectors for part in encoded if part.vectors is not None]
@@ -200,18 +217,18 @@ class BaseClient:
         for rows in _write_parts(len(items), most):
             some = None if lists is None else lists[rows]
             further = None if table is None else table.slice(rows.start, most)
-            body = wire.write_items(items.rows(rows), ids[rows], some, further, upsert)
+            own = None if ids is None else ids[rows]
+            body = wire.write_items(items.rows(rows), own, some, further, upsert)
             requests.append(ApiRequest("POST", "/v1/items", {}, body, idempotent=upsert))
         return (yield from self._write(requests, len(items), most, "added"))
 
-    def _remove(self, ids: Any) -> Exchange[int]:
-        """Removes items; returns the index version without them. Needs the write token."""
-        ids = as_ids(ids)
-        bodies = [
-            wire.write_queries(Queries("ids", ids[rows])) for rows in _write_parts(len(ids), WRITE_ROWS)
-        ]
+    def _remove(self, ids: Any = None, *, keys: Any = None) -> Exchange[int]:
+        """Removes items by id or key; returns the index version without them. Needs the write token."""
+        items = as_queries(None, ids, keys)
+        parts = _write_parts(len(items), WRITE_ROWS)
+        bodies = [wire.write_queries(items.rows(rows)) for rows in parts]
         requests = [ApiRequest("POST", "/v1/items/remove", {}, body, idempotent=False) for body in bodies]
-        return (yield from self._write(requests, len(ids), WRITE_ROWS, "removed"))
+        return (yield from self._write(requests, len(items), WRITE_ROWS, "removed"))
 
     def _parts(
         self,
@@ -460,9 +477,11 @@ def join_parts(parts: list[SearchResult], k: int) -> SearchResult:
         return SearchResult(np.zeros((0, k), np.int64), np.zeros((0, k), np.int32))
     versions = {part.version for part in parts}
     scores = [part.scores for part in parts if part.scores is not None]
+    columns = [part.columns for part in parts if part.columns is not None]
     return SearchResult(
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.distances for part in parts]),
         versions.pop() if len(versions) == 1 else None,
         np.concatenate(scores) if scores else None,
+        pa.concat_tables(columns) if columns else None,
     )

@@ -1,11 +1,12 @@
 """The wire format of bulk requests and responses: Arrow IPC streams, read as untrusted input.
 
-    request   one column: code (fixed-size binary), image (binary), feature (list of float) or id (int64);
-              with code, also vector (list of float): what hits are rescored by; to add items: code, image
-              or feature, with id and, where known, labels and vector
+    request   one column: code (fixed-size binary), image (binary), feature (list of float), id (int64) or
+              key (text); with code, also vector (list of float): what hits are rescored by; to add items:
+              code, image or feature, with id or key and, where known, labels and vector
     response  ids and distances, one list per query (fixed-size lists from a k search, -1 in unused
-              slots; with scores from asymmetric ranking and rescoring); code and, if requested, vector from
-              encode. The schema's metadata carries ``version``.
+              slots; with scores from asymmetric ranking and rescoring; where requested, columns: a struct
+              for each hit); code and, if requested, vector from encode. The schema's metadata carries
+              ``version``.
 
 Streams with compressed bodies or dictionaries are refused: a small body must stay small.
 
@@ -36,8 +37,11 @@ from hashnet.io import as_array, binary_column, binary_matrix
 from hashnet.results import SearchResult
 
 ARROW = "application/vnd.apache.arrow.stream"
-COLUMNS = {"codes": "code", "images": "image", "features": "feature", "ids": "id"}
+COLUMNS = {"codes": "code", "images": "image", "features": "feature", "ids": "id", "keys": "key"}
 VECTOR = "vector"  # the column of vectors beside codes
+# Of a table of items to add; its other columns, "key" among them, are the items' own.
+ITEM_COLUMNS = ("code", "image", "feature", "id", "labels", VECTOR)
+MAX_KEY = 4096  # characters of a key in a request
 MAX_CODE_BYTES = 512  # codes have at most 4,096 bits
 MAX_MESSAGES = 1024  # record batches in one stream
 
@@ -62,6 +66,8 @@ def _query_columns(queries: Queries) -> dict[str, pa.Array]:
         column = _lists(np.asarray(queries.values, np.float32))
     elif queries.kind == "ids":
         column = pa.array(np.asarray(queries.values, dtype=np.int64))
+    elif queries.kind == "keys":
+        column = pa.array(queries.values, pa.string())
     else:
         column = pa.array(queries.values, pa.binary())
     columns = {COLUMNS[queries.kind]: column}
@@ -79,13 +85,15 @@ def write_queries(queries: Queries) -> bytes:
 
 def write_items(
     queries: Queries,
-    ids: np.ndarray,
+    ids: np.ndarray | None,
     labels: Sequence[Sequence[int | str]] | None = None,
     further: pa.Table | None = None,
     upsert: bool = False,
 ) -> bytes:
     """The body of a bulk add request; ``further`` are columns of the user's, ``upsert`` is metadata."""
-    columns = _query_columns(queries) | {"id": pa.array(ids, pa.int64())}
+    columns = _query_columns(queries)
+    if ids is not None:
+        columns["id"] = pa.array(ids, pa.int64())
     if labels is not None:
         named = any(isinstance(label, str) for row in labels for label in row)
         column = pa.array([list(row) for row in labels], pa.list_(pa.string() if named else pa.int32()))
@@ -97,15 +105,24 @@ def write_items(
     return write_table(table, {"upsert": "true"} if upsert else None)
 
 
-def as_columns(columns: Any, n: int) -> pa.Table:
-    """Columns of ``n`` items, an Arrow table or name → values, as a table."""
+def as_columns(columns: Any, keys: Sequence[str] | None, n: int) -> pa.Table | None:
+    """Columns of ``n`` items, an Arrow table or name → values, and their keys as a table; None for none."""
+    if columns is None and keys is None:
+        return None
     try:
-        table = columns if isinstance(columns, pa.Table) else pa.table(dict(columns))
+        table = columns if isinstance(columns, pa.Table) else pa.table(dict(columns or {}))
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise DataError(f"columns= must be an Arrow table or name → values: {error}") from error
+    if keys is not None:
+        if "key" in table.column_names:
+            raise DataError("the column 'key' is given twice: in columns= and as keys=")
+        if len(keys) != n:
+            raise DataError(f"{n} items came with {len(keys)} keys")
+        key = pa.array(keys, pa.string())
+        table = pa.table({"key": key}) if table.num_columns == 0 else table.append_column("key", key)
     if table.num_rows != n:
         raise DataError(f"{n} items came with columns of {table.num_rows} rows")
-    taken = set(table.column_names) & {"labels", VECTOR, *COLUMNS.values()}
+    taken = set(table.column_names) & set(ITEM_COLUMNS)
     if taken:
         raise DataError(f"a column cannot be called {', '.join(sorted(taken))}; rename it")
     return table
@@ -165,6 +182,8 @@ def _values(kind: str, column: pa.Array) -> Any:
             return (column if type_ == pa.int64() else column.cast(pa.int64())).to_numpy()
         except pa.ArrowInvalid as error:
             raise _bad_arrow(f"the column id does not fit int64: {error}") from error
+    if kind == "keys" and (pa.types.is_string(type_) or pa.types.is_large_string(type_)):
+        return column.to_pylist()
     if kind == "images" and (pa.types.is_binary(type_) or pa.types.is_large_binary(type_)):
         return column.to_pylist()
     if kind == "features" and is_float_list(type_):
@@ -172,6 +191,7 @@ def _values(kind: str, column: pa.Array) -> Any:
     expected = {
         "codes": "fixed-size binary of n_bits / 8 bytes",
         "ids": "int64",
+        "keys": "text",
         "images": "binary",
         "features": "lists of float of one length",
     }
@@ -200,8 +220,13 @@ def _matrix(column: pa.Array) -> np.ndarray:
 # ---------------------------------------------------------------- responses
 
 
-def write_hits(hits: SearchResult | list[SearchResult], version: int | None) -> bytes:
-    """The body of a bulk search response: one (q, k) result, or a list of 1-D ones of a radius search."""
+def write_hits(
+    hits: SearchResult | list[SearchResult], version: int | None, further: pa.Table | None = None
+) -> bytes:
+    """The body of a bulk search response: one (q, k) result, or a list of 1-D ones of a radius search.
+
+    ``further`` holds the columns of all used hits, query after query.
+    """
     if isinstance(hits, SearchResult):
         columns = {"ids": _lists(hits.ids), "distances": _lists(hits.distances)}
         if hits.scores is not None:
@@ -217,6 +242,11 @@ def write_hits(hits: SearchResult | list[SearchResult], version: int | None) -> 
                 pa.array(offsets), pa.array(distances.astype(np.int32))
             ),
         }
+    if further is not None:
+        used = (hits.ids >= 0).sum(axis=1) if isinstance(hits, SearchResult) else list(map(len, hits))
+        ends = pa.array(np.cumsum([0, *used]))
+        structs = pa.array(further.to_pylist(), pa.struct(list(further.schema)))
+        columns["columns"] = pa.LargeListArray.from_arrays(ends, structs)
     return write_table(pa.table(columns), {} if version is None else {"version": str(version)})
 
 
@@ -227,15 +257,23 @@ def read_hits(data: bytes) -> SearchResult | list[SearchResult]:
     version = int(metadata[b"version"]) if b"version" in metadata else None
     columns = [table[name].combine_chunks() for name in ("ids", "distances")]
     flat = [column.flatten().to_numpy() for column in columns]
+    further = None
+    if "columns" in table.column_names:
+        further = pa.Table.from_struct_array(table["columns"].combine_chunks().flatten())
     if pa.types.is_fixed_size_list(columns[0].type):
         shape = (len(table), columns[0].type.list_size)
         scores = None
         if "scores" in table.column_names:
             scores = table["scores"].combine_chunks().flatten().to_numpy().reshape(shape)
-        return SearchResult(flat[0].reshape(shape), flat[1].reshape(shape), version, scores)
+        if further is not None:  # nulls in unused slots
+            used = flat[0] >= 0
+            further = further.take(pa.array(np.cumsum(used) - 1, mask=~used))
+        return SearchResult(flat[0].reshape(shape), flat[1].reshape(shape), version, scores, further)
     bounds = columns[0].offsets.to_numpy()
-    pairs = pairwise(bounds)
-    return [SearchResult(flat[0][a:b], flat[1][a:b], version) for a, b in pairs]
+    return [
+        SearchResult(flat[0][a:b], flat[1][a:b], version, columns=further and further.slice(a, b - a))
+        for a, b in pairwise(bounds)
+    ]
 
 
 def read_version(data: bytes) -> int:
@@ -299,19 +337,19 @@ def _field(data: bytes, table: int, number: int) -> int | None:
 
 
 # ---------------------------------------------------------------- queries
-# Queries of one kind: pictures, packed codes, features, or ids of indexed items.
+# Queries of one kind: pictures, packed codes, features, or ids or keys of indexed items.
 
 MAX_PICTURES = 64  # in one request: even a large model on a CPU encodes them in time
 
 
 @dataclass(frozen=True)
 class Queries:
-    """Queries of one kind: codes uint8 (n, bytes), features float32 (n, d), ids int64 (n,), or pictures.
+    """Queries of one kind: codes uint8 (n, bytes), features float32 (n, d), ids int64 (n,), keys or pictures.
 
     ``vectors`` float32 (n, width) come with codes where hits are rescored by them.
     """
 
-    kind: str  # codes | images | features | ids
+    kind: str  # codes | images | features | ids | keys
     values: Any
     vectors: np.ndarray | None = None
 
@@ -325,20 +363,21 @@ class Queries:
 
     def parts(self, rows: int, max_bytes: int = 8 << 20) -> Iterator[Queries]:
         """The queries in parts of at most ``rows`` rows (pictures: MAX_PICTURES) and ``max_bytes``."""
-        if self.kind != "images":
+        if self.kind not in ("images", "keys"):
             size = self.values.nbytes + (0 if self.vectors is None else self.vectors.nbytes)
             rows = max(1, min(rows, max_bytes * len(self) // max(1, size)))
             for first in range(0, len(self), rows):
                 yield self.rows(slice(first, first + rows))
             return
-        part: list[bytes] = []
+        most = min(rows, MAX_PICTURES) if self.kind == "images" else rows
+        part: list[bytes | str] = []
         size = 0
-        for picture in self.values:
-            if part and (len(part) == min(rows, MAX_PICTURES) or size + len(picture) > max_bytes):
+        for value in self.values:
+            if part and (len(part) == most or size + len(value) > max_bytes):
                 yield Queries(self.kind, part)
                 part, size = [], 0
-            part.append(picture)
-            size += len(picture)
+            part.append(value)
+            size += len(value)
         if part:
             yield Queries(self.kind, part)
 
@@ -357,10 +396,12 @@ def with_vectors(queries: Queries, vectors: Any) -> Queries:
     return Queries(queries.kind, queries.values, rows)
 
 
-def as_queries(queries: Any = None, ids: Any = None) -> Queries:
-    """A caller's argument as Queries: pictures, packed codes, features, or ids of indexed items."""
-    if (queries is None) == (ids is None):
-        raise DataError("give either queries (pictures, codes or features) or ids=")
+def as_queries(queries: Any = None, ids: Any = None, keys: Any = None) -> Queries:
+    """A caller's argument as Queries: pictures, packed codes, features, or ids or keys of indexed items."""
+    if sum(given is not None for given in (queries, ids, keys)) != 1:
+        raise DataError("give one of queries (pictures, codes or features), ids= and keys=")
+    if keys is not None:
+        return Queries("keys", as_keys(keys))
     if ids is not None:
         return Queries("ids", as_ids(ids))
     if isinstance(queries, Queries):
@@ -392,6 +433,15 @@ def as_ids(ids: Any) -> np.ndarray:
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise DataError(f"ids must be whole numbers, got {array.dtype} of shape {array.shape}")
     return array.astype(np.int64)
+
+
+def as_keys(keys: Any) -> list[str]:
+    """A list of one key or many."""
+    listed = [keys] if isinstance(keys, str) else list(keys)
+    wrong = next((key for key in listed if not isinstance(key, str) or len(key) > MAX_KEY), None)
+    if wrong is not None:
+        raise DataError(f"keys are texts of at most {MAX_KEY} characters, got {str(wrong)[:40]!r}")
+    return listed
 
 
 def label_lists(labels: Any) -> list[list[int]] | list[list[str]]:

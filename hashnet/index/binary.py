@@ -586,15 +586,22 @@ class BinaryIndex:
 
     def ids_of(self, keys: Any) -> np.ndarray:
         """The id of each key, int64 (n,); UnknownId where the index holds no such key."""
-        state = self._state
-        check_keyed(state.schema)
         names = [keys] if isinstance(keys, str) else list(keys)
-        wanted = as_table(None, names, len(names))[KEY]
-        ids = state.ids_of_keys(wanted.combine_chunks())
+        ids = self.find_keys(names)
         if (ids < 0).any():
-            first, n = wanted[int((ids < 0).argmax())].as_py(), int((ids < 0).sum())
+            first, n = names[int((ids < 0).argmax())], int((ids < 0).sum())
             raise UnknownId(f"the index holds no key {first!r} ({n} of {len(ids)} keys are unknown)")
         return ids
+
+    def find_keys(self, keys: Sequence[str]) -> np.ndarray:
+        """The id of each key, int64 (n,); -1 where the index holds no such key."""
+        state = self._state
+        check_keyed(state.schema)
+        return state.ids_of_keys(as_table(None, keys, len(keys))[KEY].combine_chunks())
+
+    def new_ids(self, n: int) -> np.ndarray:
+        """The ids that ``n`` codes added without ids would get, int64: those after the largest."""
+        return check_ids(self._state.new_ids(n), distinct=True)
 
     def columns(self, ids: Any, names: Sequence[str] | None = None) -> pa.Table:
         """The columns (all, or those named) of these ids, in order; UnknownId as in ``codes``."""

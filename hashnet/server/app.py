@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from importlib.resources import files
@@ -33,7 +33,7 @@ from hashnet.server.http_server import Handler, RequestMiddleware, RequestRecord
 from hashnet.server.live_index import IndexedItems, IndexInfo, SearchRequest, SearchResponse
 from hashnet.server.schemas import ApiError, ItemOut, Response
 from hashnet.server.settings import Access, Limits, ServedRun
-from hashnet.server.writer import AddItems, Change, RemoveItems, Written
+from hashnet.server.writer import AddItems, Change, Written
 from hashnet.store import StoredItem
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,8 @@ class Endpoints:
         response = await self.backend.search(parsed)
         record.version = response.version
         if parsing.accepts_arrow(record):
-            return Response(wire.write_hits(response.hits, response.version), media_type=wire.ARROW)
+            body = wire.write_hits(response.hits, response.version, response.columns)
+            return Response(body, media_type=wire.ARROW)
         results = await self._results(response, parsed)
         took_ms = round((time.perf_counter() - started) * 1000, 2)
         return _json({"version": response.version, "took_ms": took_ms, "results": results})
@@ -142,15 +143,19 @@ class Endpoints:
         return _json(response | further)
 
     async def sample(self, record: RequestRecord) -> Response:
-        """Some indexed items to start from."""
+        """Some indexed items to start from, or those with the given keys."""
         params = s.parse_query(s.SampleParams, record.query_string)
-        version, items = await self.backend.sample(params.n, params.seed)
+        if params.key is None:
+            version, items = await self.backend.sample(params.n, params.seed)
+        else:
+            ids = await self.backend.find_keys(params.key, params.min_version)
+            version, items = await self.backend.items(ids, params.min_version)
         return _json({"version": version, "items": _items(items, params.text_ids)})
 
     async def item(self, record: RequestRecord) -> Response:
         """One indexed item: uri, labels, code."""
         params = s.parse_query(s.ItemParams, record.query_string)
-        items = await self.backend.items(np.array([_id(record)], dtype=np.int64), params.min_version)
+        _, items = await self.backend.items(np.array([_id(record)], dtype=np.int64), params.min_version)
         return _json(_items(items, params.text_ids)[0])
 
     async def thumbnail(self, record: RequestRecord) -> Response:
@@ -165,10 +170,10 @@ class Endpoints:
         return _json(asdict(await self.backend.add(queries, change)))
 
     async def remove(self, record: RequestRecord) -> Response:
-        """Removes items by id. Needs the write token."""
-        ids = parsing.read_remove(record, self.limits)
-        record.queries, record.kind = len(ids), "ids"
-        return _json(asdict(await self.backend.write(RemoveItems(ids))))
+        """Removes items by id or key. Needs the write token."""
+        change = parsing.read_remove(record, self.limits)
+        record.queries, record.kind = len(change), "keys" if change.ids is None else "ids"
+        return _json(asdict(await self.backend.write(change)))
 
     async def metrics(self, record: RequestRecord) -> Response:
         """Counters in the Prometheus text format."""
@@ -189,6 +194,10 @@ class Endpoints:
         if request.options.asymmetric or request.options.rescore:
             for result, hits in zip(results, rows, strict=True):
                 result["scores"] = hits.scores
+        if response.columns is not None:
+            columns = iter(response.columns.to_pylist())
+            for result, hits in zip(results, rows, strict=True):
+                result["columns"] = list(islice(columns, len(hits)))
         if request.with_items:
             ids = np.concatenate([hits.ids for hits in rows])
             codes = np.zeros((0, 0), np.uint8) if response.hit_codes is None else response.hit_codes
@@ -234,7 +243,12 @@ def _id(record: RequestRecord) -> int:
 
 
 def _json(value: Any) -> Response:
-    return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
+    return Response(orjson.dumps(value, default=_as_text, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def _as_text(value: Any) -> str:
+    """A column's value of a type that JSON lacks: bytes in hex; decimals, durations and others as printed."""
+    return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def _items(items: Iterable[s.ItemOut], text_ids: bool) -> list[dict[str, Any]]:
@@ -253,6 +267,8 @@ class Index(Protocol):
     async def lookup(
         self, ids: np.ndarray, with_labels: bool = False, min_version: int = 0
     ) -> IndexedItems: ...
+
+    async def find_keys(self, keys: Sequence[str], min_version: int = 0) -> np.ndarray: ...
 
     async def info(self, min_version: int = 0) -> IndexInfo: ...
 
@@ -309,6 +325,9 @@ class Backend:
 
     async def search(self, request: SearchRequest) -> SearchResponse:
         """Encodes the queries where needed, then searches."""
+        if request.queries.kind == "keys":
+            ids = await self.find_keys(request.queries.values, request.min_version)
+            request = replace(request, queries=Queries("ids", ids))
         if request.queries.kind in ("codes", "ids"):
             return await self.index.search(request)
         rescore, asymmetric = request.options.rescore, request.options.asymmetric
@@ -325,12 +344,20 @@ class Backend:
         items = queries if queries.kind == "codes" else await self.encode(queries, vectors=True)
         return await self.write(replace(change, codes=items.values, vectors=items.vectors))
 
-    async def items(self, ids: np.ndarray, min_version: int = 0) -> list[ItemOut]:
-        """The items with these ids; ApiError (unknown_id) where one is not indexed."""
+    async def find_keys(self, keys: Sequence[str], min_version: int = 0) -> np.ndarray:
+        """The ids of the items with these keys; ApiError (unknown_key) where there is none."""
+        ids = await self.index.find_keys(keys, min_version)
+        if (ids < 0).any():
+            unknown = keys[int((ids < 0).argmax())]
+            raise ApiError("unknown_key", f"the index holds no key {unknown[:100]!r}", 404)
+        return ids
+
+    async def items(self, ids: np.ndarray, min_version: int = 0) -> tuple[int, list[ItemOut]]:
+        """(version, the items with these ids); ApiError (unknown_id) where one is not indexed."""
         found = await self.index.lookup(ids, with_labels=True, min_version=min_version)
         if not found.held.all():
             raise ApiError("unknown_id", f"the index holds no item {int(ids[~found.held][0])}", 404)
-        return await self._describe(ids, found)
+        return found.version, await self._describe(ids, found)
 
     async def hits(self, ids: np.ndarray, codes: np.ndarray) -> list[ItemOut]:
         """Hits, described; their codes were found with them. One removed meanwhile has no labels."""
@@ -349,7 +376,7 @@ class Backend:
 
     async def thumbnail(self, id_: int) -> tuple[bytes, str]:
         """(a small picture of an indexed item, its media type)."""
-        (item,) = await self.items(np.array([id_], dtype=np.int64))
+        _, (item,) = await self.items(np.array([id_], dtype=np.int64))
         small = None
         if self.stored is not None and item.thumbnail is not None:
             try:

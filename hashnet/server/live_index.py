@@ -20,6 +20,8 @@ from hashnet.server.schemas import ApiError
 from hashnet.server.settings import check_model
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from hashnet.server.http_server import Telemetry
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class SearchOptions:
     exclude_self: bool = False  # leave a queried id out of its own hits
     asymmetric: bool = False  # rank by logits against codes, not by Hamming distance
     where: str | None = None  # a condition on the items' columns
+    columns: tuple[str, ...] | None = None  # of the items, to return with the hits
     rescore: bool = False  # order the first k x oversample by the vectors of items and queries
     oversample: float | None = None  # None: the index's choice
     metric: str = "cosine"  # of the vectors: cosine | inner_product
@@ -71,6 +74,7 @@ class SearchResponse:
     hits: SearchResult | list[SearchResult]
     query_codes: np.ndarray  # uint8 (q, bytes)
     hit_codes: np.ndarray | None = None  # uint8, of all used hits, query after query, where requested
+    columns: pa.Table | None = None  # of the same, where requested
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,11 @@ class IndexService:
         await self._reach(min_version)
         return await asyncio.to_thread(self.index.lookup, ids, with_labels)
 
+    async def find_keys(self, keys: Sequence[str], min_version: int = 0) -> np.ndarray:
+        """The id of each key, int64 (n,); -1 where no item has it."""
+        await self._reach(min_version)
+        return await asyncio.to_thread(self.index.index.find_keys, keys)
+
     async def info(self, min_version: int = 0) -> IndexInfo:
         """As LiveIndex.info."""
         await self._reach(min_version)
@@ -134,6 +143,10 @@ class IndexService:
         """As LiveIndex.check_vectors."""
         await self._reach(min_version)
         await asyncio.to_thread(self.index.check_vectors, model_sha256)
+
+    async def columns(self, ids: np.ndarray, names: Sequence[str]) -> pa.Table:
+        """These columns of indexed items."""
+        return await asyncio.to_thread(self.index.index.columns, ids, names)
 
     async def vectors(self, ids: np.ndarray) -> np.ndarray:
         """The vectors of indexed items, float32 (n, width)."""
@@ -338,8 +351,10 @@ def _search_group(
         if isinstance(part, list) and sum(map(len, part)) > request.max_hits:
             results.append(too_many_hits(request))
             continue
-        hit_codes = index.codes(used_ids(part)) if request.with_items and len(index) else None
-        results.append(SearchResponse(index.version, part, own, hit_codes))
+        names, ids = request.options.columns, used_ids(part)
+        hit_codes = index.codes(ids) if request.with_items and len(index) else None
+        columns = None if names is None else index.columns(ids, names)
+        results.append(SearchResponse(index.version, part, own, hit_codes, columns))
     return results
 
 
@@ -366,6 +381,7 @@ def _hits(
         how |= {"rescore": "features", "features": np.concatenate(vectors)}
         how |= {"oversample": options.oversample, "metric": options.metric}
     if options.asymmetric:
+        how["oversample"] = options.oversample
         return index.search(logits=np.concatenate([request.logits for request in requests]), **how)
     return index.search(joined, **how)
 

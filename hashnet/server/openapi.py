@@ -21,7 +21,7 @@ _MEANING = {
     400: "the body cannot be parsed (invalid_json, bad_arrow)",
     401: "a token is needed (unauthorized, write_token_needed)",
     403: "not allowed with this token, or writing is off (write_token_needed, writes_off)",
-    404: "no such item or path (unknown_id, no_picture, not_found)",
+    404: "no such item or path (unknown_id, unknown_key, no_picture, not_found)",
     409: "an id is taken (id_taken), or index, vectors and model do not belong together (lineage_mismatch, "
     "index_changed)",
     408: "the body did not arrive in time (timeout)",
@@ -32,7 +32,7 @@ _MEANING = {
     429: "too many requests are in flight (overloaded); try again after Retry-After seconds",
     503: "not now (unavailable, timeout, version_behind); try again after Retry-After seconds",
     504: "no response in time; whether the change was made is not known (timeout)",
-    507: "the server's disk is full; nothing was changed (disk_full)",
+    507: "the server's disk is full; nothing was changed or, in slices, the message says what (disk_full)",
 }
 _EVERYWHERE = (401, 421, 429, 503)
 _REFERENCE = "#/components/schemas/{model}"

@@ -16,13 +16,13 @@ from hashnet.server.http_server import RequestRecord
 from hashnet.server.live_index import SearchOptions, SearchRequest
 from hashnet.server.schemas import ApiError
 from hashnet.server.settings import Limits, ServedRun
-from hashnet.server.writer import AddItems
+from hashnet.server.writer import AddItems, RemoveItems
 
 JSON = "application/json"
 DEFAULT_K = 10
 MAX_JSON_VALUES = 1_000_000  # in a request; JSON with more takes seconds and a gigabyte to parse
 MAX_JSON_HITS = 200_000  # in a response; writing more as JSON keeps a process busy for seconds
-MAX_ITEMS = 2000  # hits of one response that can come with uri, labels and code
+MAX_ITEMS = 2000  # hits of one JSON response that can come with uri, labels and code, or with columns
 
 
 def accepts_arrow(record: RequestRecord) -> bool:
@@ -74,27 +74,41 @@ def read_add(record: RequestRecord, limits: Limits, served: ServedRun) -> tuple[
     upsert, columns = False, None
     if kind == JSON:
         parsed: s.AddBody = _parsed(s.AddBody, body, limits)
-        queries, ids, upsert = s.queries_of(parsed), np.asarray(parsed.item_ids, np.int64), parsed.upsert
+        queries, upsert = s.queries_of(parsed, ("codes", "images", "features")), parsed.upsert
+        ids = None if parsed.item_ids is None else np.asarray(parsed.item_ids, np.int64)
         labels, columns = parsed.labels, _columns(parsed)
     elif kind == wire.ARROW:
         table = wire.read_table(body)
-        own = ("id", "labels", wire.VECTOR, *wire.COLUMNS.values())
-        further = [name for name in table.column_names if name not in own]
+        further = [name for name in table.column_names if name not in wire.ITEM_COLUMNS]
         queries = wire.read_queries(table, also=("id", "labels", *further))
-        ids, labels = wire.read_ids(table), _labels(table)
+        ids, labels = wire.read_ids(table) if "id" in table.column_names else None, _labels(table)
         columns = table.select(further) if further else None
         upsert = (table.schema.metadata or {}).get(b"upsert") == b"true"
     else:
         raise _wrong_type(kind, f"{JSON} or {wire.ARROW}")
-    if len(ids) != len(queries):
-        raise ApiError("invalid_request", f"{len(queries)} items came with {len(ids)} ids")
+    if ids is None:
+        _check_keyed(columns)
+    else:
+        _check_item_ids(ids, len(queries))
     if labels is not None and len(labels) != len(queries):
         raise ApiError("invalid_request", f"{len(queries)} items came with {len(labels)} lists of labels")
-    if (len(ids) > 1 and len(np.unique(ids)) != len(ids)) or ids.min(initial=0) < 0:
-        raise ApiError("invalid_request", "ids must be different from each other and not negative")
     check_queries(queries, None if queries.kind == "codes" else limits, served)
     class_ids = None if labels is None else _class_id_lists(labels, served.class_names or [])
     return queries, AddItems(queries.values, ids, class_ids, upsert, columns)
+
+
+def _check_item_ids(ids: np.ndarray, n: int) -> None:
+    if len(ids) != n:
+        raise ApiError("invalid_request", f"{n} items came with {len(ids)} ids")
+    if (len(ids) > 1 and len(np.unique(ids)) != len(ids)) or ids.min(initial=0) < 0:
+        raise ApiError("invalid_request", "ids must be different from each other and not negative")
+
+
+def _check_keyed(columns: pa.Table | None) -> None:
+    """Items without ids are known by their keys."""
+    keys = columns["key"] if columns is not None and "key" in columns.column_names else None
+    if keys is None or keys.null_count:
+        raise ApiError("invalid_request", "items need ids or, each of them, a key")
 
 
 def _columns(body: s.AddBody) -> pa.Table | None:
@@ -108,17 +122,21 @@ def _columns(body: s.AddBody) -> pa.Table | None:
         raise ApiError("invalid_request", f"columns: {str(error).splitlines()[0][:200]}") from None
 
 
-def read_remove(record: RequestRecord, limits: Limits) -> np.ndarray:
-    """The ids to remove."""
+def read_remove(record: RequestRecord, limits: Limits) -> RemoveItems:
+    """The items to remove, by ids or keys."""
     kind, body = _content_type(record), record.body
     if kind == JSON:
-        ids = np.asarray(_parsed(s.RemoveBody, body, limits).ids, dtype=np.int64)
+        items = s.queries_of(_parsed(s.RemoveBody, body, limits), ("ids", "keys"))
     elif kind == wire.ARROW:
-        ids = wire.read_ids(wire.read_table(body))
+        items = wire.read_queries(wire.read_table(body))
     else:
         raise _wrong_type(kind, f"{JSON} or {wire.ARROW}")
-    _check_rows(len(ids), None)
-    return np.unique(ids)
+    _check_rows(len(items), None)
+    if items.kind == "keys":
+        return RemoveItems(keys=sorted(set(items.values)))
+    if items.kind != "ids":
+        raise ApiError("invalid_request", f"items are removed by ids or keys, not by {items.kind}")
+    return RemoveItems(np.unique(items.values))
 
 
 def check_queries(queries: Queries, limits: Limits | None, served: ServedRun) -> None:
@@ -164,8 +182,8 @@ def _search_request(
     elif radius > (most := min(limits.max_radius, served.n_bits)):
         raise ApiError("radius_out_of_range", f"radius must be from 0 to {most}, got {radius}")
     exclude_self, with_items = bool(given.get("exclude_self")), bool(given.get("items"))
-    if exclude_self and queries.kind != "ids":
-        raise ApiError("invalid_request", "exclude_self is for queries by ids")
+    if exclude_self and queries.kind not in ("ids", "keys"):
+        raise ApiError("invalid_request", "exclude_self is for queries by ids or keys")
     asymmetric = given.get("ranking") == "asymmetric"
     if asymmetric and (radius is not None or queries.kind not in ("images", "features")):
         sentence = "ranking=asymmetric is for the k nearest of pictures or features: it needs their logits"
@@ -173,22 +191,23 @@ def _search_request(
     _check_rescoring(queries, given, k, limits)
     max_hits = limits.max_hits
     if as_json:
-        _check_json_hits((k or 0) * len(queries), with_items)
-        max_hits = min(
-            max_hits, MAX_ITEMS if with_items else MAX_JSON_HITS
-        )  # the index keeps it for a radius
+        described = with_items or given.get("columns") is not None
+        _check_json_hits((k or 0) * len(queries), described)
+        # the index keeps it for a radius
+        max_hits = min(max_hits, MAX_ITEMS if described else MAX_JSON_HITS)
     return SearchRequest(
         queries,
         SearchOptions(
-            k,
-            radius,
-            _class_ids(given.get("labels"), served.class_names or []),
-            exclude_self,
-            asymmetric,
-            given.get("where"),
-            given.get("rescore") is not None,
-            given.get("oversample"),
-            given.get("metric") or "cosine",
+            k=k,
+            radius=radius,
+            labels=_class_ids(given.get("labels"), served.class_names or []),
+            exclude_self=exclude_self,
+            asymmetric=asymmetric,
+            where=given.get("where"),
+            columns=None if given.get("columns") is None else tuple(given["columns"]),
+            rescore=given.get("rescore") is not None,
+            oversample=given.get("oversample"),
+            metric=given.get("metric") or "cosine",
         ),
         max_hits=max_hits,
         min_version=given.get("min_version") or 0,
@@ -201,6 +220,8 @@ def _search_request(
 def _check_rescoring(queries: Queries, given: Mapping[str, Any], k: int | None, limits: Limits) -> None:
     if given.get("rescore") is None:
         unused = [name for name in ("oversample", "metric") if given.get(name) is not None]
+        if given.get("ranking") == "asymmetric" and "oversample" in unused:
+            unused.remove("oversample")  # candidates by Hamming distance, ordered by their scores
         if queries.vectors is not None:
             unused.append("vectors")
         if unused:
@@ -225,9 +246,9 @@ def _check_k(k: int, n_queries: int, limits: Limits) -> None:
         raise ApiError("too_many_hits", sentence, 413)
 
 
-def _check_json_hits(n_hits: int, with_items: bool) -> None:
-    if with_items and n_hits > MAX_ITEMS:
-        sentence = f"with items=true a response has at most {MAX_ITEMS} hits, requested {n_hits}"
+def _check_json_hits(n_hits: int, described: bool) -> None:
+    if described and n_hits > MAX_ITEMS:
+        sentence = f"JSON with items or columns has at most {MAX_ITEMS} hits, requested {n_hits}; use Arrow"
         raise ApiError("too_many_items", sentence)
     if n_hits > MAX_JSON_HITS:
         sentence = f"a JSON response has at most {MAX_JSON_HITS:,} hits, requested {n_hits:,}; use Arrow"

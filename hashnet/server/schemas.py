@@ -75,13 +75,16 @@ Version = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1), WHOLE]
 
 # Validation of a list stops at the first mistake: a large body of wrong entries would make millions.
 FIRST = Field(fail_fast=True)
-QUERIES = tuple(wire.COLUMNS)  # the fields that hold queries: codes, images, features, ids
+QUERIES = tuple(wire.COLUMNS)  # the fields that hold queries: codes, images, features, ids, keys
 MAX_CONDITION = 2000  # characters
 MAX_LABELS = 1000  # of one item, and of a filter
+MAX_COLUMNS = 100  # of the items, in one response
 Codes = Annotated[list[Hex], FIRST]
 Images = Annotated[list[Base64], FIRST]
 Features = Annotated[list[Annotated[list[Finite], Field(min_length=1, fail_fast=True)]], FIRST]
 Ids = Annotated[list[Id], FIRST]
+Key = Annotated[str, Field(strict=True, max_length=wire.MAX_KEY)]
+Keys = Annotated[list[Key], FIRST]
 LabelLists = Annotated[list[Annotated[list[Label], Field(max_length=MAX_LABELS, fail_fast=True)]], FIRST]
 
 
@@ -122,8 +125,12 @@ WHERE = "a condition on the items' columns, such as: year >= 2020 and city in ('
 Rescore = Literal["features"]
 Metric = Literal["cosine", "inner_product"]
 RESCORE = "order the nearest by their stored vectors and the queries' own"
-OVERSAMPLE = "rescore this many candidates per hit (4, or what the index was tuned to)"
+OVERSAMPLE = (
+    "order this many candidates per hit: by their vectors (none: 4, or what the index was tuned to) or, with "
+    "ranking=asymmetric, by their scores (none: the index's choice)"
+)
 METRIC = "of the vectors"
+COLUMNS = "columns of the items to return with each hit, key among them"
 TEXT_IDS = "write ids as text, for clients whose numbers are not exact above 2^53"
 
 
@@ -140,6 +147,7 @@ class SearchParams(Schema):
     text_ids: bool | None = Field(None, description=TEXT_IDS)
     ranking: Ranking | None = Field(None, description=RANKING)
     where: str | None = Field(None, max_length=MAX_CONDITION, description=WHERE)
+    columns: list[str] | None = Field(None, max_length=MAX_COLUMNS, description=COLUMNS)
     rescore: Rescore | None = Field(None, description=RESCORE)
     oversample: float | None = Field(None, ge=1, allow_inf_nan=False, description=OVERSAMPLE)
     metric: Metric | None = Field(None, description=METRIC)
@@ -164,12 +172,14 @@ class ItemParams(InfoParams):
     text_ids: bool = Field(False, description=TEXT_IDS)
 
 
-class SampleParams(Schema):
+class SampleParams(ItemParams):
     """The options of /v1/items in the query string."""
 
     n: int = Field(24, ge=1, le=100)
     seed: int = Field(0, ge=0, le=2**32 - 1)
-    text_ids: bool = Field(False, description=TEXT_IDS)
+    key: list[Key] | None = Field(
+        None, min_length=1, max_length=100, description="the items with these keys, not a sample"
+    )
 
 
 class ItemPath(Schema):
@@ -194,6 +204,7 @@ class SearchBody(Strict):
         None, min_length=1, description="feature vectors, where the model takes features"
     )
     ids: Ids | None = Field(None, min_length=1, description="ids of indexed items")
+    keys: Keys | None = Field(None, min_length=1, description="keys of indexed items")
     vectors: Features | None = Field(None, min_length=1, description=VECTORS)
     k: Annotated[int, Field(strict=True, ge=1), WHOLE] | None = Field(
         None, description="number of nearest items"
@@ -207,12 +218,15 @@ class SearchBody(Strict):
         max_length=MAX_LABELS,
         description="only items with at least one of these classes (id or name)",
     )
-    exclude_self: bool = Field(False, strict=True, description="leave a queried id out of its own hits")
-    items: bool = Field(False, strict=True, description="include uri, labels and code of each hit")
+    exclude_self: bool = Field(False, strict=True, description="leave a queried item out of its own hits")
+    items: bool = Field(False, strict=True, description="include uri, labels, key and code of each hit")
     min_version: Version = Field(0, description="search this index version or a newer one")
     text_ids: bool = Field(False, strict=True, description=TEXT_IDS)
     ranking: Ranking = Field("hamming", description=RANKING)
     where: str | None = Field(None, max_length=MAX_CONDITION, description=WHERE)
+    columns: Annotated[list[str], FIRST] | None = Field(
+        None, min_length=1, max_length=MAX_COLUMNS, description=COLUMNS
+    )
     rescore: Rescore | None = Field(None, description=RESCORE)
     oversample: Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)] | None = Field(
         None, description=OVERSAMPLE
@@ -239,25 +253,34 @@ class EncodeBody(Strict):
 
 
 class AddBody(Strict):
-    """New items: their ids, one of codes, images, features and, where known, their labels."""
+    """New items: their ids or keys, one of codes, images, features and, where known, their labels."""
 
     model_config = _exactly_one("codes", "images", "features")
 
-    item_ids: Ids = Field(
-        min_length=1, description="ids that are not in the index yet, unless upsert is true"
+    item_ids: Ids | None = Field(
+        None,
+        min_length=1,
+        description="ids that are not in the index yet, unless upsert is true; none: the keys name the items",
     )
     codes: Codes | None = Field(None, min_length=1)
     images: Images | None = Field(None, min_length=1)
     features: Features | None = Field(None, min_length=1)
     vectors: Features | None = Field(None, min_length=1, description=VECTORS)
     labels: LabelLists | None = Field(None, description="classes of each item, ids or names")
-    upsert: bool = Field(False, strict=True, description="replace items that have one of these ids")
-    keys: Annotated[list[str], FIRST] | None = Field(None, description="a key of each item")
+    upsert: bool = Field(
+        False, strict=True, description="replace items that have one of these ids or, without ids, keys"
+    )
+    keys: Keys | None = Field(None, description="a key of each item")
     columns: dict[str, list[Any]] | None = Field(None, description="column name → one value per item")
 
 
 class RemoveBody(Strict):
-    ids: Ids = Field(min_length=1)
+    """Exactly one of the two: ids, keys."""
+
+    model_config = _exactly_one("ids", "keys")
+
+    ids: Ids | None = Field(None, min_length=1)
+    keys: Keys | None = Field(None, min_length=1)
 
 
 OutId = int | Annotated[str, Field(description="where text_ids is true")]
@@ -281,6 +304,7 @@ class HitsOut(Schema):
         None, description="of asymmetric ranking or rescoring, the largest first"
     )
     items: list[ItemOut] | None = Field(None, description="one per hit, where requested")
+    columns: list[dict[str, Any]] | None = Field(None, description="one per hit, where requested")
 
 
 class SearchOut(Schema):
@@ -350,7 +374,7 @@ def parse(model: type[BaseModel], body: bytes) -> Any:
 def parse_query(model: type[BaseModel], query_string: bytes) -> Any:
     """The validated query string, or ApiError."""
     given = parse_qs(query_string.decode("latin-1"), keep_blank_values=True)
-    lists = {"labels", "label_ids"}
+    lists = {"labels", "label_ids", "columns", "key"}
     return validate(model, {name: listed if name in lists else listed[-1] for name, listed in given.items()})
 
 
@@ -404,11 +428,11 @@ def _sentence(mistake: Any) -> str:
     return text
 
 
-def queries_of(body: Any) -> Queries:
-    """The queries in a JSON body, which must be of one kind."""
-    names = [name for name in QUERIES if getattr(body, name, None) is not None]
+def queries_of(body: Any, kinds: tuple[str, ...] = QUERIES) -> Queries:
+    """The queries in a JSON body, which must be of one of these kinds."""
+    names = [name for name in kinds if getattr(body, name, None) is not None]
     if len(names) != 1:
-        fields = [name for name in QUERIES if name in type(body).model_fields]
+        fields = [name for name in kinds if name in type(body).model_fields]
         raise ApiError(
             "invalid_request", f"give exactly one of {', '.join(fields)}; got {' and '.join(names) or 'none'}"
         )
@@ -429,7 +453,7 @@ def queries_of(body: Any) -> Queries:
         return Queries(kind, [_picture(i, text) for i, text in enumerate(values)])
     if kind == "features":
         return Queries(kind, _matrix(kind, values))
-    return Queries(kind, np.asarray(values, dtype=np.int64))
+    return Queries(kind, values if kind == "keys" else np.asarray(values, dtype=np.int64))
 
 
 def _matrix(name: str, rows: list[list[float]]) -> np.ndarray:

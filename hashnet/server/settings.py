@@ -151,7 +151,7 @@ class ServedRun:
     def accepts(self) -> list[str]:
         """The kinds of queries that can be searched for."""
         encoded = {None: [], "image": ["images"], "features": ["features"]}[self.modality]
-        return ["codes", "ids", *encoded]
+        return ["codes", "ids", "keys", *encoded]
 
     @classmethod
     def open(cls, config: ServeConfig) -> ServedRun:

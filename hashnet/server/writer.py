@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -41,22 +42,24 @@ class AddItems:
     """Items to add: codes uint8 (n, bytes), ids int64 (n,), and class ids per item or None.
 
     With ``upsert`` they replace the items that have these ids; without, an id that is taken is refused.
+    Without ids the column "key" names every item: one that replaces another keeps its id, others get new ids.
     """
 
     codes: np.ndarray
-    ids: np.ndarray
+    ids: np.ndarray | None
     labels: list[list[int]] | None = None
     upsert: bool = False
     columns: pa.Table | None = None  # the user's, keys as "key"
     vectors: np.ndarray | None = None  # float32 (n, width), for an index that is rescored by them
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.codes)
 
     def of_slice(self, number: int, n: int) -> AddItems:
-        """The part that slice ``number`` of ``n`` owns."""
+        """The part that slice ``number`` of ``n`` owns, of items that have ids."""
         if n == 1:
             return self
+        assert self.ids is not None
         own = np.flatnonzero(self.ids % n == number)
         labels = None if self.labels is None else [self.labels[row] for row in own]
         columns = None if self.columns is None else self.columns.take(pa.array(own))
@@ -66,16 +69,20 @@ class AddItems:
 
 @dataclass(frozen=True)
 class RemoveItems:
-    """Items to remove: ids int64 (n,)."""
+    """Items to remove: ids int64 (n,), or else keys."""
 
-    ids: np.ndarray
+    ids: np.ndarray | None = None
+    keys: Sequence[str] = ()
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.keys) if self.ids is None else len(self.ids)
 
     def of_slice(self, number: int, n: int) -> RemoveItems:
-        """The part that slice ``number`` of ``n`` owns."""
-        return self if n == 1 else RemoveItems(self.ids[self.ids % n == number])
+        """The part that slice ``number`` of ``n`` owns, of items given by id."""
+        if n == 1:
+            return self
+        assert self.ids is not None
+        return RemoveItems(self.ids[self.ids % n == number])
 
 
 Change = AddItems | RemoveItems
@@ -167,7 +174,7 @@ def _runs(changes: Sequence[Change]) -> list[list[Change]]:
 
     def kind(change: Change) -> tuple:
         if isinstance(change, RemoveItems):
-            return (RemoveItems,)
+            return RemoveItems, change.ids is None
         width = None if change.vectors is None else change.vectors.shape[1]
         return AddItems, change.upsert, change.labels is None, change.columns is None, width
 
@@ -182,6 +189,8 @@ def _try_together(drafts: list[Any], run: list[Change]) -> list[HashnetError | N
 
 
 def _joined(run: list[Any]) -> Change:
+    if isinstance(run[0], RemoveItems) and run[0].ids is None:
+        return RemoveItems(keys=[key for change in run for key in change.keys])
     ids = np.concatenate([change.ids for change in run])
     if isinstance(run[0], RemoveItems):
         return RemoveItems(ids)
@@ -194,6 +203,7 @@ def _joined(run: list[Any]) -> Change:
 def _try(drafts: list[Any], change: Change) -> HashnetError | None:
     """Makes one change to the drafts of the slices' new versions; why it cannot be made, or None."""
     try:
+        change = _with_ids(drafts, change)
         with ExitStack() as stack:  # an error leaves all of them as they were
             for number, draft in enumerate(drafts):
                 part, given = change.of_slice(number, len(drafts)), getattr(change, "columns", None)
@@ -211,6 +221,47 @@ def _try(drafts: list[Any], change: Change) -> HashnetError | None:
     return None
 
 
+def _with_ids(drafts: list[Any], change: Change) -> Change:
+    """The change with the ids that its keys stand for. A key belongs to one item of all slices."""
+    if isinstance(change, RemoveItems):
+        if change.ids is not None:
+            return change
+        ids = _find_keys(drafts, change.keys)
+        if (ids < 0).any():
+            unknown = change.keys[int((ids < 0).argmax())]
+            raise ApiError("unknown_key", f"the index holds no key {unknown[:100]!r}", 404)
+        return replace(change, ids=ids)
+    table = change.columns
+    if table is None or "key" not in table.column_names:
+        return change
+    if change.ids is not None and len(drafts) == 1:  # the index itself refuses a known key
+        return change
+    keys = table["key"].to_pylist()
+    held = _find_keys(drafts, keys)
+    if change.ids is None:
+        ids = held.copy()
+        first = max(int(draft.new_ids(1)[0]) for draft in drafts)
+        ids[held < 0] = np.arange(first, first + (held < 0).sum())
+        change = replace(change, ids=ids)
+    others = np.flatnonzero((held >= 0) & ((held != change.ids) | (not change.upsert)))
+    if len(others):
+        sentence = f"key {keys[others[0]]!r} is in the index already ({len(others)} of {len(keys)} are)"
+        raise ApiError("id_taken", f"{sentence}; upsert replaces them", 409)
+    named = Counter(key for key in keys if key is not None)
+    if named.total() > len(named):
+        ((key, times),) = named.most_common(1)
+        sentence = f"key {key!r} is given {times} times; a key belongs to one item"
+        raise ApiError("id_taken", sentence, 409)
+    return change
+
+
+def _find_keys(drafts: list[Any], keys: Sequence[str | None]) -> np.ndarray:
+    """The id of each key, int64 (n,), in whichever slice holds it; -1 where none does."""
+    keyed = [draft for draft in drafts if draft.schema is not None and "key" in draft.schema.names]
+    nowhere = np.full(len(keys), -1, dtype=np.int64)
+    return np.max([nowhere, *(draft.find_keys(keys) for draft in keyed)], axis=0)
+
+
 def _apply(draft: Any, change: Change) -> None:
     if isinstance(change, RemoveItems):
         draft.remove(change.ids)
@@ -224,6 +275,7 @@ def _multi_hot(change: AddItems, n_classes: int | None) -> np.ndarray | None:
     """uint8 (n, n_classes) of the items' labels."""
     if change.labels is None:
         return None
+    assert change.ids is not None
     if n_classes is None:
         raise ApiError("no_labels", "this index was built without labels; add the items without them")
     multi_hot = np.zeros((len(change.ids), n_classes), dtype=np.uint8)

@@ -131,7 +131,7 @@ function labelNames(item) {
 }
 
 function shortName(item) {
-  return item.uri ? item.uri.split("/").pop() : `item ${item.id}`;
+  return item.columns?.key ?? (item.uri ? item.uri.split("/").pop() : `item ${item.id}`);
 }
 
 function chips(item, truth) {
@@ -161,7 +161,7 @@ function card(item, distance, queryCode, truth, score = null) {
   hit.type = "button";
   hit.dataset.id = item.id;
   const words = element("div", "words");
-  const similar = score === null ? "" : ` · ${score.toFixed(2)}`; // the cosine of the vectors
+  const similar = score === null ? "" : ` · ${score.toFixed(2)}`; // of asymmetric ranking, or the cosine of the vectors
   const far = distance === null ? null : element("span", "distance", `${distance} bit${distance === 1 ? "" : "s"}${similar}`);
   if (item.thumbnail) {
     const thumb = pictureOf(item);
@@ -178,7 +178,7 @@ function card(item, distance, queryCode, truth, score = null) {
   words.append(chips(item, truth), element("p", "name", shortName(item)));
   const labels = labelNames(item).join(", ");
   hit.setAttribute("aria-label",
-    `Search by ${shortName(item)}${labels ? `, ${labels}` : ""}${distance === null ? "" : `, ${distance} bits differ`}${score === null ? "" : `, similarity ${score.toFixed(2)}`}`);
+    `Search by ${shortName(item)}${labels ? `, ${labels}` : ""}${distance === null ? "" : `, ${distance} bits differ`}${score === null ? "" : `, score ${score.toFixed(2)}`}`);
   hit.append(words);
   hit.addEventListener("click", () => go({ kind: "id", id: item.id }));
   for (const kind of ["mouseenter", "focus"]) hit.addEventListener(kind, () => compare(item, distance));
@@ -343,7 +343,7 @@ function showResults() {
     : `${n || "Nothing"} within ${$("radius").value} bit${$("radius").value === "1" ? "" : "s"}`;
   $("took").textContent = `${results.took_ms.toFixed(0)} ms, index version ${results.version}`;
   $("results").replaceChildren(
-    ...results.items.map((item, i) => card(item, results.distances[i], results.code, known, results.rescored ? results.scores[i] : null)));
+    ...results.items.map((item, i) => card(item, results.distances[i], results.code, known, results.scores?.[i] ?? null)));
   $("empty").hidden = n > 0;
   $("empty").textContent = mode() === "radius"
     ? "Nothing is that near. Allow more bits to differ."

@@ -301,7 +301,7 @@ def test_with_the_other_engine(ray_served: Any, server: Server, config: ServeCon
         Client(config.url, retry_s=60) as client,
     ):
         info = client.info()
-        assert (info["engine"], info["accepts"]) == (other, ["codes", "ids"])
+        assert (info["engine"], info["accepts"]) == (other, ["codes", "ids", "keys"])
         assert client.search(codes, k=10) == local.search(codes, k=10)
         assert client.search_radius(codes, radius=12) == local.search_radius(codes, radius=12)
         responses = asyncio.run(all_at_once(config.url, codes[:120]))

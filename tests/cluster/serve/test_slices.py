@@ -135,6 +135,32 @@ def test_any_number_of_slices_is_one_index(own_run: str, n: int, engine: str) ->
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_keys_and_columns_come_from_the_slice_that_owns_the_item(tmp_path: Path, n: int) -> None:
+    codes, ids = some_codes(60), np.random.default_rng(2).permutation(500)[:60]
+    columns = {"key": [f"key {i}" for i in ids], "year": [None if i % 3 else int(i) for i in ids]}
+    store = write_store(str(tmp_path / "codes"), codes, ids, columns=pa.table(columns))
+    folders = slice_folders(str(tmp_path / "index"), n)
+    for number, folder in enumerate(folders):
+        build_slice(store, folder, number, n)
+    sliced, whole = (
+        SlicedIndex([LocalSlice(folder, "kernel") for folder in folders], 60.0),
+        BinaryIndex.build(store),
+    )
+
+    async def main() -> None:
+        assert (await sliced.find_keys(columns["key"][::-1])).tolist() == ids[::-1].tolist()
+        assert (await sliced.find_keys(["key 3", "none", columns["key"][0]]))[1:].tolist() == [-1, ids[0]]
+        options = SearchOptions(k=7, columns=("year", "key"))
+        found = await sliced.search(SearchRequest(Queries("codes", codes[:9]), options, max_hits=10**6))
+        expected = whole.search(codes[:9], k=7, columns=["year", "key"])
+        assert found.hits == expected
+        assert found.columns is not None
+        assert found.columns.to_pylist() == expected.columns.to_pylist()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("oversample", [None, 1, 2.5])
 def test_slices_are_rescored_as_one_index(own_run: str, n: int, oversample: float | None) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hashnet import BinaryIndex
 from hashnet.cli.entry import main
 from hashnet.data.manifest import Manifest
-from tests.support.small_run import make_run
+from tests.support.small_run import make_run, some_codes
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,31 @@ def test_ids_radius_and_labels(run: str, capsys: pytest.CaptureFixture[str]) -> 
     assert {label for one in results for hit in one["hits"] for label in hit["labels"]} <= {"3"}
 
 
+def test_keys_and_columns_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, codes = str(tmp_path / "run"), some_codes(30)
+    keys = [f"sku {i}" for i in range(30)]
+    index = BinaryIndex.from_arrays(codes, columns={"year": list(range(1990, 2020))}, keys=keys)
+    index.save(f"{run}/index")
+    nearest = index.search(codes[7:8], k=3).ids[0].tolist()
+    words = ["query", "--key", "sku 7", "--run", run, "-k", "3"]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "sku 7: 3 hits"
+    assert [line.split("-")[-1].strip() for line in lines[1:]] == [keys[i] for i in nearest]
+    assert main([*words, "--columns", "year", "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert [hit["key"] for hit in result["hits"]] == [keys[i] for i in nearest]
+    assert [hit["columns"] for hit in result["hits"]] == [{"year": 1990 + i} for i in nearest]
+    assert main([*words[:-2], "--radius", "0", "--columns", "year"]) == 0
+    assert "sku 7  year=1997" in capsys.readouterr().out
+    for wrong, sentence in (
+        (["--key", "sku 99"], "no key 'sku 99'"),
+        (["--key", "a", "--id", "1"], "one of them"),
+    ):
+        assert main(["query", *wrong, "--run", run]) == 2
+        assert sentence in capsys.readouterr().err
+
+
 def test_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "run", modality="features")
     np.save(tmp_path / "rows.npy", np.random.default_rng(0).random((3, 64)))
@@ -80,7 +105,7 @@ def test_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "code", "sentence"),
     [
         (["no.png", "--run", "RUN"], 2, "no.png is not a file"),
-        (["--run", "RUN"], 2, "give either pictures"),
+        (["--run", "RUN"], 2, "give pictures"),
         (["--id", "99999999", "--run", "RUN"], 2, "no id 99999999"),
         (["--id", "99999999999999999999", "--run", "RUN"], 2, "--id must fit into int64, got 99999999999"),
         (["--id", "1", "--run", "/no/such/run"], 2, "holds no index"),

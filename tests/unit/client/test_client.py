@@ -388,7 +388,7 @@ def test_pictures_travel_as_the_bytes_they_are(tmp_path: object) -> None:
 @pytest.mark.parametrize(
     ("queries", "error", "words"),
     [
-        (None, DataError, "either queries"),
+        (None, DataError, "give one of queries"),
         ("no-such-file.jpg", DataError, "cannot read the picture"),
         (np.zeros((2, 3), dtype=np.int64), CodeError, "ids="),
         (np.zeros((2, 4, 4, 3), dtype=np.uint8), DataError, "pixels"),

@@ -27,7 +27,7 @@ def test_health_info_and_description(http: TestClient, index: BinaryIndex) -> No
     info = http.get("/v1/info").json()
     assert (info["n_bits"], info["size"], info["kind"], info["version"]) == (64, 400, "flat", index.version)
     assert info["lineage"]["model_sha256"] == index.lineage["model_sha256"]
-    assert info["accepts"] == ["codes", "ids", "images"]
+    assert info["accepts"] == ["codes", "ids", "keys", "images"]
     assert info["class_names"] == list("0123456789")
     assert info["writable"] is False
     paths = http.get("/openapi.json").json()["paths"]

@@ -149,13 +149,15 @@ def test_arrow_columns_besides_the_known_ones_are_refused(
     codes = binary_column(some_codes(1))
     with TestClient(asgi_app, base_url=BASE) as http:
         for columns in (
-            {"code": codes},
             {"code": codes, "id": [1], "labels": ["a"]},
             {"code": codes, "id": [1], "labels": [[-1]]},
             {"id": [1]},
         ):
             body = wire.write_table(pa.table(columns))
             assert error_of(http.post("/v1/items", content=body, headers=headers)) == (400, "bad_arrow")
+        for columns in ({"code": codes}, {"code": codes, "key": pa.array([None], pa.string())}):
+            body = wire.write_table(pa.table(columns))  # neither an id nor a key
+            assert error_of(http.post("/v1/items", content=body, headers=headers)) == (422, "invalid_request")
         body = wire.write_table(pa.table({"code": codes, "id": [1], "labels": [[0] * 1001]}))
         assert error_of(http.post("/v1/items", content=body, headers=headers)) == (413, "too_many")
         body = wire.write_table(pa.table({"code": codes, "id": [1], "extra": [1]}))  # it has no columns

@@ -15,10 +15,10 @@ def test_validation_of_a_large_list_stops_at_the_first_mistake() -> None:
     """A body of 32 MB holds millions of them; each would be an object of its own."""
     wrong = ["?", -1, [None], {}] * 1000
     bodies = [
-        (s.SearchBody, ("codes", "images", "features", "ids", "labels", "vectors")),
+        (s.SearchBody, ("codes", "images", "features", "ids", "keys", "labels", "vectors")),
         (s.EncodeBody, ("images", "features")),
         (s.AddBody, ("item_ids", "codes", "images", "features", "labels", "keys", "vectors")),
-        (s.RemoveBody, ("ids",)),
+        (s.RemoveBody, ("ids", "keys")),
     ]
     for model, names in bodies:
         lists = {name for name, field in model.model_fields.items() if "list" in str(field.annotation)}
