@@ -268,10 +268,7 @@ class _Run:
         where: Any = {} if labels is None else {"labels": [self._class_id(label) for label in labels]}
         where = (where | ({} if search.where is None else {"condition": search.where})) or None
         if search.radius is not None:
-            near = self.index.search_radius(codes, search.radius, where=where)
-            if search.columns is None:
-                return near
-            return [replace(hits, columns=self.index.columns(hits.ids, search.columns)) for hits in near]
+            return self.index.search_radius(codes, search.radius, where=where, columns=search.columns)
         how: dict[str, Any] = {"columns": search.columns}
         how |= {"k": search.k, "where": where, "rescore": search.rescore, "oversample": search.oversample}
         if search.ranking == "asymmetric":

@@ -288,10 +288,17 @@ class BinaryIndex:
         return merge_top_k([i for i, _ in parts], [d for _, d in parts], k)
 
     def search_radius(
-        self, codes: np.ndarray, radius: int = 2, *, where: Any = None, exclude_self: Any = None
+        self,
+        codes: np.ndarray,
+        radius: int = 2,
+        *,
+        where: Any = None,
+        exclude_self: Any = None,
+        columns: Sequence[str] | None = None,
     ) -> list[SearchResult]:
-        """For each query a 1-D SearchResult of everything with distance <= radius."""
+        """For each query a 1-D SearchResult of everything with distance <= radius; the rest as in ``search``."""
         state = self._state
+        names = check_names(columns or (), state.schema)
         queries = check_queries(codes, state)
         radius = check_whole("radius", radius, 0, IndexMismatch)
         checked = parse_where(where, state.n_classes, state.schema)
@@ -301,7 +308,15 @@ class BinaryIndex:
         if exclude is not None:
             others = [ids != own for (ids, _), own in zip(hits, exclude, strict=True)]
             hits = [(ids[kept], far[kept]) for (ids, far), kept in zip(hits, others, strict=True)]
-        return [SearchResult(ids, distances, state.version) for ids, distances in hits]
+        return [
+            SearchResult(
+                ids,
+                distances,
+                state.version,
+                columns=None if columns is None else state.columns_of(ids, names),
+            )
+            for ids, distances in hits
+        ]
 
     # -- updating
 

@@ -90,6 +90,8 @@ def test_columns_of_hits(folder: str) -> None:
             assert found.columns is not None
             assert found.columns.to_pylist() == expected.columns.to_pylist()
         near = await client.search_radius(local.codes(local.ids()), radius=16, columns=["year"])
+        own = local.search_radius(local.codes(local.ids()), 16, columns=["year"])
+        assert [hits.columns.to_pylist() for hits in near] == [hits.columns.to_pylist() for hits in own]
         assert [hits.columns.to_pylist() for hits in near] == [
             [{"year": YEARS[id_ // 3]} for id_ in hits.ids.tolist()] for hits in near
         ]
