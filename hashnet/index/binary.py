@@ -296,7 +296,7 @@ class BinaryIndex:
         exclude_self: Any = None,
         columns: Sequence[str] | None = None,
     ) -> list[SearchResult]:
-        """For each query a 1-D SearchResult of everything with distance <= radius; the rest as in ``search``."""
+        """For each query a 1-D SearchResult of all with distance <= radius; the rest as in ``search``."""
         state = self._state
         names = check_names(columns or (), state.schema)
         queries = check_queries(codes, state)
