@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from cluster.runtime import Need, connection
+from hashnet.errors import ConfigError
 from hashnet.io import config as configs
 from hashnet.server import Access, ServeConfig, ServedRun
 
@@ -80,6 +81,8 @@ def build(config: ServeConfig, served: ServedRun, access: Access) -> Any:
     from cluster.serve.slices import SliceReplica, check_slices
 
     check_slices(config, served)
+    if config.log_dir is not None:
+        raise ConfigError("log_dir= is for `hashnet serve`: on Ray, requests are logged among Ray's logs")
     deployments: Any = (EncoderReplica, WriterReplica, HttpReplica, SliceReplica)
     encoder_class, writer_class, http_class, slice_class = deployments
     slices = [

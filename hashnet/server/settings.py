@@ -83,7 +83,7 @@ class ServeConfig:
     tls_cert: str | None = key(None, "certificate chain (PEM) for HTTPS", path=True)
     tls_key: str | None = key(None, "its private key (PEM)", path=True)
     log_dir: str | None = key(
-        None, "folder of the request log; none: a new temporary one (on Ray: among its logs)", path=True
+        None, "hashnet serve: folder of the request log; none: a new temporary one", path=True
     )
 
     def __post_init__(self) -> None:

@@ -53,6 +53,9 @@ def test_replicas_and_devices_by_configuration(run: str, monkeypatch: pytest.Mon
         ServeConfig(run=run, encoder_replicas=3, max_encoder_replicas=1)
     with pytest.raises(ConfigError, match="belong together"):
         ServeConfig(run=run, tls_cert="cert.pem")
+    logged = ServeConfig(run=run, log_dir="logs")
+    with pytest.raises(ConfigError, match="log_dir= is for `hashnet serve`"):
+        deployment.build(logged, ServedRun.open(logged), Access.of())
 
 
 def test_every_replica_asked_for_must_have_room(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
