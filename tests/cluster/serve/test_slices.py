@@ -203,6 +203,8 @@ def test_slices_are_rescored_as_one_index(own_run: str, n: int, oversample: floa
             await search(Queries("codes", given.values, np.ones((20, 3), np.float32)))
         with pytest.raises(ApiError, match="not of a model"):
             await sliced.check_vectors("a" * 64)
+        with pytest.raises(ApiError, match="score every item"):
+            await search(given, logits, asymmetric=True, rescore=False, oversample=2)
 
     asyncio.run(main())
 

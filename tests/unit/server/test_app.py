@@ -224,6 +224,9 @@ def test_asymmetric_ranking(app: Callable[..., RequestMiddleware], run: str, enc
             assert (hits.ids == expected.ids).all()
             assert hits.scores is not None
             assert np.allclose(hits.scores, expected.scores, rtol=1e-5)
+            few = await client.search(pictures, k=9, ranking="asymmetric", oversample=1.5)
+            assert (few.ids == local.search(logits=logits, k=9, oversample=1.5).ids).all()
+            assert (few.ids != hits.ids).any()  # only the nearest 14 by Hamming distance were scored
             filtered = await client.search(pictures, k=5, ranking="asymmetric", labels=[3])
             assert (filtered.ids == local.search(logits=logits, k=5, where={"labels": [3]}).ids).all()
             for bad in ({"codes": ["00" * 8]}, {"ids": [int(ids[0])]}):
