@@ -10,15 +10,18 @@
 
 ``labels`` holds an item's class ids: ``labels in (3, 5)`` and ``labels = 3`` ask whether it has one of them.
 A comparison with a missing value is neither true nor false, as in SQL: ``is null`` finds it, ``!=`` does not.
+Numbers are compared exactly, ``year > 2019.5`` finds 2020; with a column of floats, as such a float.
 Nothing is evaluated by Python.
 """
 
 from __future__ import annotations
 
+import decimal
 import difflib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -32,6 +35,9 @@ LABELS = "labels"
 KEYWORDS = ("and", "or", "not", "in", "is", "null", "true", "false")
 COMPARISONS = {"=": "==", "==": "==", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
+# A value that the column cannot hold lies above or below the nearest that it can: what signs become there.
+ABOVE, BELOW = {"<": "<=", ">=": ">"}, {"<=": "<", ">": ">="}
+EXACT = decimal.Context(prec=100, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN, rounding=decimal.ROUND_FLOOR)
 TOKEN = re.compile(
     r"""(?P<space>\s+)
       | (?P<number>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)
@@ -72,9 +78,10 @@ def parse_condition(text: str, schema: pa.Schema, n_classes: int | None) -> Cond
 
 def nearest_name(name: str, names: Sequence[str]) -> str:
     """``; did you mean "year"?``, or the names there are."""
-    near = difflib.get_close_matches(name, names, n=1)
+    spelt = {known.casefold(): known for known in names}
+    near = difflib.get_close_matches(name.casefold(), spelt, n=1)
     if near:
-        return f"did you mean {near[0]!r}?"
+        return f"did you mean {spelt[near[0]]!r}?"
     return f"there are {', '.join(sorted(names))}" if names else "the index has no columns"
 
 
@@ -219,13 +226,15 @@ class _Parser:
                 self._fail(column.at, "labels are compared with =, !=, in and not in")
             found = self._has_labels([value])
             return found if sign == "==" else ~found
-        left, right = pc.field(column.value), pc.scalar(self._scalar(column, value))
-        if sign == "==":
-            return left == right
-        if sign == "!=":
-            return left != right
+        scalar, beside = self._scalar(column, value)
+        left, right = pc.field(column.value), pc.scalar(scalar)
+        if sign in ("==", "!="):
+            if beside is not None:  # equal to none of its values, and still unknown where one is missing
+                right, sign = left, "!=" if sign == "==" else "=="
+            return left == right if sign == "==" else left != right
         if pa.types.is_boolean(self._type(column)):
             self._fail(column.at, f"column {column.value!r} holds booleans, which have no order")
+        sign = sign if beside is None else beside.get(sign, sign)
         if sign in ("<", "<="):
             return left < right if sign == "<" else left <= right
         return left > right if sign == ">" else left >= right
@@ -234,12 +243,10 @@ class _Parser:
         if column.value == LABELS:
             return self._has_labels(values)
         kind = self._type(column)
-        scalars = []
-        for scalar in (self._scalar(column, value) for value in values):
-            try:
-                scalars.append(scalar.cast(kind))
-            except pa.ArrowInvalid:
-                continue  # 2.5 among whole numbers, 300 among bytes: equal to none of them
+        # 2.5 among whole numbers, 300 among bytes: equal to none of them
+        scalars = [
+            scalar for scalar, beside in (self._scalar(column, value) for value in values) if beside is None
+        ]
         found = pc.field(column.value)
         held = found.isin(pa.array([scalar.as_py() for scalar in scalars], kind))
         # to Arrow a missing value is not among the others; here that is unknown, so that `not` keeps it out
@@ -254,36 +261,39 @@ class _Parser:
     def _has_labels(self, values: list[Token]) -> pc.Expression:
         labels = []
         for token in values:
-            if token.kind != "number" or not isinstance(token.value, int):
+            if not re.fullmatch(r"[-+]?\d+", token.shown):
                 self._fail(token.at, f"labels are class ids, whole numbers; got {token.shown}")
             if not 0 <= token.value < (self.n_classes or 0):
                 self._fail(
                     token.at,
-                    f"there is no label {token.value}: the index has {self.n_classes} classes, "
+                    f"there is no label {token.shown}: the index has {self.n_classes} classes, "
                     f"0..{(self.n_classes or 0) - 1}",
                 )
-            labels.append(token.value)
+            labels.append(int(token.value))
         name = f"labels {len(self.label_sets)}"
         self.label_sets[name] = labels
         return pc.field(name)
 
-    def _scalar(self, column: Token, value: Token) -> pa.Scalar:
-        """The value as Arrow compares it with the column; a mistake where the types do not fit."""
+    def _scalar(self, column: Token, value: Token) -> tuple[pa.Scalar, dict[str, str] | None]:
+        """The value as the column holds it, or the nearest it holds and what comparisons with that become."""
         kind = self._type(column)
+        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
         fits = {
             "number": pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind),
-            "text": pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_temporal(kind),
+            "text": is_text or pa.types.is_temporal(kind),
             "keyword": pa.types.is_boolean(kind),
         }
         if not fits[value.kind]:
             self._fail(
                 value.at, f"column {column.value!r} holds {kind}, which cannot be compared with {value.shown}"
             )
+        if value.kind == "number":
+            return _number(value.value, kind)
+        if value.kind == "keyword":
+            return pa.scalar(value.value == "true"), None
         try:
-            if value.kind == "keyword":
-                return pa.scalar(value.value == "true")
-            return pa.scalar(value.value).cast(kind) if pa.types.is_temporal(kind) else pa.scalar(value.value)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OverflowError):
+            return pa.scalar(value.value).cast(kind), None
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             self._fail(
                 value.at, f"{value.shown} is not a value of column {column.value!r}, which holds {kind}"
             )
@@ -297,10 +307,40 @@ class _Parser:
         raise IndexMismatch(f"where= at position {at}: {what}\n  {around}\n  {' ' * (at - start)}^")
 
 
+def _number(value: Decimal, kind: pa.DataType) -> tuple[pa.Scalar, dict[str, str] | None]:
+    """See ``_Parser._scalar``. Arrow would compare as float64, or refuse a number that needs more digits."""
+    if pa.types.is_floating(kind):
+        return pa.scalar(float(value), kind), None
+    places, low, high = _range(kind)
+    if value > high:
+        return _held(high, kind), ABOVE
+    if value < low:
+        return _held(low, kind), BELOW
+    held = EXACT.quantize(value, EXACT.scaleb(Decimal(1), -places))  # rounded down
+    return _held(held, kind), None if held == value else ABOVE
+
+
+def _range(kind: pa.DataType) -> tuple[int, Decimal, Decimal]:
+    """Decimal places, the least and the greatest number of a type of integers or decimals."""
+    if pa.types.is_decimal(kind):
+        high = EXACT.scaleb(Decimal(10**kind.precision - 1), -kind.scale)
+        return kind.scale, high.copy_negate(), high
+    if pa.types.is_signed_integer(kind):
+        half = 1 << (kind.bit_width - 1)
+        return 0, Decimal(-half), Decimal(half - 1)
+    return 0, Decimal(0), Decimal((1 << kind.bit_width) - 1)
+
+
+def _held(value: Decimal, kind: pa.DataType) -> pa.Scalar:
+    return pa.scalar(value if pa.types.is_decimal(kind) else int(value), kind)
+
+
 def _token(kind: str, shown: str, at: int) -> Token:
     if kind == "number":
-        whole = re.fullmatch(r"[-+]?\d+", shown)
-        return Token("number", int(shown) if whole else float(shown), at, shown)
+        try:
+            return Token("number", Decimal(shown), at, shown)
+        except decimal.InvalidOperation:  # an exponent of more than 18 digits
+            return Token("number", Decimal(float(shown)), at, shown)
     if kind == "text":
         quote = shown[0]
         return Token("text", shown[1:-1].replace(quote * 2, quote), at, shown)

@@ -24,11 +24,17 @@ import pyarrow.compute as pc
 from pyarrow import acero
 
 from hashnet.errors import IndexMismatch, Unsupported
-from hashnet.index.expressions import Condition, nearest_name, parse_condition
+from hashnet.index.expressions import LABELS, Condition, nearest_name, parse_condition
 from hashnet.index.rows import Selection, StoredRows
 from hashnet.io import as_array
 
 FILTER_KEYS = ("ids", "labels", "condition")
+LABELS_HINT = (
+    'labels are no column of an Arrow expression: give {"labels": [3, 5], "condition": expression}, '
+    'or the condition as text, "labels in (3, 5) and …"'
+)
+# What Arrow raises where an expression does not fit the columns, or fails on a value in them.
+UNFIT = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowIndexError, pa.ArrowKeyError, TypeError)
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,10 @@ def _matching(condition: Condition, rows: StoredRows) -> np.ndarray:
         columns[name] = pa.array(mask)
     source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.table(columns)))
     project = acero.Declaration("project", acero.ProjectNodeOptions([condition.expression], ["true"]))
-    found = acero.Declaration.from_sequence([source, project]).to_table(use_threads=False)  # keeps the order
+    try:
+        found = acero.Declaration.from_sequence([source, project]).to_table(use_threads=False)  # in order
+    except UNFIT as error:  # 1 / 0, a text that is no number, a list without that element
+        raise IndexMismatch(f"where= fails on the items of this index: {_reason(error)}") from error
     return _unpacked(found["true"].fill_null(False))
 
 
@@ -114,13 +123,18 @@ def _condition(where: Any, n_classes: int | None, schema: pa.Schema | None) -> C
         )
     try:
         schema.empty_table().filter(where)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError) as error:
+    except UNFIT as error:
         missing = re.search(r"No match for FieldRef\.Name\((.*?)\)", str(error))
         if missing:
-            hint = nearest_name(missing[1], schema.names)
+            by_label = missing[1] == LABELS and n_classes is not None
+            hint = LABELS_HINT if by_label else nearest_name(missing[1], schema.names)
             raise IndexMismatch(f"where= names a column {missing[1]!r}; {hint}") from error
-        raise IndexMismatch(f"where= does not fit the columns: {str(error).splitlines()[0]}") from error
+        raise IndexMismatch(f"where= does not fit the columns: {_reason(error)}") from error
     return Condition(where)
+
+
+def _reason(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _labels(values: Any, n_classes: int | None) -> list[int]:
