@@ -10,6 +10,8 @@ import numpy as np
 if TYPE_CHECKING:
     import pyarrow as pa  # the client needs none
 
+HIT_FIELDS = ("id", "labels", "code", "distance", "score")  # what every hit has: no column can be called so
+
 
 @dataclass(frozen=True)
 class SearchResult:

@@ -23,6 +23,7 @@ from pyarrow import fs
 from hashnet import labels as label_sets
 from hashnet.errors import CodeError, DataError
 from hashnet.io import storage, type_from_text
+from hashnet.results import HIT_FIELDS
 
 Labels = tuple[pa.Array, tuple[str, ...] | None, int]
 
@@ -352,7 +353,8 @@ def _from_multi_hot(column: pa.Array, name: str) -> tuple[pa.Array, int]:
 
 RESERVED = frozenset(
     ["row_id", "uri", "image", "feature", "labels", "splits", "code", "pixels", "reason", "shard", "worker"]
-)
+).union(HIT_FIELDS)
+KEY = "key"
 
 
 def further_columns(
@@ -364,23 +366,28 @@ def further_columns(
     cannot be kept.
     """
     names = [name for name in schema.names if name not in used] if list(requested) == ["all"] else requested
-    kept = ({"key": key} if key else {}) | {name: name for name in names}
+    kept = ({KEY: key} if key else {}) | {name: name for name in names}
     for name, source in kept.items():
         if source not in schema.names:
             near = difflib.get_close_matches(source, schema.names, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(schema.names)}"
             raise DataError(f"{where} has no column {source!r}; {hint}")
         if name in RESERVED:
-            raise DataError(f"{where}: the name {name!r} is taken by a column of hashnet's own; rename it")
-        schema_type(schema, source)
+            raise DataError(
+                f"{where}: the name {name!r} is taken by what hashnet stores or returns itself; rename the "
+                f"column, or list the columns to keep without it{' (id= reads ids)' if name == 'id' else ''}"
+            )
+        schema_type(schema, source, name)
     return kept
 
 
-def schema_type(schema: pa.Schema, name: str) -> pa.DataType:
-    """The type a further column is kept with: texts and dictionaries as string; DataError for nested ones."""
+def schema_type(schema: pa.Schema, name: str, kept_as: str | None = None) -> pa.DataType:
+    """The type a further column is kept with: texts, categories and keys as string; nested: DataError."""
     kind = schema.field(name).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    kind = pa.string() if _is_text(kind) else kind
+    if kept_as == KEY and not (_is_text(kind) or pa.types.is_integer(kind)):
+        raise DataError(f"column {name!r} is {kind}; keys are texts or whole numbers: give another column")
+    kind = pa.string() if _is_text(kind) or kept_as == KEY else kind
     try:
         if type_from_text(str(kind)) == kind:
             return kind
@@ -391,9 +398,9 @@ def schema_type(schema: pa.Schema, name: str) -> pa.DataType:
     )
 
 
-def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A further column as it is kept, see ``schema_type``."""
-    return column.cast(schema_type(pa.schema([("column", column.type)]), "column"))
+def plain_column(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """A further column as it is kept under ``name``, see ``schema_type``."""
+    return column.cast(schema_type(pa.schema([(name, column.type)]), name, name))
 
 
 def feature_column(features: np.ndarray) -> pa.Array:

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from hashnet.errors import FormatError, IdTaken, IndexMismatch, Unsupported
 from hashnet.index.expressions import nearest_name
 from hashnet.io import storage
+from hashnet.results import HIT_FIELDS
 
 if TYPE_CHECKING:
     from hashnet.index.segment import IndexKind
@@ -272,7 +273,6 @@ def _view(vector: Any, size: int, dtype: type) -> np.ndarray:
 # reads only the columns and rows it needs.
 
 KEY = "key"
-RESERVED = ("id", "labels", "code", "distance", "score")  # what a hit has without columns
 ROWS_PER_BATCH = 1 << 16
 
 
@@ -303,7 +303,7 @@ def refuse_names(schema: pa.Schema) -> None:
     """Names that would be ambiguous in a filter or a hit; keys that are not text."""
     names = schema.names
     for name in names:
-        if name in RESERVED:
+        if name in HIT_FIELDS:
             raise IndexMismatch(f"a column cannot be called {name!r}, which every hit has; rename it")
         if names.count(name) > 1:
             raise IndexMismatch(f"the column {name!r} is given twice; give each name once")

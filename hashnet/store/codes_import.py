@@ -50,7 +50,7 @@ class CodesOptions:
     class_names: list[str] = key([], "order of the class names, or a text file with one per line")
     rows_per_shard: int = key(ROWS_PER_SHARD, "rows per shard", low=1)
     # last, because the name hides the function
-    key: str | None = key(None, "Parquet: column with a text that names each item")
+    key: str | None = key(None, "Parquet: column with a text, or a whole number, that names each item")
 
 
 def import_codes(options: CodesOptions, out: str, overwrite: bool = False) -> CodeStore:

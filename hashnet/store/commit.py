@@ -271,9 +271,9 @@ def write_store(
     """A complete store of the given codes, uint8 (n, n_bits // 8); ids default to 0..n-1.
 
     ``labels`` are class ids, multi-hot rows, or an Arrow array of class id lists (then with ``n_classes``).
-    ``columns`` are further ones of the same rows, for filters and hits; ``key`` among them is a text that
-    differs for every row. Rows are stored in the order of their ids, which must differ. A folder that
-    holds a store is refused unless ``overwrite``.
+    ``columns`` are further ones of the same rows, for filters and hits; ``key`` among them is a text, or a
+    whole number that is kept as one, and differs for every row. Rows are stored in the order of their ids,
+    which must differ. A folder that holds a store is refused unless ``overwrite``.
     """
     codes = check_codes(codes)
     n = len(codes)
@@ -293,7 +293,7 @@ def write_store(
     further = pa.table({}) if columns is None else columns
     further_columns(further.column_names, None, further.schema, set(), "columns")  # refuses what cannot be
     if "key" in further.column_names:
-        refuse_duplicates(further["key"].combine_chunks(), "column 'key'")
+        refuse_duplicates(plain_column(further["key"], "key").combine_chunks(), "column 'key'")
     order = np.argsort(ids, kind="stable")
     part = PlannedPart("arrays", hashlib.sha256(ids[order].tobytes() + codes[order].tobytes()).hexdigest(), n)
     writer = StoreWriter(
@@ -305,7 +305,7 @@ def write_store(
             parts=(part,),
             n_classes=n_classes,
             lineage={"bit_order": BIT_ORDER} | (lineage or {}),
-            columns={name: str(schema_type(further.schema, name)) for name in further.column_names},
+            columns={name: str(schema_type(further.schema, name, name)) for name in further.column_names},
         ),
     ).begin()
     for shard in writer.plan.ranges():
@@ -316,7 +316,7 @@ def write_store(
                 "uri": pa.array([None if uris is None else uris[i] for i in rows], pa.string()),
                 "labels": pa.nulls(len(rows), pa.list_(pa.int32())) if lists is None else lists.take(rows),
                 "code": binary_column(codes[rows]),
-                **{name: plain_column(further[name]).take(rows) for name in further.column_names},
+                **{name: plain_column(further[name], name).take(rows) for name in further.column_names},
             }
         )
         writer.commit(shard, table)

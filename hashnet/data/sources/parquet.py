@@ -48,7 +48,7 @@ class Options:
     class_names: list[str] = key([], "names of the classes, or a text file with one per line")
     inline: bool = key(False, "copy the pictures into the manifest: faster to read in random order")
     # last, because the name hides the function
-    key: str | None = key(None, "column with a text that names each item, kept as the column `key`")
+    key: str | None = key(None, "column with a text, or a whole number, that names each item, kept as `key`")
 
 
 def load(options: Options) -> SourceRows:
@@ -73,7 +73,7 @@ def load(options: Options) -> SourceRows:
         n_classes=n_classes,
         class_names=names,
         names=ids,
-        columns={name: str(schema_type(schema, source)) for name, source in kept.items()},
+        columns={name: str(schema_type(schema, source, name)) for name, source in kept.items()},
         block_rows=4_096,
     )
     if feature is not None:
@@ -101,7 +101,7 @@ def _with_columns(
             waiting.add(next(more))
         beside = waiting.take(len(table))
         for name, source in kept.items():
-            table = table.append_column(name, plain_column(beside[source]))
+            table = table.append_column(name, plain_column(beside[source], name))
         yield table
 
 

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hashnet import CodeStore, Manifest
+from hashnet import BinaryIndex, CodeStore, Manifest
 from hashnet.data import append_source, copy_without, make_manifest
 from hashnet.encoding.worker import EncodeTask, RowReader, Target, commit_table, encode_features
-from hashnet.errors import DataError
-from hashnet.store import PlannedPart, StorePlan, StoreWriter, write_store
+from hashnet.errors import DataError, IndexMismatch
+from hashnet.store import CodesOptions, PlannedPart, StorePlan, StoreWriter, import_codes, write_store
 
 N = 500
 DAY = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
@@ -116,10 +116,53 @@ def test_a_store_of_arrays_takes_them_in_the_order_of_the_ids(tmp_path):
         (pa.table({"key": ["a", "b", "a"]}), "both have id 'a'"),
         (pa.table({"size": [1, 2]}), "3 codes came with 2 columns"),
         (pa.table({"code": [1, 2, 3]}), "the name 'code' is taken"),
+        (pa.table({"id": [1, 2, 3]}), r"the name 'id' is taken .*; rename the column, .* \(id= reads ids\)"),
+        (pa.table({"key": [1.5, 2, 3]}), "column 'key' is double; keys are texts or whole numbers"),
         (pa.table({"x": [{"y": 1}] * 3}), "column 'x' is struct"),
     ):
         with pytest.raises((DataError, ValueError), match=sentence):
             write_store(str(tmp_path / "wrong"), np.zeros((3, 1), np.uint8), columns=wrong)
+
+
+@pytest.mark.parametrize("name", ["id", "labels", "code", "distance", "score"])
+def test_what_an_index_would_refuse_is_refused_here(tmp_path, name):
+    """By manifests, by stores from Parquet and by the index alike: an import is never for nothing."""
+    rows = pa.table({"vector": [[1.0] * 8, [2.0] * 8], "codes": [b"a", b"b"], name: [4, 2]})
+    file, where = str(tmp_path / "rows.parquet"), str(tmp_path / "out")
+    pq.write_table(rows, file)
+    with pytest.raises(IndexMismatch, match=f"a column cannot be called '{name}'"):
+        BinaryIndex.from_arrays(np.zeros((2, 1), np.uint8), columns=rows.select([name]))
+    with pytest.raises(DataError, match=f"the name '{name}' is taken"):
+        make_manifest(
+            "parquet", where, path=file, feature="vector", label="codes", columns=[name], all_in=["database"]
+        )
+    with pytest.raises(DataError, match=f"the name '{name}' is taken"):
+        import_codes(CodesOptions(path=file, code="codes", columns=[name]), where)
+
+
+def test_whole_numbers_as_keys_become_text(tmp_path):
+    file = str(tmp_path / "rows.parquet")
+    rows = pa.table({"vector": [[1.0] * 8, [2.0] * 8], "code": [b"a", b"b"], "number": [7, 2**40]})
+    pq.write_table(rows, file)
+    store = import_codes(CodesOptions(path=file, key="number"), str(tmp_path / "codes"))
+    index = BinaryIndex.build(store)
+    assert index.search(store.codes(), 1, where=f"key = '{2**40}'").ids.tolist() == [[1], [1]]
+    manifest = make_manifest(
+        "parquet", str(tmp_path / "m"), path=file, feature="vector", key="number", all_in=["database"]
+    )
+    assert manifest.read()["key"].to_pylist() == ["7", str(2**40)]
+
+
+def test_stores_with_such_names_are_read_as_before(tmp_path, monkeypatch):
+    """A store that an older version made of columns that no index can have."""
+    from hashnet.data import columns as module
+
+    monkeypatch.setattr(module, "RESERVED", frozenset())
+    codes = np.array([[3], [1]], np.uint8)
+    write_store(str(tmp_path / "codes"), codes, columns=pa.table({"id": [5, 6], "year": [1, 2]}))
+    monkeypatch.undo()
+    store = CodeStore.open(str(tmp_path / "codes"))
+    assert store.read(["row_id", "id"]).to_pydict() == {"row_id": [0, 1], "id": [5, 6]}
 
 
 @pytest.mark.parametrize(
