@@ -2,7 +2,8 @@
 
 Three conventions are read. ``packed`` is ours, also numpy's ``packbits`` and the ``ubinary`` of
 sentence-transformers: uint8, most significant bit first. ``binary`` is their int8, the same minus 128.
-``signs`` has one number per bit, which is set where the number is >= 0.
+``signs`` has one number per bit, which is set where the number is >= 0, or one boolean. Other types of
+integers, as Python's become in Arrow, are read where the convention is given.
 
     store = import_codes(CodesOptions(path="codes.parquet", key="url", columns=["year"]), "runs/mine/codes")
 """
@@ -37,7 +38,8 @@ class CodesOptions:
     code: str | None = key(None, "Parquet: column of the codes (default: code, codes, embedding, embeddings)")
     convention: str | None = key(
         None,
-        "packed or ubinary: uint8; binary: int8, minus 128; signs: one number per bit (default: by type)",
+        "packed or ubinary: 0 to 255; binary: these minus 128; signs: a number or boolean per bit "
+        "(default: by type)",
         choices=CONVENTIONS,
     )
     id: str | None = key(None, "Parquet: column of whole numbers (default: 0, 1, 2, …)")
@@ -83,14 +85,25 @@ def as_packed(values: np.ndarray, convention: str | None, where: str) -> np.ndar
                 f"{where} holds only -1, 0 and 1: are these signs (signs) or int8 codes (binary)?"
             )
     if convention == "signs":
-        return pack_signs(values)
-    expected = {"packed": np.uint8, "ubinary": np.uint8, "binary": np.int8}.get(convention or "")
-    if values.dtype != expected:
+        return pack_signs(np.where(values, 1, -1) if values.dtype == bool else values)
+    if convention is None or values.dtype.kind not in "iu":
         raise DataError(
-            f"{where} holds {values.dtype}; codes are uint8 (packed, ubinary), int8 (binary), or numbers "
-            "whose signs are the bits (signs): give the convention"
+            f"{where} holds {values.dtype}; codes are whole numbers 0 to 255 (packed, ubinary), these minus "
+            "128 (binary), or one number or boolean per bit (signs): give the convention"
         )
-    return values if convention != "binary" else values.view(np.uint8) ^ np.uint8(128)
+    return _as_bytes(values, -128 if convention == "binary" else 0, f"{convention} codes", where)
+
+
+def _as_bytes(values: np.ndarray, low: int, what: str, where: str) -> np.ndarray:
+    """uint8 of integers of any type from ``low`` to ``low + 255``; DataError names the first other one."""
+    wrong = (values < low) | (values > low + 255)
+    if wrong.any():
+        row, place = np.argwhere(wrong)[0]
+        raise DataError(
+            f"{where} row {row} holds {values[row, place]}; {what} are {low} to {low + 255}: "
+            "correct it, or give the convention they follow"
+        )
+    return values.astype(np.uint8) ^ np.uint8(-low)
 
 
 def _from_numpy(options: CodesOptions) -> dict[str, Any]:
@@ -165,7 +178,12 @@ def _matrix(column: pa.ChunkedArray, where: str) -> np.ndarray:
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
         raise DataError(f"{where} is {kind}; codes are bytes or lists of numbers")
     _refuse_widths(pa.compute.unique(pa.compute.list_value_length(array)).to_pylist(), where)
-    return array.flatten().to_numpy(zero_copy_only=False).reshape(len(array), -1)
+    values = array.flatten()
+    if values.null_count:
+        place = values.is_null().index(True).as_py()
+        row = pa.compute.list_parent_indices(array)[place].as_py()
+        raise DataError(f"{where}: the code of row {row} holds a null; correct or remove the row")
+    return values.to_numpy(zero_copy_only=False).reshape(len(array), -1)
 
 
 def _refuse_widths(widths: list[int], where: str) -> None:

@@ -83,6 +83,33 @@ def test_parquet_columns_of_every_type(tmp_path, vectors, kind):
     assert found.distances.ravel().tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "convention"),
+    [
+        *((kind, name) for kind in (pa.int64(), pa.int16()) for name in ("packed", "binary", "signs")),
+        (pa.uint64(), "packed"),
+    ],
+)
+def test_integers_of_every_type_with_a_convention(tmp_path, vectors, kind, convention):
+    """What Hugging Face's Dataset.from_dict makes of lists of Python integers."""
+    rows = bits(vectors)
+    if convention == "binary":
+        rows = [[byte - 128 for byte in row] for row in rows]
+    elif convention == "signs":
+        rows = [[1 if value > 0 else -1 for value in vector] for vector in vectors]
+    pq.write_table(pa.table({"code": pa.array(rows, pa.list_(kind))}), tmp_path / "rows.parquet")
+    options = CodesOptions(path=str(tmp_path / "rows.parquet"), convention=convention)
+    assert import_codes(options, str(tmp_path / "codes")).codes().tolist() == bits(vectors)
+
+
+def test_booleans_are_bits(tmp_path, vectors):
+    np.save(tmp_path / "codes.npy", vectors > 0)
+    pq.write_table(pa.table({"code": (vectors > 0).tolist()}), tmp_path / "rows.parquet")
+    for name in ("codes.npy", "rows.parquet"):
+        options = CodesOptions(path=str(tmp_path / name), convention="signs")
+        assert import_codes(options, f"{tmp_path}/{name}-codes").codes().tolist() == bits(vectors)
+
+
 def test_the_command_line(tmp_path, vectors, capsys):
     np.savez(tmp_path / "e.npz", codes=np.packbits(vectors > 0, axis=1), labels=np.arange(N) % 3)
     words = ["dataset", "codes", str(tmp_path / "e.npz"), "--out", str(tmp_path / "codes"), "--json"]
@@ -99,9 +126,19 @@ def test_the_command_line(tmp_path, vectors, capsys):
     ("values", "options", "sentence"),
     [
         (np.ones((3, 8), np.int8), {}, "holds only -1, 0 and 1"),
-        (np.ones((3, 8), np.float32), {}, "holds float32; codes are uint8"),
+        (np.ones((3, 8), np.float32), {}, "holds float32; codes are whole numbers 0 to 255"),
+        (np.ones((3, 8), np.float32), {"convention": "packed"}, "holds float32; codes are whole numbers"),
+        (np.ones((3, 8), np.int64), {}, "holds int64; .* give the convention"),
+        (np.ones((3, 8), bool), {}, "holds bool; .* give the convention"),
+        (np.array([[0], [256]]), {"convention": "packed"}, "row 1 holds 256; packed codes are 0 to 255"),
+        (np.array([[-1]], np.int8), {"convention": "ubinary"}, "row 0 holds -1; ubinary codes are 0 to 255"),
+        (np.array([[2**64 - 1]], np.uint64), {"convention": "packed"}, f"row 0 holds {2**64 - 1}"),
         (np.ones(3, np.uint8), {}, r"must have shape \(n, bytes\)"),
-        (np.ones((3, 8), np.uint8), {"convention": "binary"}, "holds uint8; codes are"),
+        (
+            np.array([[127, 128]], np.uint8),
+            {"convention": "binary"},
+            "row 0 holds 128; binary .* -128 to 127",
+        ),
         (np.ones((3, 8), np.uint8), {"key": "url"}, "key names a column, and .* is not Parquet"),
     ],
 )
@@ -124,5 +161,8 @@ def test_mistakes_in_parquet_are_named(tmp_path):
     assert "has no column code or codes or embedding" in refused({"x": [1]})
     assert "codes of 1 and of 2 values" in refused({"code": pa.array([[1], [1, 2]], pa.list_(pa.uint8()))})
     assert "row 1 has no code" in refused({"code": pa.array([b"a", None])})
+    for kind in (pa.list_(pa.uint8()), pa.list_(pa.uint8(), 2), pa.list_(pa.bool_())):
+        column = pa.array([[1, 0], [0, 1], [1, None]], pa.list_(pa.int8())).cast(kind)
+        assert "the code of row 2 holds a null" in refused({"code": column}, convention="signs")
     assert "has no column 'url'" in refused({"code": pa.array([b"a"])}, key="url")
     assert "both have id 'k'" in refused({"code": pa.array([b"a", b"b"]), "url": ["k", "k"]}, key="url")
