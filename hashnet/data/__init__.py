@@ -6,6 +6,7 @@ from hashnet.io import lazy_names
 
 if TYPE_CHECKING:
     from hashnet.data.columns import (
+        check_labels,
         expand_pattern,
         feature_matrix,
         feature_rows,

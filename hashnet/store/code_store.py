@@ -148,6 +148,7 @@ class ShardStore:
         self.n_rows: int = about["rows"]
         self.n_bad: int = about["bad_rows"]
         self.n_classes = self.plan.n_classes
+        self.class_names = self.plan.class_names  # of codes from elsewhere; a manifest has those of a run
         self.lineage: dict[str, Any] = dict(self.plan.lineage)
         self.sha256: str = about["sha256"]
         self.rows_sha256 = self.plan.rows_sha256

@@ -49,7 +49,7 @@ class CodesOptions:
     ids: str | None = key(None, "ids.npy, for an .npy of codes")
     labels: str | None = key(None, "labels.npy, for an .npy of codes: class ids, or 0 and 1 per class")
     n_classes: int | None = key(None, "number of classes, where ids of the last ones may be missing", low=1)
-    class_names: list[str] = key([], "order of the class names, or a text file with one per line")
+    class_names: list[str] = key([], "names of the classes in order, or a text file with one per line")
     rows_per_shard: int = key(ROWS_PER_SHARD, "rows per shard", low=1)
     # last, because the name hides the function
     key: str | None = key(None, "Parquet: column with a text, or a whole number, that names each item")
@@ -118,7 +118,8 @@ def _from_numpy(options: CodesOptions) -> dict[str, Any]:
     if "codes" not in arrays:
         raise DataError(f"{options.path} has no array 'codes'; it has {', '.join(arrays)}")
     known = {name: arrays[name] for name in ("codes", "ids", "labels") if name in arrays}
-    return known | {"n_classes": options.n_classes}
+    names = read_names(options.class_names) or None
+    return known | {"n_classes": options.n_classes or (len(names) if names else None), "class_names": names}
 
 
 def _load(uri: str) -> Any:
@@ -196,5 +197,5 @@ def _labels(options: CodesOptions, table: pa.Table) -> Mapping[str, Any]:
         return {}
     column = table[options.label].combine_chunks()
     names = tuple(read_names(options.class_names)) or None
-    lists, _, n_classes = read_labels(column, options.label, False, options.n_classes, names)
-    return {"labels": lists, "n_classes": n_classes}
+    lists, names, n_classes = read_labels(column, options.label, False, options.n_classes, names)
+    return {"labels": lists, "n_classes": n_classes, "class_names": names}

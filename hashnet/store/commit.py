@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from hashnet import labels as label_sets
 from hashnet.codes import check_codes, code_statistics
-from hashnet.data import further_columns, plain_column, refuse_duplicates, schema_type
+from hashnet.data import check_labels, further_columns, plain_column, refuse_duplicates, schema_type
 from hashnet.errors import CodeError, DataError, FormatError
 from hashnet.io import as_array, binary_column, binary_matrix, storage
 from hashnet.store.code_store import CodesArtefact, CodeStore, FeatureStore
@@ -267,10 +267,12 @@ def write_store(
     lineage: dict[str, Any] | None = None,
     overwrite: bool = False,
     columns: pa.Table | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> CodeStore:
     """A complete store of the given codes, uint8 (n, n_bits // 8); ids default to 0..n-1.
 
-    ``labels`` are class ids, multi-hot rows, or an Arrow array of class id lists (then with ``n_classes``).
+    ``labels`` are class ids, multi-hot rows, or an Arrow array of class id lists (then with ``n_classes``);
+    ``class_names`` has one name per class.
     ``columns`` are further ones of the same rows, for filters and hits; ``key`` among them is a text, or a
     whole number that is kept as one, and differs for every row. Rows are stored in the order of their ids,
     which must differ. A folder that holds a store is refused unless ``overwrite``.
@@ -284,6 +286,10 @@ def write_store(
         raise CodeError(f"ids must fit into int64, got {ids.max()}")
     ids = ids.astype(np.int64)
     lists, n_classes = _label_lists(labels, n_classes)
+    if class_names is not None and len(class_names) != n_classes:
+        raise DataError(
+            f"{len(class_names)} class names came with {n_classes or 'no'} classes; give one each"
+        )
     for name, column in (("ids", ids), ("labels", lists), ("uris", uris), ("columns", columns)):
         if column is not None and len(column) != n:
             raise CodeError(f"{n} codes came with {len(column)} {name}")
@@ -306,6 +312,7 @@ def write_store(
             n_classes=n_classes,
             lineage={"bit_order": BIT_ORDER} | (lineage or {}),
             columns={name: str(schema_type(further.schema, name, name)) for name in further.column_names},
+            class_names=None if class_names is None else tuple(class_names),
         ),
     ).begin()
     for shard in writer.plan.ranges():
@@ -377,6 +384,7 @@ def _label_lists(labels: Any, n_classes: int | None) -> tuple[pa.Array | None, i
     if labels is None:
         return None, None
     if isinstance(labels, pa.Array):
+        check_labels(labels, n_classes)
         return labels, n_classes
     multi_hot = label_sets.as_multi_hot(labels, n_classes)
     return label_sets.to_lists(multi_hot), multi_hot.shape[1]

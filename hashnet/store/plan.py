@@ -76,6 +76,7 @@ class StorePlan:
     lineage: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)  # the manifest's further ones: Arrow types
     dtype: str | None = None  # of features, as they are stored; None: float32 lists of older versions
+    class_names: tuple[str, ...] | None = None  # of a store without a manifest, which would have them
 
     def ranges(self) -> Iterator[ShardRange]:
         """Every shard in order. Ranges never cross a part, so an appended part adds shards only."""
@@ -131,8 +132,10 @@ class StorePlan:
     def from_dict(cls, about: Mapping[str, Any]) -> StorePlan:
         values = {name: about[name] for name in about if name in cls.__dataclass_fields__}
         parts = tuple(PlannedPart(**part) for part in values.pop("parts"))
-        columns = dict(values.pop("columns", ()))  # older stores have none
-        return cls(parts=parts, columns=columns, **values)
+        columns = dict(values.pop("columns", ()))  # older stores have none, and no class names
+        names = values.pop("class_names", None)
+        class_names = None if names is None else tuple(names)
+        return cls(parts=parts, columns=columns, class_names=class_names, **values)
 
     def difference(self, requested: StorePlan) -> str | None:
         """What keeps a store of this plan from being one of ``requested``, or from growing into it."""

@@ -12,7 +12,7 @@ import pytest
 from hashnet import BinaryIndex, CodeStore
 from hashnet.cli.entry import main
 from hashnet.errors import DataError
-from hashnet.store import CodesOptions, import_codes
+from hashnet.store import CodesArtefact, CodesOptions, StorePlan, import_codes
 
 N, D = 300, 64
 
@@ -100,6 +100,43 @@ def test_integers_of_every_type_with_a_convention(tmp_path, vectors, kind, conve
     pq.write_table(pa.table({"code": pa.array(rows, pa.list_(kind))}), tmp_path / "rows.parquet")
     options = CodesOptions(path=str(tmp_path / "rows.parquet"), convention=convention)
     assert import_codes(options, str(tmp_path / "codes")).codes().tolist() == bits(vectors)
+
+
+def classes_of(tmp_path, table, **options):
+    pq.write_table(pa.table({"code": [b"a", b"b", b"c"], **table}), tmp_path / "rows.parquet")
+    store = import_codes(
+        CodesOptions(path=str(tmp_path / "rows.parquet"), label="class", **options),
+        str(tmp_path / "codes"),
+        overwrite=True,
+    )
+    assert CodesArtefact(store.uri).verify() == []
+    again = CodeStore.open(store.uri)
+    return again.class_names, again.labels().tolist()
+
+
+def test_class_names_are_kept(tmp_path):
+    names = {"class": ["cat", "ant", "cat"]}
+    assert classes_of(tmp_path, names) == (("ant", "cat"), [[0, 1], [1, 0], [0, 1]])
+    assert classes_of(tmp_path, names, class_names=["cat", "dog", "ant"]) == (
+        ("cat", "dog", "ant"),
+        [[1, 0, 0], [0, 0, 1], [1, 0, 0]],
+    )
+    assert classes_of(tmp_path, {"class": [1, 0, 1]}, class_names=["ant", "cat"])[0] == ("ant", "cat")
+    assert classes_of(tmp_path, {"class": [1, 0, 1]})[0] is None
+    with pytest.raises(DataError, match=r"2 class names came with 3 classes"):
+        classes_of(tmp_path, {"class": [1, 0, 1]}, class_names=["ant", "cat"], n_classes=3)
+    with pytest.raises(DataError, match=r"row 2 has class 2, but the classes are 0..1"):
+        classes_of(tmp_path, {"class": [1, 0, 2]}, class_names=["ant", "cat"])
+
+
+def test_class_names_of_numpy_files(tmp_path):
+    np.savez(tmp_path / "e.npz", codes=np.zeros((2, 1), np.uint8), labels=[1, 0])
+    options = CodesOptions(path=str(tmp_path / "e.npz"), class_names=["ant", "bee", "cat"])
+    store = import_codes(options, str(tmp_path / "codes"))
+    assert (store.class_names, store.n_classes) == (("ant", "bee", "cat"), 3)
+    about = store.plan.to_dict()
+    del about["class_names"]  # as older versions wrote it
+    assert StorePlan.from_dict(about).class_names is None
 
 
 def test_booleans_are_bits(tmp_path, vectors):
