@@ -272,7 +272,8 @@ def _decode(payload: memoryview, n: int, where: str) -> Iterator[Change]:
         if n_pairs != _NO_LABELS:
             labels, label_rows = take(np.int32, n_pairs), take(np.int64, n_pairs)
         if n_columns:
-            columns = pa.ipc.open_stream(payload[at : at + n_columns]).read_all()
+            # a copy, because Arrow wants buffers at multiples of 8 bytes, and in the log they lie anywhere
+            columns = pa.ipc.open_stream(bytes(payload[at : at + n_columns])).read_all()
             at += n_columns
         vectors = None
         if kind == b"V":
