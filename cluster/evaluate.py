@@ -1,7 +1,7 @@
 """Evaluates a run on a Ray cluster: encodes the queries, counts them against every code shard, sums up.
 
-Queries are encoded with the run's model into RUN/codes-query. One task counts one range of queries
-against one group of code shards:
+Queries are encoded with the run's model into RUN/codes-query; codes from elsewhere, which have no model, come
+with their own there. One task counts one range of queries against one group of code shards:
 
     count(range, group) … → merge, eight at a time → finish: the measures of the range
 
@@ -101,8 +101,10 @@ def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
     """Writes the report of a run; returns the summary that the job prints."""
     started = time.monotonic()
     store = config.artefacts.codes.open()
-    info = config.artefacts.model.info()
-    queries = _queries(config, store, info)
+    made_by = store.lineage.get("model_sha256")  # None: codes from elsewhere
+    info = config.artefacts.model.info() if made_by else None
+    queries = _encoded_queries(config, store, info) if info else _imported_queries(config)
+    _refuse_other_queries(store, queries)
     if store.n_classes is None:
         found = _evaluate_neighbours(config, store, queries)
         return {**found, "seconds": round(time.monotonic() - started, 3)}
@@ -110,16 +112,16 @@ def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
     k = rank_limit(config.k, len(store))
     made_from = {
         "database": store.sha256, "queries": queries.sha256, "k": k, "seed": config.seed,
-        "rankings": "hamming,asymmetric",
+        "rankings": "hamming,asymmetric" if info else "hamming",
     }  # fmt: skip
     artefact = config.artefacts.report
     report = _finished(artefact, made_from)
     if report is None:
-        logits = _query_logits(config, queries)
+        logits = _query_logits(config, queries) if info else None
         evaluation = Evaluation(store, queries.codes(), labels, k, config.seed, config.device, logits)
         measures = _measure_all(config, evaluation, made_from)
         # The model may have been trained on another list of classes than this run's.
-        names = info.class_names if len(info.class_names or ()) == labels.n_classes else None
+        names = info.class_names if info and len(info.class_names or ()) == labels.n_classes else None
         report = build_report(measures, labels, len(store), k, config.seed, names)
         artefact.write(report, made_from)
         for name in storage.list_names(artefact.uri):  # measures of single ranges, needed until here
@@ -148,10 +150,10 @@ def evaluate_run(config: EvaluateConfig) -> dict[str, Any]:
     }
 
 
-def _queries(config: EvaluateConfig, store: CodeStore, info: BundleInfo) -> CodeStore:
+def _encoded_queries(config: EvaluateConfig, store: CodeStore, info: BundleInfo) -> CodeStore:
     """The store of the queries' codes; encodes those that are missing."""
-    made_by = store.lineage.get("model_sha256")
-    if made_by is not None and made_by != info.sha256:
+    made_by = store.lineage["model_sha256"]
+    if made_by != info.sha256:
         raise LineageMismatch(
             f"{store.uri} was encoded with model {made_by[:12]}, but {config.artefacts.model.uri} is "
             f"{info.sha256[:12]}; encode the database with this model, or give the model that made the codes"
@@ -176,22 +178,37 @@ def _queries(config: EvaluateConfig, store: CodeStore, info: BundleInfo) -> Code
             base_uri=config.base_uri,
         )
     )
-    queries = config.artefacts.query_codes.open()
+    return config.artefacts.query_codes.open()
+
+
+def _imported_queries(config: EvaluateConfig) -> CodeStore:
+    """The store of the queries' codes that was imported, as the database's: no model here makes them."""
+    artefact = config.artefacts.query_codes
+    if not artefact.exists():
+        raise DataError(
+            f"{config.artefacts.codes.uri} holds codes without a model, and {artefact.uri} no codes of "
+            f"queries; import them with: hashnet dataset codes queries.parquet --out {artefact.uri}"
+        )
+    return artefact.open()
+
+
+def _refuse_other_queries(store: CodeStore, queries: CodeStore) -> None:
     if queries.n_bits != store.n_bits:
-        raise LineageMismatch(f"{queries.uri} has {queries.n_bits} bits, {store.uri} {store.n_bits}")
+        raise LineageMismatch(
+            f"{queries.uri} has {queries.n_bits} bits, {store.uri} {store.n_bits}; make both with one model"
+        )
     if queries.n_classes != store.n_classes:
         raise LineageMismatch(
-            f"{queries.uri} has {queries.n_classes} classes, {store.uri} {store.n_classes}; "
-            "queries and database must come from the same manifest"
+            f"{queries.uri} has {queries.n_classes} classes, {store.uri} {store.n_classes}; queries and "
+            "database must come from one manifest, or be imported with the same --class-names or --n-classes"
         )
     if not len(queries):
         raise DataError(
             f"{queries.uri} holds no queries; put some rows of the manifest into the split `query`"
         )
-    return queries
 
 
-def _query_logits(config: EvaluateConfig, queries: CodeStore) -> np.ndarray | None:
+def _query_logits(config: EvaluateConfig, queries: CodeStore) -> np.ndarray:
     """The queries' logits, float32 (q, n_bits), from the features that were stored with their codes."""
     from hashnet.encoding import Encoder  # imports torch
 
@@ -200,8 +217,8 @@ def _query_logits(config: EvaluateConfig, queries: CodeStore) -> np.ndarray | No
         raise LineageMismatch(
             f"{features.uri} and {queries.uri} are of other rows; delete both and run again"
         )
-    encoder = Encoder.load(config.artefacts.model.uri, engine=features.lineage["engine"])
-    return encoder.head(features.features())
+    # The driver's machine need not have the GPU that encoded them; a head is a product or two.
+    return Encoder.load(config.artefacts.model.uri, engine="cpu-eager").head(features.features())
 
 
 def _evaluate_neighbours(
@@ -211,6 +228,11 @@ def _evaluate_neighbours(
     from hashnet.reports import write_neighbour_report
 
     made_from = {"database": store.sha256, "queries": queries.sha256, "seed": config.seed}
+    if not config.artefacts.manifest.exists():
+        raise DataError(
+            f"{config.run} has no manifest with the vectors of its codes, which recall is measured by; "
+            "add it, or give labels to the codes of database and queries (hashnet dataset codes --label)"
+        )
     if config.artefacts.manifest.open(verify=False).modality == "image":  # the vectors are the backbone's
         _encode_database_features(config)  # the queries' were written with their codes
     page = _in_a_task(

@@ -270,6 +270,23 @@ def test_leakage(pictures, tmp_path):
     assert "Leakage in" in (tmp_path.parent / told["page"]).read_text(encoding="utf-8")
 
 
+def test_codes_from_elsewhere(tmp_path):
+    """No model and no manifest; rows 3 and 7 are copies of row 0, query 1 of row 5."""
+    rng = np.random.default_rng(1)
+    codes = rng.integers(0, 256, (12, 8), dtype=np.uint8)
+    codes[[3, 7]] = codes[0]
+    stores = {"codes": codes, "codes-query": np.stack([~codes[1], codes[5]])}
+    for name, some in stores.items():
+        np.save(tmp_path / f"{name}.npy", some)
+        source, out = str(tmp_path / f"{name}.npy"), str(tmp_path / "run" / name)
+        assert main(["dataset", "codes", source, "--out", out]) == 0
+    uri = str(tmp_path / "run")
+    found = DuplicatesArtefact(find_duplicates(DedupConfig(run=uri))["duplicates"]).open()
+    assert found.removed().tolist() == [3, 7]
+    leaked = DuplicatesArtefact(find_duplicates(DedupConfig(run=uri, against="query"))["duplicates"]).open()
+    assert leaked.removed().tolist() == [5]
+
+
 def test_bad_input_is_told(pictures, tmp_path):
     def check(error, words, **settings):
         with pytest.raises(error, match=words):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -18,16 +19,18 @@ from cluster.encode.job import EncodeConfig, encode_database
 from cluster.evaluate import EvaluateConfig, Evaluation, evaluate_run
 from cluster.runtime import connection
 from hashnet import Encoder, EvalReport, Manifest
+from hashnet.cli.entry import main
 from hashnet.codes import pack_signs
 from hashnet.data import make_manifest
 from hashnet.data.columns import feature_matrix
 from hashnet.data.writer import SourceRows, write_manifest
-from hashnet.errors import FormatError, LineageMismatch
+from hashnet.errors import DataError, FormatError, LineageMismatch
 from hashnet.io import events
 from hashnet.metrics import QueryMeasures
 from hashnet.models.bundle import save_bundle
 from hashnet.models.hash_model import build_model
 from hashnet.run import Run
+from hashnet.store import CodesArtefact
 
 DATABASE, QUERY = 4, 2
 N, CLASSES = 2400, 6
@@ -293,3 +296,83 @@ def test_evaluation_reports_each_range_of_queries(monkeypatch, tmp_path):
     evaluation._measure_all(config, queries, {})
     about = {"event": "queries measured", "stage": "evaluate", "run": "demo"}
     assert told == [{**about, "first": 0, "stop": 64}, {**about, "first": 64, "stop": 100}]
+
+
+def import_codes(run: str, name: str, codes: np.ndarray, *options: str, labels: list | None = None) -> str:
+    """A store of codes from elsewhere, made as a user would."""
+    columns = {"code": pa.array([row.tobytes() for row in codes], pa.binary(codes.shape[1]))}
+    source = f"{run}-{name}.parquet"
+    pq.write_table(pa.table(columns | ({} if labels is None else {"label": labels})), source)
+    options = ("--label", "label", *options) if labels is not None else options
+    assert main(["dataset", "codes", source, *options, "--out", f"{run}/{name}", "--overwrite"]) == 0
+    return f"{run}/{name}"
+
+
+ELSEWHERE = np.random.default_rng(5)
+ITEMS, QUERIES = (ELSEWHERE.integers(0, 256, (n, 2), dtype=np.uint8) for n in (200, 30))
+ITEM_LABELS, QUERY_LABELS = (ELSEWHERE.permutation(np.arange(n) % 4).tolist() for n in (200, 30))
+
+
+@pytest.fixture
+def elsewhere(tmp_path) -> str:
+    """A run of 200 random codes of 16 bits from elsewhere, labelled from 4 classes, without queries."""
+    import_codes(str(tmp_path / "run"), "codes", ITEMS, labels=ITEM_LABELS)
+    return str(tmp_path / "run")
+
+
+def test_codes_from_elsewhere_are_evaluated_by_their_bits(elsewhere, tmp_path, ray_local):
+    import_codes(elsewhere, "codes-query", QUERIES, labels=QUERY_LABELS)
+    told = evaluate_run(EvaluateConfig(run=elsewhere, k=200))
+    assert (told["n_queries"], told["n_database"], told["n_bits"]) == (30, 200, 16)
+    assert told["map_asymmetric"] is None  # no logits, no asymmetric ranking
+    precisions = []
+    for code, label in zip(QUERIES, QUERY_LABELS, strict=True):
+        near = [
+            theirs == label
+            for other, theirs in zip(ITEMS, ITEM_LABELS, strict=True)
+            if sum((int(a) ^ int(b)).bit_count() for a, b in zip(code, other, strict=True)) <= 2
+        ]
+        precisions.append(sum(near) / len(near) if near else 0.0)
+    assert 0 < np.mean(precisions) == pytest.approx(told["precision_within_2"])
+    page = (tmp_path / "run" / "report" / "report.html").read_text(encoding="utf-8")
+    assert f"{told['map']:.4f}" in page
+    assert evaluate_run(EvaluateConfig(run=elsewhere, k=200))["map"] == told["map"]
+
+
+def test_query_codes_from_elsewhere_may_lie_elsewhere(elsewhere, tmp_path, ray_local):
+    itself = import_codes(str(tmp_path / "other"), "some", ITEMS, labels=ITEM_LABELS)
+    config = EvaluateConfig(run=elsewhere, query_codes=itself, k=1, figures=False, trec=True)
+    told = evaluate_run(config)
+    assert told["n_queries"] == 200
+    lines = (tmp_path / "run" / "report" / "trec" / "run.txt").read_text().splitlines()
+    nearest = [line.split() for line in lines]
+    assert all((ITEMS[int(words[0])] == ITEMS[int(words[2])]).all() for words in nearest)
+
+
+def test_queries_that_do_not_fit_codes_from_elsewhere_are_refused(elsewhere, ray_local):
+    def check(error, words):
+        with pytest.raises(error, match=words):
+            evaluate_run(EvaluateConfig(run=elsewhere, figures=False))
+
+    check(DataError, "hashnet dataset codes queries.parquet --out .*/run/codes-query")
+    import_codes(elsewhere, "codes-query", QUERIES[:, :1], labels=QUERY_LABELS)
+    check(LineageMismatch, "has 8 bits, .*/codes 16")
+    import_codes(elsewhere, "codes-query", QUERIES, "--n-classes", "5", labels=QUERY_LABELS)
+    check(LineageMismatch, "has 5 classes, .*/codes 4; .*--n-classes")
+    import_codes(elsewhere, "codes-query", QUERIES)
+    check(LineageMismatch, "has None classes, .*/codes 4")
+    import_codes(elsewhere, "codes", ITEMS)
+    check(DataError, "no manifest with the vectors .*--label")
+
+
+def test_logits_need_no_gpu_where_one_encoded_the_queries(run, tmp_path, monkeypatch):
+    config = EvaluateConfig(run=run, k=100, out=str(tmp_path), figures=False)
+    evaluate_run(config)  # encodes the queries
+    queries = Run(run).query_codes.open()
+    features = Run(run).store("features", "query").open()
+    features.lineage["engine"] = "cuda"
+    monkeypatch.setattr(CodesArtefact, "open", lambda _: features)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    rows = feature_matrix(Manifest.open(run + "/manifest.parquet").read("query"))
+    expected = Encoder.load(run + "/model", "cpu-eager").logits(rows)
+    np.testing.assert_array_equal(evaluation._query_logits(config, queries), expected)

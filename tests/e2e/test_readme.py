@@ -319,9 +319,9 @@ def own_data(tmp_path, monkeypatch):
         "city": ["Rome"] * 200,
     }
     pq.write_table(pa.table({"vector": list(features[:200]), **further}), "places.parquet")
-    pq.write_table(
-        pa.table({"code": [code.tobytes() for code in codes[:200]], **further}), "embeddings.parquet"
-    )
+    for name, some in {"embeddings": slice(0, 200), "queries": slice(200, 400)}.items():
+        columns = {"code": [code.tobytes() for code in codes[some]], "class": labels[some], **further}
+        pq.write_table(pa.table(columns), f"{name}.parquet")
     return tmp_path
 
 
@@ -353,9 +353,11 @@ def test_the_guide_to_own_data_runs_as_printed(own_data, capsys):
 def test_the_jobs_of_the_guide_run_as_printed(own_data):
     env = os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
     lines = [
-        line for line in your_data_commands(own_data) if re.search("vectors|unlabelled|runs/sweep", line)
+        line
+        for line in your_data_commands(own_data)
+        if re.search("vectors|unlabelled|runs/sweep|runs/mine", line)
     ]
-    assert sum(line.startswith("python jobs/") for line in lines) == 6
+    assert sum(line.startswith("python jobs/") for line in lines) == 9
     for line in lines:
         if "pairs=" in line:
             write_clicks()
