@@ -364,10 +364,8 @@ class _Job:
         for_actors = config.num_actors or config.chunk_rows or config.batch_rows or config.gpus_per_actor
         if for_actors or not (kept or rows <= most):
             return None
-        if os.environ.get("RAY_ADDRESS"):
-            if pipeline.gpus_of_an_actor(engine, None):
-                return None
-            engine = "cpu" if engine == "auto" else engine  # nobody gave this process a GPU
+        if os.environ.get("RAY_ADDRESS") and pipeline.gpus_of_an_actor(engine, None):
+            return None
         from hashnet.encoding import LocalEncoder, choose_engine
 
         try:

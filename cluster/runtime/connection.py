@@ -117,6 +117,12 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
     logging.getLogger("ray.tune").setLevel(logging.WARNING)
 
 
+def hide_gpus_of_driver() -> None:
+    """In a cluster a job's own process sees no GPU: Ray may have given it to a worker."""
+    if os.environ.get("RAY_ADDRESS"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def disconnect() -> None:
     """Leaves the cluster, or ends the Ray that was started here; ``connect`` may follow."""
     import ray

@@ -63,6 +63,7 @@ def run_job(cls: type[C], function: Callable[[C], dict[str, Any]], argv: list[st
     """
     if argv is None:
         _supervise(lambda: run_job(cls, function, sys.argv[1:]))
+    connection.hide_gpus_of_driver()
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_AboveProgressBar()])
     for noisy in ("ray", "httpx", "numba", "matplotlib", "botocore", "faiss"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

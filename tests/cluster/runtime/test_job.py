@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -44,6 +45,16 @@ def test_a_mistake_is_a_sentence_and_code_2(capsys):
     assert out == ""
     assert "did you mean 'run'?" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("address", "seen"), [("10.0.0.1:6379", ""), (None, "0,1")])
+def test_in_a_cluster_the_driver_sees_no_gpu(address, seen, monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if address:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    _, out, _ = end_of(lambda _: {"seen": os.environ["CUDA_VISIBLE_DEVICES"]}, ["run=/r"], capsys)
+    assert json.loads(out.splitlines()[-1]) == {"seen": seen}
 
 
 def raising(error):
