@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +59,17 @@ class SourceRows:
 def rows_of_uris(uris: pa.Array, **fields: Any) -> SourceRows:
     """Rows of pictures that are given by their uris; ``fields`` are those of ``SourceRows``."""
     return SourceRows(n=len(uris), payload=lambda start, stop: pa.table({"uri": uris[start:stop]}), **fields)
+
+
+def with_keys(rows: SourceRows) -> SourceRows:
+    """The rows with the further column ``key``: their names, which must differ."""
+    names = rows.names
+    assert names is not None
+
+    def payload(start: int, stop: int) -> pa.Table:
+        return rows.payload(start, stop).append_column("key", names[start:stop].cast(pa.string()))
+
+    return replace(rows, payload=payload, columns={**rows.columns, "key": "string"})
 
 
 class Duplicate(NamedTuple):

@@ -8,15 +8,21 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from cluster import build_index as indexing
 from cluster.build_index import IndexConfig, build_index
-from hashnet import BinaryIndex, errors
+from cluster.encode import EncodeConfig, encode_database
+from hashnet import BinaryIndex, Encoder, errors
+from hashnet.data import make_manifest
 from hashnet.index import tuning
 from hashnet.index.kinds import KINDS
 from hashnet.index.segment import KindOptions, option
+from hashnet.models import build_model, save_bundle
+from hashnet.run import Run
 from hashnet.server import AddItems, IndexWriter, RemoveItems
 from hashnet.store import write_store
+from tests.support.source_files import folders
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +60,26 @@ def test_the_job_builds_what_the_library_builds(run, tmp_path, kind):
     index = BinaryIndex.load(tmp_path)
     assert index.search(codes[:50], 10) == BinaryIndex.build(store, kind=kind).search(codes[:50], 10)
     assert index.lineage["codes_sha256"] == store.sha256
+
+
+def test_keys_of_pictures_come_with_the_hits(tmp_path):
+    """From a folder through manifest, encoding and store into the index."""
+    path = folders(tmp_path / "pets", *(f"{c}/{i}.jpg" for c in ("cat", "dog") for i in range(5)))
+    run = Run(str(tmp_path / "run"))
+    make_manifest("imagefolder", run.manifest.uri, path=path, key="path", all_in=["database"])
+    torch.manual_seed(0)
+    save_bundle(run.model.uri, build_model("small_cnn", 24))
+    encode_database(EncodeConfig(run=run.uri, device="cpu", compile=False))
+    assert run.codes.open().columns == ("key",)
+    build_index(IndexConfig(run=run.uri))
+    index = run.index.open()
+    codes = Encoder.load(run.model.uri, "cpu-eager").encode([f"{path}/dog/{i}.jpg" for i in range(5)])
+    hits = index.search(codes, 10, columns=["key"])
+    keys = np.array(hits.columns["key"].to_pylist()).reshape(5, 10)
+    assert set(keys[0]) == {f"{c}/{i}.jpg" for c in ("cat", "dog") for i in range(5)}
+    at_zero = [set(row[far == 0]) for row, far in zip(keys, hits.distances, strict=True)]
+    assert all(f"dog/{i}.jpg" in found for i, found in enumerate(at_zero))
+    assert index.ids_of(["dog/0.jpg"]).tolist() == [5]
 
 
 def test_job_again_changed_and_updated(run, tmp_path):

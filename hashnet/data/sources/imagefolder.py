@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from hashnet.data.columns import PICTURES, choose_classes, find_below, lists_of_names, read_names, uris_below
 from hashnet.data.splits import DATABASE, QUERY, TRAIN
-from hashnet.data.writer import SourceRows, rows_of_uris
+from hashnet.data.writer import SourceRows, rows_of_uris, with_keys
 from hashnet.errors import DataError
 from hashnet.io import REQUIRED, key, storage
 
@@ -30,10 +30,19 @@ class Options:
         choices=("classes", "splits", "flat"),
     )
     classes: list[str] = key([], "take only these classes (names, or a text file with one per line)")
+    # last, because the name hides the function
+    key: str | None = key(
+        None, "path: keep each picture's path below the folder as the column `key`", choices=("path",)
+    )
 
 
 def load(options: Options) -> SourceRows:
     """Rows in the order of their paths; the class is the name of the first folder (below the split's)."""
+    rows = _rows(options)
+    return with_keys(rows) if options.key else rows
+
+
+def _rows(options: Options) -> SourceRows:
     found = find_below(options.path, PICTURES)
     names = pa.array(found.names, pa.large_string())
     if len(names) == 0:

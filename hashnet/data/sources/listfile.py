@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from hashnet.data.columns import read_names, uris_below
 from hashnet.data.splits import QUERY, join_names
-from hashnet.data.writer import SourceRows, find_duplicate
+from hashnet.data.writer import SourceRows, find_duplicate, with_keys
 from hashnet.errors import DataError, StorageError
 from hashnet.io import key, storage
 from hashnet.labels import MAX_CLASSES
@@ -49,6 +49,12 @@ class Options:
         choices=("error", "drop"),
     )
     class_names: list[str] = key([], "names of the label columns, or a text file with one per line")
+    # last, because the name hides the function
+    key: str | None = key(
+        None,
+        "path: keep the paths in the lists (without the prefix `strip`) as the column `key`",
+        choices=("path",),
+    )
 
 
 def load(options: Options) -> SourceRows:
@@ -191,10 +197,11 @@ def _rows(
     def payload(start: int, stop: int) -> pa.Table:
         return pa.table({"uri": uris_below(root, paths[start:stop].cast(pa.string()))})
 
-    return SourceRows(
+    rows = SourceRows(
         n=len(paths), payload=payload, labels=labels, n_classes=n_classes, class_names=names, names=paths,
         fixed=flags, notes=notes,
     )  # fmt: skip
+    return with_keys(rows) if options.key else rows
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from hashnet.data.columns import PICTURES, check_utf8, expand_pattern, read_names
 from hashnet.data.fetch import byte_range_uris
-from hashnet.data.writer import SourceRows, refuse_duplicates, rows_of_uris
+from hashnet.data.writer import SourceRows, refuse_duplicates, rows_of_uris, with_keys
 from hashnet.errors import DataError
 from hashnet.io import REQUIRED, key, storage
 from hashnet.labels import MAX_CLASSES
@@ -30,6 +30,12 @@ class Options:
     label: str = key("label,labels,cls,class", "fields of KEY.json that may hold the labels")
     n_classes: int | None = key(None, "number of classes, where ids of the last ones may be missing", low=1)
     class_names: list[str] = key([], "names of the classes, or a text file with one per line")
+    # last, because the name hides the function
+    key: str | None = key(
+        None,
+        "__key__: keep each sample's KEY, with its folder in the tar, as the column `key`",
+        choices=("__key__",),
+    )
 
 
 @dataclass
@@ -54,9 +60,10 @@ def load(options: Options) -> SourceRows:
     refuse_duplicates(names, f"the keys of {options.path}")
     given = read_names(options.class_names)
     labels, classes, n_classes = _numbered(found, given, options)
-    return rows_of_uris(
+    rows = rows_of_uris(
         pa.concat_arrays(uris), labels=labels, n_classes=n_classes, class_names=classes, names=names
     )
+    return with_keys(rows) if options.key else rows
 
 
 def _samples(uri: str, fields: list[str]) -> Iterator[_Sample]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hashnet.data.fetch import fetch_images
-from hashnet.data.sources import make_manifest
-from hashnet.errors import BadImage, DataError
+from hashnet.data.sources import append_source, make_manifest
+from hashnet.errors import BadImage, ConfigError, DataError
 from tests.support.source_files import folders, rows_of
 
 
@@ -64,3 +64,32 @@ def test_imagefolder_a_stray_picture_does_not_take_the_labels_of_all(tmp_path, n
     path = folders(tmp_path / "a", *names)
     with pytest.raises(DataError, match=f"/{stray} is in no class folder"):
         make_manifest("imagefolder", str(tmp_path / "m"), path=path)
+
+
+def test_imagefolder_paths_as_keys(tmp_path):
+    """Each key is the path below the folder, with the split's, whatever classes are left out."""
+    names = ["train/cat/1.jpg", "train/cat/ä.jpg", "train/dog/1.jpg", "train/dog/2.jpg", "val/dog/1.jpg"]
+    path, out = folders(tmp_path / "a", *names), str(tmp_path / "m")
+    manifest = make_manifest("imagefolder", out, path=path, key="path")
+    assert manifest.columns == {"key": "string"}
+    assert rows_of(manifest, "key", "uri") == [(name, f"{path}/{name}") for name in names]
+    only = make_manifest("imagefolder", out, path=path, key="path", classes=["dog"], overwrite=True)
+    assert rows_of(only, "key") == [(name,) for name in names[2:]]
+    flat = make_manifest("imagefolder", out, path=path, key="path", layout="flat", overwrite=True)
+    assert rows_of(flat, "key") == [(name,) for name in names]
+    assert make_manifest("imagefolder", out, path=path, overwrite=True).columns == {}
+    with pytest.raises(ConfigError, match="key: must be one of path"):
+        make_manifest("imagefolder", out, path=path, key="name", overwrite=True)
+
+
+def test_keys_of_appended_pictures_must_differ_from_those_there(tmp_path):
+    first, second = (folders(tmp_path / name, "cat/1.jpg") for name in ("a", "b"))
+    manifest = make_manifest("imagefolder", str(tmp_path / "m"), path=first, key="path", all_in=["database"])
+    with pytest.raises(DataError, match=r"the key 'cat/1.jpg' is in the manifest already"):
+        append_source(manifest, "imagefolder", path=second, key="path")
+    with pytest.raises(DataError, match="the new ones have none; give them with key="):
+        append_source(manifest, "imagefolder", path=second)
+    folders(tmp_path / "b", "cat/2.jpg")
+    (tmp_path / "b" / "cat" / "1.jpg").unlink()
+    longer = append_source(manifest, "imagefolder", path=second, key="path")
+    assert rows_of(longer, "key") == [("cat/1.jpg",), ("cat/2.jpg",)]

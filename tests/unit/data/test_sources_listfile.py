@@ -301,3 +301,15 @@ def test_many_rows_come_out_whole(tmp_path, monkeypatch):
     assert found.lines.tolist() == list(range(1, 20_001))
     expected = [np.flatnonzero(row).tolist() for row in labels]
     assert found.labels.to_pylist() == expected
+
+
+def test_paths_of_lists_as_keys(tmp_path):
+    """One key per path, whichever lists name it; without the prefix that `strip` removes."""
+    (tmp_path / "train.txt").write_text("old/b.jpg 1\nold/d/a 1.jpg 1\n")
+    (tmp_path / "database.txt").write_text("old/c.jpg 0\nold/b.jpg 1\n")
+    (tmp_path / "query.txt").write_text("old/q.jpg 1\n")
+    options = {"path": str(tmp_path), "root": "/data", "strip": "old/", "key": "path"}
+    manifest = make_manifest("listfile", str(tmp_path / "m"), **options)
+    keys = manifest.read(columns=["key", "uri"]).to_pydict()
+    assert sorted(keys["key"]) == ["b.jpg", "c.jpg", "d/a 1.jpg", "q.jpg"]
+    assert keys["uri"] == [f"/data/{key}" for key in keys["key"]]

@@ -108,3 +108,15 @@ def test_webdataset_reads_what_synthetic_writes(tmp_path):
     )
     read = make_manifest("webdataset", str(tmp_path / "m"), path=str(tmp_path / "s-images"), n_classes=10)
     assert rows_of(read, "uri", "labels") == rows_of(drawn, "uri", "labels")
+
+
+def test_webdataset_keys(tmp_path):
+    """`__key__` as WebDataset has it: the member's name up to the first dot of its file name."""
+    tar_of(tmp_path / "0.tar", [("d.1/a.jpg", jpeg(0)), ("d.1/a.cls", b"1"), ("b.txt", b"no picture")])
+    tar_of(tmp_path / "1.tar", [("a.small.jpg", jpeg(1)), ("a.cls", b"0")])
+    options = {"path": str(tmp_path), "all_in": ["database"], "key": "__key__"}
+    manifest = make_manifest("webdataset", str(tmp_path / "m"), **options)
+    assert rows_of(manifest, "key", "labels") == [("d.1/a", [1]), ("a", [0])]
+    tar_of(tmp_path / "2.tar", [("a.jpg", jpeg(2))])
+    with pytest.raises(DataError, match="rows 1 and 2 both have id 'a'"):
+        make_manifest("webdataset", str(tmp_path / "n"), **options)
