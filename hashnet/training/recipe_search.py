@@ -24,6 +24,7 @@ import torch
 
 from hashnet.errors import Diverged
 from hashnet.io import Progress, storage
+from hashnet.labels import count_pairs
 from hashnet.losses import LabelSimilarity, make_loss
 from hashnet.models import HashModel, build_model
 from hashnet.run import Run
@@ -77,7 +78,7 @@ def find_recipe(
     """The recipe for ``model``, or one like it, on these rows; a run that goes on keeps what it found before.
 
     What the configuration sets is not searched. The defaults are taken where there are no labels to score by,
-    or too few rows. Every worker calls this.
+    too few rows, or rows of which a trial would see similar pairs only, or none. Every worker calls this.
     """
     default = KINDS["features"].lr * config.lr_scale
     lr = config.lr or default * (FACTOR if config.hidden else 1)
@@ -93,6 +94,10 @@ def find_recipe(
         return first
     if not (rates or levels or deeper):
         return first
+    counts = count_pairs(labels[_divided(len(source), config.seed)[0]])
+    if not (counts.n_similar and counts.n_dissimilar):
+        logger.info("no settings are tried: without held-out rows, no pair is left of one of the two kinds")
+        return first
     logger.info("trying settings of noise, learning rate and a hidden layer on held-out rows")
     trials = _Trials(config, model, source, labels, device)
     n_steps = STEPS * (1 + len(levels) + len(rates) + deeper) + 2 * deeper * trials.longer
@@ -105,6 +110,13 @@ def find_recipe(
     values = {"kind": "recipe", "format_version": 1, **dataclasses.asdict(best)}
     storage.write_json(kept, values)
     return best
+
+
+def _divided(n_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows that a trial learns from, and those that score it."""
+    rng = np.random.default_rng(seed)
+    kept, held = (rng.permutation(rows) for rows in held_out(n_rows, SHARE))
+    return kept[:MAX_ROWS], held[:MAX_HELD]
 
 
 class _Trials:
@@ -121,9 +133,7 @@ class _Trials:
         device: str | torch.device,
     ) -> None:
         self.config, self.model, self.device = config, model, device
-        rng = np.random.default_rng(config.seed)
-        kept, held = (rng.permutation(rows) for rows in held_out(len(source), SHARE))
-        self.rows, self.held = kept[:MAX_ROWS], held[:MAX_HELD]
+        self.rows, self.held = _divided(len(source), config.seed)
         self.train, self.test = (
             ArraySource(source.array[torch.from_numpy(rows)].numpy(), source.usable[rows])
             for rows in (self.rows, self.held)
@@ -185,7 +195,8 @@ class _Trials:
         model = recipe.model(self.model, self.config.seed).to(self.device)
         if self.config.scaling:
             standardise(model, self.train, seed=self.config.seed)
-        epochs = max(1, steps * settings.batch_size // len(self.rows))
+        per_epoch = -(-len(self.rows) // settings.batch_size)  # the last batch may be a small one
+        epochs = max(1, steps // per_epoch)
         follow = Callbacks(epoch=lambda record: self._count(steps // epochs))
         try:
             fit(model, self.train, copy.deepcopy(self.loss), plain(epochs), settings, callbacks=follow)

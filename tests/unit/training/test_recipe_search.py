@@ -15,6 +15,7 @@ from hashnet.run import Run
 from hashnet.training import ArraySource, TrainConfig
 from hashnet.training import recipe_search as search
 from hashnet.training.diagnostics import HeldOutScore
+from hashnet.training.inputs import held_out
 from hashnet.training.recipe_search import Recipe
 from hashnet.training.train_config import KINDS
 
@@ -224,3 +225,39 @@ def test_trials_train_copies_and_measure_held_out_rows(problem):
 def test_without_labels_the_defaults_are_used(problem):
     config, model, source, _ = problem
     assert search.find_recipe(config, model, source, None) == FIRST
+
+
+def rows_with(labels):
+    """Training rows of which nothing but the labels matters, and a model for them."""
+    x = np.random.default_rng(0).normal(size=(len(labels), 6)).astype(np.float32)
+    return build_model("features", 8, n_features=6), ArraySource(x), np.eye(len(labels), dtype=bool)[labels]
+
+
+def test_a_rare_class_that_is_held_out_leaves_the_defaults(tmp_path):
+    labels = np.zeros(150, dtype=int)
+    labels[held_out(150, search.SHARE)[1][:3]] = 1  # a trial sees one class: no dissimilar pair
+    found = search.find_recipe(TrainConfig(run=str(tmp_path), n_bits=8), *rows_with(labels))
+    assert found == FIRST
+
+
+def test_a_single_similar_pair_that_is_divided_leaves_the_defaults(tmp_path):
+    kept, held = held_out(150, search.SHARE)
+    labels = np.arange(150)
+    labels[held[0]] = labels[kept[0]]
+    config = TrainConfig(run=str(tmp_path), n_bits=8)
+    assert search.find_recipe(config, *rows_with(labels)) == FIRST
+    x = np.random.default_rng(0).normal(size=(150, 6)).astype(np.float32)
+    assert hashnet.HashNet(8, first_epochs=1, stages=1).fit(x, labels).encode(x).shape == (150, 1)
+
+
+@pytest.mark.parametrize(("n_rows", "batch_size"), [(100, 256), (250, 64), (330, 256), (600, 256)])
+def test_a_trial_has_the_steps_it_says(tmp_path, monkeypatch, n_rows, batch_size):
+    monkeypatch.setattr(search, "STEPS", 40)
+    config = TrainConfig(run=str(tmp_path), n_bits=8, batch_size=batch_size)
+    model, source, labels = rows_with(np.arange(n_rows) % 2)
+    trials, done = search._Trials(config, model, source, labels, "cpu"), []
+    real = search.fit
+    monkeypatch.setattr(search, "fit", lambda *args, **kwargs: done.append(real(*args, **kwargs)))
+    trials.score(FIRST)
+    per_epoch = np.ceil(0.8 * n_rows / batch_size)
+    assert 40 - per_epoch < done[0].stages[0].steps <= 40
