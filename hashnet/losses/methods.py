@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from hashnet.losses.pairwise import Similarity
@@ -114,15 +115,22 @@ METHODS: dict[str, DeepMethod] = {  # in the order of the paper's tables; the fi
 AUTO = "auto"  # as a variant: the one that suits the data
 
 
-def variant_for(multi_label: bool | None) -> str:
-    """The variant that suits the data: None where there are no labels, only pairs.
+MULTI_LABEL = 1.1  # mean number of labels of a labelled row above which data counts as multi-label
 
-    >>> variant_for(None), variant_for(False), variant_for(True)
+
+def variant_for(labels: np.ndarray | None) -> str:
+    """The variant that suits the training rows' multi-hot labels; None where there are only pairs.
+
+    A few rows with two labels among many with one do not make the data multi-label.
+
+    >>> import numpy as np
+    >>> variant_for(None), variant_for(np.eye(3)), variant_for(np.tri(3))
     ('hashnet', 'hashnet+l', 'hashnet+c+l')
     """
-    if multi_label is None:
+    if labels is None:
         return "hashnet"
-    return "hashnet+c+l" if multi_label else "hashnet+l"
+    several = labels.sum() > MULTI_LABEL * labels.any(axis=1).sum()
+    return "hashnet+c+l" if several else "hashnet+l"
 
 
 def make_loss(config: TrainConfig, similarity: Similarity, *, trained: bool = True) -> Loss:

@@ -133,8 +133,7 @@ def choose_variant(config: TrainConfig, manifest: Manifest) -> TrainConfig:
     if config.variant != AUTO:
         return config
     labels = manifest.labels("train") if config.pairs is None else None
-    multi_label = None if labels is None else bool((labels.sum(axis=1) > 1).any())
-    return dataclasses.replace(config, variant=variant_for(multi_label))
+    return dataclasses.replace(config, variant=variant_for(labels))
 
 
 def rows_used(config: TrainConfig, manifest: Manifest) -> int:

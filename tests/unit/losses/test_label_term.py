@@ -72,4 +72,16 @@ def test_pairs_alone_are_refused(tmp_path):
 
 
 def test_variant_for_the_data():
-    assert [variant_for(kind) for kind in (None, False, True)] == ["hashnet", "hashnet+l", "hashnet+c+l"]
+    assert variant_for(None) == "hashnet"
+    assert variant_for(LABELS[[0, 2, 3]]) == "hashnet+l"
+    assert variant_for(LABELS) == "hashnet+c+l"  # 8 labels on 6 rows
+
+
+@pytest.mark.parametrize(("twice", "variant"), [(1, "hashnet+l"), (20, "hashnet+l"), (21, "hashnet+c+l")])
+def test_a_few_rows_with_two_labels_do_not_make_data_multi_label(twice, variant):
+    labels = np.eye(4, dtype=np.uint8)[np.arange(240) % 4]
+    labels[200:] = 0  # rows without a label do not count: up to 220 labels on 200 rows are 1.1 each
+    labels[:twice] |= np.array([1, 0, 0, 0], dtype=np.uint8)
+    labels[:twice:4, 1] = 1
+    assert labels.sum() == 200 + twice
+    assert variant_for(labels) == variant
