@@ -440,18 +440,21 @@ def deep_config(
 ) -> TrainConfig:
     """The training configuration of a deep cell in ``folder``: ``base`` with the cell's own settings.
 
-    Methods without continuation keep their own schedule and train for as many epochs in all as HashNet.
+    ``alpha_n_bits`` is alpha * n_bits, and ``unscaled_lr`` a learning rate for alpha = 10 / n_bits, scaled as
+    the default one is. Methods without continuation keep their own schedule and train for as many epochs in
+    all as HashNet.
     """
     settings = dict(cell.settings)
     if (scale := settings.pop("alpha_n_bits", None)) is not None:
         settings["alpha"] = scale / cell.n_bits
+    unscaled = settings.pop("unscaled_lr", None)
     if METHODS[cell.method].schedule != "staged":
         settings.setdefault("schedule", None)
         if base.first_epochs is not None:  # otherwise `resolved` gives them as many
             hashnet = dataclasses.replace(base, variant="hashnet")
             stages = hashnet.resolved(manifest.modality, manifest.count("train")).make_stages()
             settings.setdefault("first_epochs", sum(stage.epochs for stage in stages))
-    return dataclasses.replace(
+    config = dataclasses.replace(
         base,
         run=folder,
         manifest=None,
@@ -462,6 +465,7 @@ def deep_config(
         validation=validation,
         **settings,
     )
+    return config if unscaled is None else dataclasses.replace(config, lr=unscaled * config.lr_scale)
 
 
 def finished_cell(task: CellTask) -> CellResult | None:

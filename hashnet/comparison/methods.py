@@ -90,18 +90,25 @@ def expand_methods(names: list[str]) -> list[str]:
 def candidates(method: str, lrs: Sequence[float] = ()) -> list[dict[str, Any]]:
     """Every combination of the method's grid; one empty dict where the method has nothing to choose.
 
-    A deep method is tried with each learning rate of ``lrs``, those of its kind of backbone.
+    A deep method is tried without a learning rate, so that tuned settings are no worse than the defaults, and
+    with each of ``lrs``, those of its kind of backbone. ``unscaled_lr``, unlike ``lr``, suits other lengths
+    and other values of alpha, too: see ``deep_config``.
 
-    >>> candidates("lsh"), len(candidates("itq-cca")), len(candidates("cnnh", [0.01, 0.03]))
-    ([{}], 5, 2)
+    >>> candidates("lsh"), len(candidates("itq-cca"))
+    ([{}], 5)
+    >>> candidates("cnnh", [0.01, 0.03])
+    [{}, {'unscaled_lr': 0.01}, {'unscaled_lr': 0.03}]
     """
     from hashnet.baselines import REGISTRY  # loads torch, which drivers do without
 
+    rates: list[dict[str, Any]] = [{}]
     if method in METHODS:
-        grid = {**({"lr": list(lrs)} if lrs else {}), **METHODS[method].grid}
+        grid = METHODS[method].grid
+        rates += [{"unscaled_lr": lr} for lr in lrs]
     else:
         grid = REGISTRY[method].grid
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    others = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    return [rate | other for rate in rates for other in others]
 
 
 BITS = (16, 32, 48, 64)

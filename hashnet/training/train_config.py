@@ -48,7 +48,8 @@ class KindDefaults:
     min_area: float = 0.0
     warmup: float = 0.0
     averaging: float = 0.0
-    lr_grid: tuple[float, ...] = ()  # what a comparison tries with tune=true
+    # What a comparison tries with tune=true, besides no rate: for alpha = 10 / n_bits, as ``lr`` is.
+    lr_grid: tuple[float, ...] = ()
 
 
 # Tuned on real data: vectors from a trained network; small networks from scratch; large ones with pretrained
@@ -60,15 +61,15 @@ KINDS: dict[str, KindDefaults] = {
         lr_grid=(0.01, 0.02, 0.04),
     ),
     "small": KindDefaults(
-        0.003, 0.0, first_epochs=30, stage_epochs=2, min_steps=(600, 40), lr_grid=(0.001, 0.003, 0.01)
+        0.003, 0.0, first_epochs=30, stage_epochs=2, min_steps=(600, 40), lr_grid=(0.001, 0.01)
     ),
     "pretrained": KindDefaults(
         0.003, 0.0, first_epochs=12, stage_epochs=1, min_steps=(90, 8), head_epochs=120, min_area=0.35,
         warmup=0.1, averaging=0.95,
-        lr_grid=(1e-4, 3e-4, 1e-3, 3e-3),  # the paper's largest is 1e-3
+        lr_grid=(1e-4, 3e-4, 1e-3),  # the paper's largest is 1e-3
     ),
     "scratch": KindDefaults(
-        0.01, 0.0, first_epochs=60, stage_epochs=2, min_steps=(2000, 70), lr_grid=(0.003, 0.01, 0.03)
+        0.01, 0.0, first_epochs=60, stage_epochs=2, min_steps=(2000, 70), lr_grid=(0.003, 0.03)
     ),
 }
 # fmt: on
@@ -183,8 +184,8 @@ class TrainConfig:
     variant: str = key(
         "hashnet",
         "the method: its loss and head; sets class_weights, continuous, schedule; auto: hashnet with a label "
-        "term where there are labels, and with continuous similarity where rows have several; where there "
-        "are none, hashnet with pairs=neighbours",
+        "term where there are labels, and with continuous similarity where labelled rows have more than 1.1 "
+        "labels on average; where there are none, hashnet with pairs=neighbours",
         choices=(AUTO, *METHODS),
     )
     class_weights: str | None = key(

@@ -212,6 +212,21 @@ def test_a_setting_of_alpha_carries_over_to_other_lengths(toy):
     assert alpha(48, {}) is None
 
 
+def test_a_learning_rate_to_try_is_scaled_as_the_default_is(toy):
+    """DHN's alpha is 1, at 48 bits 4.8 times 10 / n_bits: an untuned rate is 0.02 / 4.8."""
+
+    def lr(method, n_bits, settings):
+        cell = Cell("tune", method, n_bits, 0, settings)
+        return deep_config(cell, TrainConfig(run="/r"), toy[0], "/r/cell", 0.2).lr
+
+    assert lr("dhn", 48, {}) is None
+    assert lr("dhn", 48, {"unscaled_lr": 0.02}) == pytest.approx(0.02 / 4.8)
+    assert lr("dhn", 16, {"unscaled_lr": 0.02}) == pytest.approx(0.02 / 1.6)
+    assert lr("hashnet", 48, {"unscaled_lr": 0.02}) == 0.02
+    assert lr("hashnet", 48, {"unscaled_lr": 0.02, "alpha_n_bits": 20}) == pytest.approx(0.01)
+    assert lr("dhn", 48, {"lr": 0.02}) == 0.02  # as a sweep found it
+
+
 def configured(toy, method, settings=None, **given):
     cell = Cell("main", method, 16, 0, settings or {})
     return deep_config(cell, TrainConfig("/r", **given), toy[0], "/r/cell")

@@ -54,8 +54,18 @@ def test_candidates_are_every_combination_and_fit_the_constructors():
     for name in SHALLOW:
         for settings in candidates(name):
             assert REGISTRY[name](16, **settings).params().items() >= settings.items()
-    assert len(candidates("dnnh", (0.01, 0.02))) == 2 * 3
-    assert {"lr": 0.02, "margin": 4.0} in candidates("dnnh", (0.01, 0.02))
+    assert len(candidates("dnnh", (0.01, 0.02))) == 3 * 3
+    assert {"unscaled_lr": 0.02, "margin": 4.0} in candidates("dnnh", (0.01, 0.02))
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_the_default_rate_is_among_the_candidates_once(kind):
+    for name in DEEP:
+        rates = [settings.get("unscaled_lr") for settings in candidates(name, kind.lr_grid)]
+        assert rates[0] is None
+        assert len(set(rates)) == 1 + len(kind.lr_grid)
+        # where no rate means a fixed one, that one is not tried twice; for vectors it means a search
+        assert kind.lr not in rates or kind is KINDS["features"]
 
 
 def test_networks_have_the_same_budget():
@@ -66,7 +76,7 @@ def test_networks_have_the_same_budget():
     assert len({epochs(name) for name in DEEP}) == 1
     assert not any("epochs" in setting for name in DEEP for setting in METHODS[name].grid)
     lrs = KINDS["features"].lr_grid
-    assert {len(candidates(name, lrs)) for name in GROUPS["ablation"]} == {6}
+    assert {len(candidates(name, lrs)) for name in GROUPS["ablation"]} == {8}
     assert len(candidates("dhn", lrs)) >= 6
 
 
