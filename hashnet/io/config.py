@@ -220,7 +220,10 @@ def _fill(cls: type[C], values: dict[str, Any], mistakes: list[str]) -> C:
             converted = _convert(hints[name], value)
             arguments[name] = _bounded(fields[name], converted)
         except (ValueError, TypeError) as error:
-            mistakes.append(f"{name}: {error}" if name not in str(error) else str(error))
+            mistake = f"{name}: {error}" if name not in str(error) else str(error)
+            if value == "auto" and type(None) in typing.get_args(hints[name]):
+                mistake += f"; leave it out or write {name}=none"
+            mistakes.append(mistake)
     for name, field in fields.items():
         if name not in values and _default(field) is REQUIRED:
             mistakes.append(f"{name} is required: {field.metadata['meaning']}")

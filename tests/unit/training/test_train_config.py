@@ -133,3 +133,9 @@ def test_a_configuration_saved_by_an_older_version_is_read(tmp_path):
         assert configs.load(TrainConfig, str(tmp_path / "config.yaml"), saved=True).scaling is now
     with pytest.raises(ConfigError, match="gpu is now called device: write device=cpu"):
         _config("gpu=false")
+
+
+@pytest.mark.parametrize("name", ["lr", "noise", "hidden"])
+def test_auto_is_written_none(name):
+    with pytest.raises(ConfigError, match=f"{name}: .* got .auto.; leave it out or write {name}=none"):
+        configs.load(TrainConfig, None, ["run=/r", f"{name}=auto"])
