@@ -1,4 +1,4 @@
-"""Runs every benchmark and puts the figures into README.md, docs/performance.md and docs/peers.md.
+"""Runs every benchmark and puts the figures into README.md and three pages of docs/.
 
     python tests/bench/run.py [NAME …] [--no-readme]
 
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hashnet.io import duration
 from tests.bench.peers import versions
-from tests.bench.tables import put_between, summary, tables
+from tests.bench.tables import put_between, put_figures, served, summary, tables
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parents[1]
@@ -75,6 +75,10 @@ def main() -> int:
         put_between(REPO / "README.md", BEGIN, END, summary(kept))
         for page in ("performance", "peers"):
             put_between(REPO / "docs" / f"{page}.md", BEGIN, END, tables(kept, page))
+        if serving := served(kept):
+            put_between(REPO / "docs" / "serve.md", BEGIN, END, serving)
+        for name in ("README.md", "docs/serve.md"):
+            put_figures(REPO / name, kept)
     for line in failed:
         print(f"bench: failed: {line}", file=sys.stderr)
     return 1 if failed else 0

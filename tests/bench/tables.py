@@ -1,9 +1,9 @@
-"""The tables of README.md, docs/performance.md and docs/peers.md, made from the rows of the benchmarks."""
+"""The tables and figures of README.md and docs/, made from the rows of the benchmarks."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,17 @@ class Line:
     peer: str
     figure: str  # the field with our own rate
     unit: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure inside a sentence: the least and the greatest value of the rows it covers."""
+
+    bench: str
+    cases: str
+    field: str
+    where: Row = field(default_factory=dict)  # what else the rows must have
+    inverse: bool = False  # theirs over ours, where the row has ours over theirs
 
 
 SUMMARY = (  # one line for each thing a user waits for; the rest is in docs/
@@ -401,6 +412,84 @@ VIEWS = (
         },
     ),
 )
+
+ONE_CODE = "json, one code"
+OF_PEER = "peer, one code"
+FIGURES = {  # name between the marks in a document, <!-- =NAME -->…<!-- / --> → what stands there
+    "exact": Figure("index", "exact 64 bits, .*", "ratio"),
+    "exact-usearch": Figure("index", "exact 64 bits, .*", "over_usearch"),
+    "exact-long-single": Figure("index", "exact (?:512|1024|3072) bits, k = 10, batch 1", "ratio"),
+    "ivf": Figure("index", "ivf .*", "of_faiss_ivf"),
+    "pgvector-filtered": Figure(
+        "index", "filtered to 0.01%, 64 bits, k = 10, batch 1", "over_pgvector", inverse=True
+    ),
+    "qdrant-rescored": Figure("index", "rescored .*, batch 1", "over_qdrant", inverse=True),
+    "lance-clusters": Figure("dedup", "clusters beside Lance, .*", "ratio"),
+    "served": Figure("serving", ONE_CODE, "requests_per_s", {"server": "hashnet serve", "connections": 1}),
+    "pgvector": Figure("serving", OF_PEER, "requests_per_s", {"server": "pgvector", "connections": 1}),
+    "lancedb": Figure("serving", OF_PEER, "requests_per_s", {"server": "LanceDB flat", "connections": 1}),
+    "lancedb-ivf": Figure(
+        "serving", OF_PEER, "requests_per_s", {"server": "LanceDB IVF_FLAT", "connections": 1}
+    ),
+    "qdrant": Figure("serving", OF_PEER, "requests_per_s", {"server": "qdrant-edge", "connections": 1}),
+    "qdrant-recall": Figure("serving", OF_PEER, "recall", {"server": "qdrant-edge", "connections": 1}),
+    "arrow": Figure("serving", "arrow, 1024 codes", "ratio_of_bare_index", {"server": "hashnet serve"}),
+    "arrow-ray": Figure("serving", "arrow, 1024 codes", "ratio_of_bare_index", {"server": "ray serve"}),
+}
+SERVERS = {  # as a row has it → as docs/serve.md does
+    "bare app": "a bare uvicorn app around the same index",
+    "hashnet serve": "`hashnet serve`",
+    "ray serve": "Ray Serve",
+}
+
+
+def figure(wanted: Figure, rows: list[Row]) -> str | None:
+    """The figure as a document has it; None where no row was measured."""
+    values = [
+        1 / row[wanted.field] if wanted.inverse else row[wanted.field]
+        for row in rows
+        if row["bench"] == wanted.bench
+        and re.fullmatch(wanted.cases, row["case"])
+        and row.get(wanted.field)
+        and wanted.where.items() <= row.items()
+    ]
+    return _span(values) if values else None
+
+
+def put_figures(path: Path, rows: list[Row]) -> None:
+    """Replaces the figures between ``<!-- =NAME -->`` and ``<!-- / -->``; those not measured stay."""
+
+    def drawn(found: re.Match) -> str:
+        if found["name"] not in FIGURES:
+            raise SystemExit(f"{path.name} names the figure {found['name']}; there are {', '.join(FIGURES)}")
+        return f"{found['mark']}{figure(FIGURES[found['name']], rows) or found['old']}<!-- / -->"
+
+    text = path.read_text()
+    path.write_text(re.sub(r"(?P<mark><!-- =(?P<name>[\w-]+) -->)(?P<old>.*?)<!-- / -->", drawn, text))
+
+
+def served(rows: list[Row]) -> str:
+    """Markdown: a line per server, a column per number of connections; empty where none was measured."""
+    cells = {
+        (row["server"], row["connections"]): row
+        for row in rows
+        if row["bench"] == "serving" and row["case"] == ONE_CODE
+    }
+    counts = sorted({connections for _, connections in cells})
+    if not counts:
+        return ""
+    heads = [f"{n} connection{'s' if n > 1 else ''}" for n in counts]
+    lines = [f"| requests/s, p50, p99 | {' | '.join(heads)} |", "|---" * (len(counts) + 1) + "|"]
+    for server, name in SERVERS.items():
+        shown = [
+            f"{number(row['requests_per_s'])}/s, {number(row['p50_ms'])} ms, {number(row['p99_ms'])} ms"
+            for row in (cells[server, n] for n in counts)
+        ]
+        lines.append(f"| {name} | {' | '.join(shown)} |")
+    for server in ("hashnet serve", "ray serve"):
+        shown = [number(cells[server, n]["ratio_of_bare_app"]) for n in counts]
+        lines.append(f"| {SERVERS[server]} / bare app | {' | '.join(shown)} |")
+    return "\n".join(lines)
 
 
 def summary(rows: list[Row]) -> str:
