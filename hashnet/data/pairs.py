@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 
 from hashnet.data.columns import is_among
 from hashnet.errors import DataError, StorageError
-from hashnet.io import as_array, check_whole, storage
+from hashnet.io import as_array, check_ids, check_whole, storage
 from hashnet.labels import PairCounts
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def neighbour_pairs(
     k = check_whole("k", k, 1)
     vectors = np.ascontiguousarray(as_array(vectors, "vectors"), dtype=np.float32)
     n = len(vectors)
-    row_ids = np.arange(n) if row_ids is None else as_array(row_ids, "row_ids").astype(np.int64)
+    row_ids = np.arange(n) if row_ids is None else check_ids(row_ids, "row_ids")
     if n < k + 2:
         raise DataError(f"there are {n} vectors; {k} neighbours of each need at least {k + 2}")
     near = nearest_rows(vectors, 0, n, k) if near is None else near

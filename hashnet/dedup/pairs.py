@@ -22,7 +22,7 @@ import pyarrow as pa
 from hashnet.codes import as_words, check_codes
 from hashnet.dedup.join import NOTHING, Edges, estimate_pairs, join
 from hashnet.errors import CodeError, DataError
-from hashnet.io import as_array, binary_matrix, check_whole
+from hashnet.io import as_array, binary_matrix, check_ids, check_whole
 from hashnet.kernels import compiled
 from hashnet.store import CodeStore
 
@@ -83,15 +83,13 @@ class CodeSet:
         if isinstance(source, CodeStore):
             return cls.read(source)
         codes = check_codes(as_array(source, name), name=name)
-        ids = np.arange(len(codes)) if ids is None else as_array(ids, "ids")
-        if ids.shape != (len(codes),) or ids.dtype.kind not in "iu":
-            raise CodeError(f"ids must be {len(codes)} whole numbers, got shape {ids.shape} of {ids.dtype}")
+        ids = np.arange(len(codes)) if ids is None else check_ids(ids, n=len(codes))
         if len(ids) and not (np.diff(ids) > 0).all():
             order = np.argsort(ids, kind="stable")
             ids, codes = ids[order], np.ascontiguousarray(codes[order])
         if len(ids) and (np.diff(ids) == 0).any():
             raise CodeError(f"ids must differ; {ids[1:][np.diff(ids) == 0][0]} comes more than once")
-        return cls(ids.astype(np.int64), codes)
+        return cls(ids, codes)
 
 
 def near_duplicates(

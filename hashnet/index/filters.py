@@ -26,7 +26,7 @@ from pyarrow import acero
 from hashnet.errors import IndexMismatch, Unsupported
 from hashnet.index.expressions import LABELS, Condition, nearest_name, parse_condition
 from hashnet.index.rows import Selection, StoredRows
-from hashnet.io import as_array
+from hashnet.io import check_ids
 
 FILTER_KEYS = ("ids", "labels", "condition")
 LABELS_HINT = (
@@ -153,11 +153,4 @@ def _labels(values: Any, n_classes: int | None) -> list[int]:
 
 def _whole(values: Any, name: str) -> np.ndarray:
     """Sorted distinct int64 of a number, a set, a list or an array of them."""
-    if isinstance(values, (set, frozenset, range)):
-        values = list(values)
-    array = np.atleast_1d(as_array(values, f"{name} of where="))
-    if array.size == 0:
-        return np.empty(0, dtype=np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise IndexMismatch(f"where= needs whole numbers as {name}, got {array.dtype} of shape {array.shape}")
-    return np.unique(array.astype(np.int64))
+    return np.unique(check_ids(values, f"{name} of where=", IndexMismatch))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hashnet import io
 from hashnet import labels as label_sets
 from hashnet.codes import check_codes, pack_signs
 from hashnet.errors import CodeError, IndexMismatch, Unsupported
@@ -143,21 +144,8 @@ def check_search_size(k: Any, n_queries: int) -> int:
 
 
 def check_ids(ids: Any, n: int | None = None, *, lowest: int = 0, distinct: bool = False) -> np.ndarray:
-    """int64 (n,) of whole numbers >= ``lowest``."""
-    array = np.atleast_1d(as_array(list(ids) if isinstance(ids, (set, frozenset, range)) else ids, "ids"))
-    if array.size == 0:
-        array = array.astype(np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise IndexMismatch(
-            f"ids must be whole numbers of shape (n,), got {array.dtype} of shape {array.shape}"
-        )
-    if n is not None and len(array) != n:
-        raise IndexMismatch(f"{n} codes came with {len(array)} ids; give one id per code")
-    if len(array) and int(array.max()) > np.iinfo(np.int64).max:
-        raise IndexMismatch(f"ids must fit into int64, got {array.max()}")
-    array = array.astype(np.int64)
-    if len(array) and array.min() < lowest:
-        raise IndexMismatch(f"ids must be >= {lowest} (-1 marks an unused slot), got {array.min()}")
+    """int64 (n,) of whole numbers >= ``lowest``; with ``distinct`` each of them once."""
+    array = io.check_ids(ids, "ids", IndexMismatch, n=n, lowest=lowest)
     if distinct:
         values, counts = np.unique(array, return_counts=True)
         if len(values) != len(array):

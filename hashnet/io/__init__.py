@@ -1,7 +1,15 @@
 """Files by path or URI, configurations, progress and events, and Arrow arrays."""
 
 from hashnet.io import config, events, storage
-from hashnet.io.arrow import TableBuffer, as_array, binary_column, binary_matrix, rechunk, type_from_text
+from hashnet.io.arrow import (
+    TableBuffer,
+    as_array,
+    binary_column,
+    binary_matrix,
+    check_ids,
+    rechunk,
+    type_from_text,
+)
 from hashnet.io.artefact import (
     Artefact,
     Description,
@@ -29,6 +37,7 @@ __all__ = [
     "binary_column",
     "binary_matrix",
     "check_file",
+    "check_ids",
     "check_whole",
     "config",
     "counted",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hashnet.errors import CodeError
+from hashnet.errors import CodeError, HashnetError
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
@@ -27,6 +27,37 @@ def as_array(values: Any, name: str) -> np.ndarray:
         raise CodeError(
             f"{name} are not an array: their rows differ in length; give rows of one length"
         ) from error
+
+
+def check_ids(
+    values: Any,
+    name: str = "ids",
+    error: type[HashnetError] = CodeError,
+    *,
+    n: int | None = None,
+    lowest: int | None = None,
+) -> np.ndarray:
+    """int64 (n,) of one whole number or many, none below ``lowest``; ``error`` for anything else.
+
+    >>> check_ids([2**63])
+    Traceback (most recent call last):
+    hashnet.errors.CodeError: ids must fit into int64, got 9223372036854775808
+    """
+    array = np.atleast_1d(
+        as_array(list(values) if isinstance(values, (set, frozenset, range)) else values, name)
+    )
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise error(f"{name} must be whole numbers of shape (n,), got {array.dtype} of shape {array.shape}")
+    if n is not None and len(array) != n:
+        raise error(f"{n} codes came with {len(array)} {name}; give one id per code")
+    if len(array) and int(array.max()) > np.iinfo(np.int64).max:  # a cast would make it negative
+        raise error(f"{name} must fit into int64, got {array.max()}")
+    array = array.astype(np.int64)
+    if lowest is not None and len(array) and array.min() < lowest:
+        raise error(f"{name} must be >= {lowest} (-1 marks an unused slot), got {array.min()}")
+    return array
 
 
 def type_from_text(text: str) -> pa.DataType:

@@ -19,7 +19,7 @@ import numpy as np
 
 from hashnet.codes import check_codes
 from hashnet.errors import CodeError, ConfigError, DataError
-from hashnet.io import as_array, check_whole
+from hashnet.io import as_array, check_ids, check_whole
 from hashnet.labels import LabelSets
 from hashnet.metrics.bootstrap import interval
 from hashnet.metrics.measures import QueryMeasures, curve_ranks, mean_by_class, query_block_size
@@ -63,7 +63,7 @@ def evaluate(
             f"there are {len(class_names)} class names for {queries.n_classes} classes; "
             "give one name per class"
         )
-    ids = check_ids(database_ids, len(database_codes), "database ids")
+    ids = ids_or_places(database_ids, len(database_codes), "database ids")
     shard = build_shard(database_codes, database, ids, seed, device)
     blocks = []
     step = query_block_size(k)
@@ -190,14 +190,9 @@ def rank_limit(k: int | None, n_database: int) -> int:
     return min(check_whole("k", k, 1), n_database)
 
 
-def check_ids(ids: Any, n: int, name: str) -> np.ndarray:
-    """``ids`` as an array of ``n`` whole numbers; 0 … n - 1 for None."""
-    if ids is None:
-        return np.arange(n)
-    ids = as_array(ids, name)
-    if ids.shape != (n,) or ids.dtype.kind not in "iu":
-        raise CodeError(f"{name} must be {n} whole numbers, got shape {ids.shape} of {ids.dtype}")
-    return ids
+def ids_or_places(ids: Any, n: int, name: str) -> np.ndarray:
+    """``ids`` as int64 (n,); 0 … n - 1 for None."""
+    return np.arange(n) if ids is None else check_ids(ids, name, n=n)
 
 
 def check_labels(query_labels: Any, database_labels: Any) -> tuple[LabelSets, LabelSets]:

@@ -16,7 +16,7 @@ import numpy as np
 from hashnet.io import storage
 from hashnet.kernels import HASH_BITS, hash_bits
 from hashnet.labels import LabelSets
-from hashnet.metrics.evaluation import check_ids, check_inputs, check_labels
+from hashnet.metrics.evaluation import check_inputs, check_labels, ids_or_places
 from hashnet.metrics.measures import query_block_size
 from hashnet.metrics.shard import Shard, tie_hash
 
@@ -43,8 +43,8 @@ def write_trec(
         query_codes, query_labels, database_codes, database_labels, k
     )
     queries, database = check_labels(query_labels, database_labels)
-    names = check_ids(query_ids, len(query_codes), "query ids")
-    ids = check_ids(database_ids, len(database_codes), "database ids")
+    names = ids_or_places(query_ids, len(query_codes), "query ids")
+    ids = ids_or_places(database_ids, len(database_codes), "database ids")
     shard = Shard.build(database_codes, database, ids, seed)
     n_hash = hash_bits(database_codes.shape[1] * 8)
     hashes = tie_hash(ids, seed) >> np.uint64(HASH_BITS - n_hash)

@@ -31,7 +31,7 @@ from hashnet import labels as label_sets
 from hashnet.codes import check_codes, code_statistics
 from hashnet.data import check_labels, further_columns, plain_column, refuse_duplicates, schema_type
 from hashnet.errors import CodeError, DataError, FormatError
-from hashnet.io import as_array, binary_column, binary_matrix, storage
+from hashnet.io import binary_column, binary_matrix, check_ids, storage
 from hashnet.store.code_store import CodesArtefact, CodeStore, FeatureStore
 from hashnet.store.plan import (
     BIT_ORDER,
@@ -279,18 +279,13 @@ def write_store(
     """
     codes = check_codes(codes)
     n = len(codes)
-    ids = np.arange(n, dtype=np.int64) if ids is None else as_array(ids, "ids")
-    if len(ids) and (ids.dtype.kind not in "iu" or ids.min() < 0):
-        raise CodeError(f"ids must be whole numbers from 0 on, got {ids.dtype}, the least {ids.min()}")
-    if len(ids) and int(ids.max()) > np.iinfo(np.int64).max:
-        raise CodeError(f"ids must fit into int64, got {ids.max()}")
-    ids = ids.astype(np.int64)
+    ids = np.arange(n, dtype=np.int64) if ids is None else check_ids(ids, n=n, lowest=0)
     lists, n_classes = _label_lists(labels, n_classes)
     if class_names is not None and len(class_names) != n_classes:
         raise DataError(
             f"{len(class_names)} class names came with {n_classes or 'no'} classes; give one each"
         )
-    for name, column in (("ids", ids), ("labels", lists), ("uris", uris), ("columns", columns)):
+    for name, column in (("labels", lists), ("uris", uris), ("columns", columns)):
         if column is not None and len(column) != n:
             raise CodeError(f"{n} codes came with {len(column)} {name}")
     if len(np.unique(ids)) != n:

@@ -15,7 +15,7 @@ from hashnet.cli.entry import main
 from hashnet.data import Manifest, PairTable, lists_neighbours, make_manifest, neighbour_pairs
 from hashnet.data.splits import DATABASE, TRAIN
 from hashnet.data.writer import rows_of_uris, write_manifest
-from hashnet.errors import DataError
+from hashnet.errors import CodeError, DataError
 
 PAIRS = st.dictionaries(
     st.tuples(st.integers(0, 12), st.integers(0, 12)).filter(lambda p: p[0] < p[1]), st.booleans(), min_size=1
@@ -174,6 +174,15 @@ def test_a_table_keeps_what_is_neither_similar_nor_dissimilar(tmp_path):
 def test_too_few_rows_are_told():
     with pytest.raises(DataError, match="5 vectors; 10 neighbours of each need at least 12"):
         neighbour_pairs(np.zeros((5, 2)))
+
+
+def test_row_ids_that_do_not_fit_are_refused():
+    for ids, told in (
+        (np.arange(2**63, 2**63 + 30, dtype=np.uint64), "fit into int64"),
+        (np.ones(30), "whole"),
+    ):
+        with pytest.raises(CodeError, match=f"row_ids must (be )?{told}"):
+            neighbour_pairs(np.zeros((30, 2)), row_ids=ids)
 
 
 def test_the_command_writes_a_table_with_its_lineage(tmp_path, capsys):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hashnet.io import TableBuffer, rechunk
+from hashnet.errors import DataError
+from hashnet.io import TableBuffer, check_ids, rechunk
 
 
 def cut(rows: list[int], lengths: list[int]) -> list[list[int]]:
@@ -53,3 +56,30 @@ def test_a_buffer_counts_the_rows_and_bytes_that_wait():
     assert (len(buffer), buffer.nbytes) == (2, 16)
     assert buffer.take(2)["x"].to_pylist() == [5, 6]
     assert buffer.take(0).column_names == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("given", "ids"),
+    [(7, [7]), ([], []), ({5}, [5]), (range(2), [0, 1]), (np.array([2**63 - 1], np.uint64), [2**63 - 1])],
+)
+def test_ids_are_int64(given, ids):
+    checked = check_ids(given)
+    assert checked.dtype == np.int64
+    assert checked.tolist() == ids
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([2**63], f"ids must fit into int64, got {2**63}"),
+        ([2**64], "ids must be whole numbers"),
+        ([-1, 2**63], "ids must be whole numbers"),
+        ([0.0], "whole numbers .* got float64"),
+        ([[1]], r"whole numbers .* shape \(1, 1\)"),
+        ([1, -2], "ids must be >= -1 .* got -2"),
+        ([1], "2 codes came with 1 ids"),
+    ],
+)
+def test_other_ids_are_refused_by_the_callers_error(given, message):
+    with pytest.raises(DataError, match=message):
+        check_ids(given, error=DataError, n=2 if message[0] == "2" else None, lowest=-1)

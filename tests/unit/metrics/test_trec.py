@@ -113,5 +113,7 @@ def test_torchmetrics_agrees_with_the_retrieved_denominator(case):
 
 
 def test_ids_that_do_not_fit_are_refused(case, tmp_path):
-    with pytest.raises(CodeError, match="query ids must be 30 whole numbers"):
+    with pytest.raises(CodeError, match="30 codes came with 29 query ids"):
         write_trec(tmp_path, *case, query_ids=np.arange(29))
+    with pytest.raises(CodeError, match=f"query ids must fit into int64, got {2**63}"):
+        write_trec(tmp_path, *case, query_ids=np.arange(2**63 - 29, 2**63 + 1, dtype=np.uint64))
