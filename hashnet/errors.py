@@ -29,8 +29,12 @@ A message names what is wrong, both values where two disagree, and what to do ab
 
 A class exists because a program treats it differently: this code base, or a caller. ConfigError (it lists
 ``mistakes``), DataError, TooManyBad and ClusterError are for callers of the library and of ``cluster``,
-the three kinds of ClientError for callers of ``Client``; the exit code says whether to correct the input
-(2) or to run again (1).
+the three kinds of ClientError for callers of ``Client``; DeviceMemoryError for callers of ``Encoder``, who
+try again with fewer rows; StaleIndex for those who update an index from several processes, who refresh it and
+repeat the update. The exit code says whether to correct the input (2) or to run again (1).
+
+One is defined elsewhere: ApiError of ``hashnet.server``, an error response with its HTTP status, which stays
+inside the processes of a server.
 """
 
 

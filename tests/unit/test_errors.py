@@ -22,6 +22,15 @@ def test_the_drawn_tree_is_the_real_one():
         )
 
 
+def test_every_error_of_the_library_is_in_the_docstring(repo):
+    bases = "|".join(name for name, _ in inspect.getmembers(errors, inspect.isclass))
+    sources = "\n".join(path.read_text() for path in (repo / "hashnet").rglob("*.py"))
+    defined = set(re.findall(rf"^class (\w+)\((?:errors\.)?(?:{bases})\b", sources, re.M))
+    assert {"ApiError", "StaleIndex"} <= defined
+    for name in defined:
+        assert re.search(rf"\b{name}\b", errors.__doc__), name
+
+
 @pytest.mark.parametrize(
     "error",
     [
