@@ -319,7 +319,9 @@ class _Run:
         from hashnet.store import ItemLookup
 
         if self.run.codes.exists():
-            self.items = ItemLookup(self.run.codes.open())
+            store = self.run.codes.open()
+            self.items = ItemLookup(store)
+            self.class_names = list(store.class_names) if store.class_names is not None else self.class_names
         if self.run.manifest.exists():
             names = self.run.manifest.open(verify=False).class_names
             self.class_names = list(names) if names is not None else self.class_names

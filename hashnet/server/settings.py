@@ -176,7 +176,9 @@ class ServedRun:
         if has_codes:
             if config.verify:
                 run.codes.check()
-            _check_codes(run.codes.open(), about, run.index.uri)
+            store = run.codes.open()
+            _check_codes(store, about, run.index.uri)
+            class_names = list(store.class_names) if store.class_names is not None else class_names
         pictures, has_manifest = False, run.manifest.begun()
         if has_manifest:
             if config.verify:

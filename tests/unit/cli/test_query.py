@@ -12,6 +12,8 @@ import pytest
 from hashnet import BinaryIndex
 from hashnet.cli.entry import main
 from hashnet.data.manifest import Manifest
+from hashnet.server import ServeConfig, ServedRun
+from hashnet.store import write_store
 from tests.support.small_run import make_run, some_codes
 
 
@@ -86,6 +88,21 @@ def test_keys_and_columns_are_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     ):
         assert main(["query", *wrong, "--run", run]) == 2
         assert sentence in capsys.readouterr().err
+
+
+def test_codes_from_elsewhere_keep_their_class_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, labels = str(tmp_path / "run"), np.arange(20) % 2
+    store = write_store(
+        f"{run}/codes", some_codes(20), labels=labels, n_classes=2, class_names=["cat", "dog"]
+    )
+    BinaryIndex.build(store).save(f"{run}/index")
+    assert ServedRun.open(ServeConfig(run=run)).class_names == ["cat", "dog"]
+    assert main(["query", "--id", "3", "--run", run, "-k", "20", "--label", "cat", "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert sorted(hit["id"] for hit in result["hits"]) == list(range(0, 20, 2))
+    assert {name for hit in result["hits"] for name in hit["labels"]} == {"cat"}
 
 
 def test_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
