@@ -85,6 +85,10 @@ def as_packed(values: np.ndarray, convention: str | None, where: str) -> np.ndar
                 f"{where} holds only -1, 0 and 1: are these signs (signs) or int8 codes (binary)?"
             )
     if convention == "signs":
+        if values.dtype.kind in "iu" and values.min() == 0 and values.max() == 1:
+            raise DataError(
+                f"{where} holds only 0 and 1, none of which is below 0; give -1 and 1, or booleans"
+            )
         return pack_signs(np.where(values, 1, -1) if values.dtype == bool else values)
     if convention is None or values.dtype.kind not in "iu":
         raise DataError(

@@ -166,6 +166,7 @@ def test_the_command_line(tmp_path, vectors, capsys):
         (np.ones((3, 8), np.float32), {}, "holds float32; codes are whole numbers 0 to 255"),
         (np.ones((3, 8), np.float32), {"convention": "packed"}, "holds float32; codes are whole numbers"),
         (np.ones((3, 8), np.int64), {}, "holds int64; .* give the convention"),
+        (np.eye(8, dtype=np.int64), {"convention": "signs"}, "holds only 0 and 1, none of which is below 0"),
         (np.ones((3, 8), bool), {}, "holds bool; .* give the convention"),
         (np.array([[0], [256]]), {"convention": "packed"}, "row 1 holds 256; packed codes are 0 to 255"),
         (np.array([[-1]], np.int8), {"convention": "ubinary"}, "row 0 holds -1; ubinary codes are 0 to 255"),
