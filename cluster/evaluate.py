@@ -64,7 +64,7 @@ class EvaluateConfig:
     model: str | None = key(None, "model bundle that encodes the queries (none: RUN/model)", path=True)
     codes: str | None = key(None, "code store to search (none: RUN/codes)", path=True)
     query_codes: str | None = key(
-        None, "output folder of the queries' codes (none: RUN/codes-query)", path=True
+        None, "folder of the queries' codes, encoded where missing (none: RUN/codes-query)", path=True
     )
     out: str | None = key(None, "output folder (none: RUN/report)", path=True)
     rows_per_task: int = key(262_144, "database rows per task", low=1)

@@ -22,6 +22,7 @@ from tests.support.local_cluster import LocalCluster
 LOOK = """
     import json, os
     from cluster.runtime import connection
+    connection.hide_gpus_of_driver()  # where a job starts
     connection.connect()
     import ray
 
@@ -38,6 +39,7 @@ LOOK = """
 
     few = {"num_cpus": 0.1}
     found = {
+        "driver": visible(),
         "task": ray.get([ray.remote(**few)(visible).remote() for _ in range(4)]),
         "actor": [ray.get(ray.remote(**few)(Actor).remote().visible.remote())],
         "nested": [ray.get(nested.remote())],
@@ -71,6 +73,7 @@ def test_only_a_worker_with_a_gpu_sees_one(gpu_cluster, drive):
     done = drive(gpu_cluster, LOOK)
     assert done.returncode == 0, done.stderr
     found = hidden(done.stdout)
+    assert found["driver"] == ""
     assert found["gpu"] in ("0", "1")
     assert found["processes, gpu=True"] == 3  # a process keeps the GPU that it began with
     assert found["processes, gpu=False"] < 3
