@@ -8,7 +8,8 @@ values whose signs are the code. Everything else (checks, centring, blocks, seed
 - ``history_`` holds the objective per iteration (empty where a method has none).
 - Every random choice comes from ``seed``: the same data and seed give the same codes.
 
-Constant columns carry no information: they are left out with one BaselineWarning.
+Constant columns carry no information: they are left out with one BaselineWarning. So are a few rows that are
+more than 100 times as large as others.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 import safetensors.numpy
 
 from hashnet.codes import check_n_bits, pack_signs
+from hashnet.data import ordinary_rows, varying_columns
 from hashnet.errors import CodeError, DataError, FormatError
 from hashnet.io import as_array, check_whole, storage
 from hashnet.labels import as_multi_hot, count_pairs
@@ -64,12 +66,10 @@ class Baseline(ABC):
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learns from rows X (n, d) and, where the method uses them, labels y (class ids or multi-hot)."""
-        X, targets = self._labelled(finite(as_rows(X)), y)
+        X, targets = self._in_proportion(*self._labelled(finite(as_rows(X)), y))
         if len(X) < 2:
             raise DataError(f"{self.name} needs at least 2 rows to learn from, got {len(X)}")
-        varying = X.max(axis=0) > X.min(axis=0)
-        if not varying.any():
-            raise DataError(f"{self.name}: all {X.shape[1]} columns are constant, there is nothing to learn")
+        varying = varying_columns(X)
         if not varying.all():
             warn(f"{self.name}: {(~varying).sum()} of {X.shape[1]} columns are constant and are left out")
         self.columns_ = np.flatnonzero(varying)
@@ -169,6 +169,17 @@ class Baseline(ABC):
             return X, targets
         warn(f"{self.name}: {(~labelled).sum()} of {len(X)} rows have no label and are left out")
         return X[labelled], targets[labelled]
+
+    def _in_proportion(
+        self, X: np.ndarray, targets: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """X and its labels without rows that are out of all proportion."""
+        ordinary = ordinary_rows(X)
+        if ordinary.all():
+            return X, targets
+        n_out = (~ordinary).sum()
+        warn(f"{self.name}: {n_out} of {len(X)} rows are over 100 times as large as the median; left out")
+        return X[ordinary], None if targets is None else targets[ordinary]
 
     def _check_labels(self, y: Any, n_rows: int) -> np.ndarray | None:
         if self.labels == "ignored":

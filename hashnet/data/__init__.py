@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         read_names,
         schema_type,
     )
+    from hashnet.data.feature_checks import ordinary_rows, varying_columns
     from hashnet.data.fetch import OUT_OF_REACH, fetch_images, too_many_bad
     from hashnet.data.images import FORMATS, PREPROCESS_VERSION, Preprocess, decode, is_plain_jpeg
     from hashnet.data.manifest import Manifest, ManifestArtefact

@@ -19,7 +19,15 @@ import numpy as np
 import torch
 
 from hashnet import labels as label_sets
-from hashnet.data import Manifest, feature_matrix, feature_rows, fetch_images, too_many_bad
+from hashnet.data import (
+    Manifest,
+    feature_matrix,
+    feature_rows,
+    fetch_images,
+    ordinary_rows,
+    too_many_bad,
+    varying_columns,
+)
 from hashnet.errors import BadImage, DataError
 from hashnet.kernels import default_threads
 from hashnet.models import HashModel
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MIN_SEEN = 256  # pictures: the share of bad ones among fewer says little about the rest
+SAMPLE_ROWS, COARSE = 2048, 4.0  # a deviation of fewer steps of float32 is lost in rounding
 HELD_OUT_SEED = 20171  # not the run's seed: every trial of a sweep is scored on the same rows
 T = TypeVar("T")
 R = TypeVar("R")
@@ -224,6 +233,34 @@ def _source(
         base_uri=config.base_uri,
         max_bad_fraction=1.0 if lenient else config.max_bad_fraction,
     )
+
+
+def check_features(source: ArraySource) -> None:
+    """Marks a few rows out of all proportion as unusable; DataError where all columns are constant."""
+    array = source.array.numpy()
+    ordinary = ordinary_rows(array)
+    kept = array if ordinary.all() else array[ordinary]
+    varying = varying_columns(kept)
+    if not ordinary.all():
+        logger.warning(
+            "%d of %d training rows are over 100 times as large as the median, the first is row %d: nothing "
+            "is learnt from them",
+            (~ordinary).sum(), len(array), ordinary.argmin(),
+        )  # fmt: skip
+        source.usable = source.usable & ordinary
+    _warn_coarse(kept[:SAMPLE_ROWS, varying].astype(np.float64), array.shape[1])
+
+
+def _warn_coarse(sample: np.ndarray, n_columns: int) -> None:
+    """A warning where the mean of most columns leaves float32 no digits for how they vary."""
+    step = np.spacing(np.abs(sample).max(axis=0).astype(np.float32))  # between neighbouring numbers
+    coarse = sample.std(axis=0) < COARSE * step
+    if coarse.mean() > 0.5:
+        logger.warning(
+            "%d of %d columns of the features vary by hardly more than float32 can tell beside their mean "
+            "(up to %.3g): subtract the mean before they are stored",
+            coarse.sum(), n_columns, np.abs(sample.mean(axis=0)).max(),
+        )  # fmt: skip
 
 
 def held_out(n_rows: int, share: float) -> tuple[np.ndarray, np.ndarray]:

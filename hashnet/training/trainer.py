@@ -54,7 +54,14 @@ from hashnet.training.frozen_backbone import (
     standardise,
     train_head_first,
 )
-from hashnet.training.inputs import ArraySource, InputSource, LabelledRows, held_out, open_rows
+from hashnet.training.inputs import (
+    ArraySource,
+    InputSource,
+    LabelledRows,
+    check_features,
+    held_out,
+    open_rows,
+)
 from hashnet.training.loop import Callbacks, fit
 from hashnet.training.neighbours import HeldOutRecall, start_from_itq
 from hashnet.training.recipe_search import find_recipe
@@ -117,6 +124,8 @@ def train_run(
     kept, held = held_out(manifest.count("train"), config.validation)
     head_only = config.freeze_backbone and model.modality == "image"
     rows = open_rows(manifest, "train", model, config, train=not head_only, positions=_kept(config, kept))
+    if isinstance(rows.source, ArraySource):
+        check_features(rows.source)
     similarity, sampler = make_similarity(config, manifest, rows, device)
     loss = make_loss(config, similarity)
     learner, source = model, rows.source

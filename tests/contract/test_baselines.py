@@ -216,6 +216,15 @@ class TestBadInput:
         with pytest.raises(DataError, match="constant"):
             make(name).fit(np.ones((60, 5)), toy_set(n=60)[1])
 
+    def test_a_row_out_of_all_proportion_is_left_out_with_one_warning(self, name):
+        X, y = toy_set(n=120)
+        larger = np.insert(X, 41, X[41] * 1e5, axis=0)
+        with baseline_warnings() as caught:
+            fitted = make(name).fit(larger, np.insert(y, 41, y[41]))
+        assert sum("1 of 121 rows are over 100 times as large" in str(w.message) for w in caught) == 1
+        with baseline_warnings("ignore"):
+            assert np.array_equal(fitted.encode(X), make(name).fit(X, y).encode(X))
+
     def test_other_columns_than_fitted_are_refused_with_both_numbers(self, name, fitted):
         with pytest.raises(DataError, match=r"24 columns, got 23"):
             fitted(name).encode(np.ones((2, 23)))

@@ -103,3 +103,37 @@ def test_mistakes_are_told_at_once(clusters):
         hashnet.HashNet(16).encode(X)
     with pytest.raises(DataError, match="NaN"):
         hashnet.HashNet(16).fit(np.where(np.eye(240, 10), np.nan, X), y)
+
+
+def test_a_row_out_of_all_proportion_leaves_the_others_apart(caplog):
+    rng = np.random.default_rng(0)
+    y = np.arange(240) % 4
+    X = (3 * rng.normal(size=(4, 12))[y] + rng.normal(size=(240, 12))).astype(np.float32)
+    others = np.delete(np.arange(240), 7)
+    mean = X[others].mean(axis=0)
+    X[7] *= 1e5
+    settings = {"lr": 0.02, "noise": 0.4, "hidden": 0, "first_epochs": 40, "stages": 2}
+    fitted = hashnet.HashNet(16, **settings).fit(X, y)
+    model, _ = fitted._bundle
+    assert model.feature_mean.numpy() == pytest.approx(mean, abs=1e-4)
+    assert "1 of 240 training rows are over 100 times as large" in caplog.text
+    assert "the first is row 7" in caplog.text
+    bits = np.unpackbits(fitted.encode(X[others]), axis=1)
+    away = (bits[:, None] != bits[None, :]).sum(axis=2)
+    same = y[others][:, None] == y[others][None, :]
+    assert away[~same].mean() > away[same].mean() + 4
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1])
+def test_constant_rows_are_refused(value):
+    with pytest.raises(DataError, match="all 5 columns of the features are constant in 60 rows"):
+        hashnet.HashNet(16).fit(np.full((60, 5), value), np.arange(60) % 3)
+
+
+@pytest.mark.parametrize(("offset", "warned"), [(1e8, True), (1e3, False)])
+def test_an_offset_that_float32_has_no_digits_for_is_told(caplog, offset, warned):
+    """Near 1e8, float32 has steps of 8: a column of deviation 4 has two or three values."""
+    rng = np.random.default_rng(0)
+    X = offset + 4 * rng.normal(size=(60, 6))
+    hashnet.HashNet(8, **QUICK).fit(X, np.arange(60) % 3)
+    assert ("6 of 6 columns of the features vary by hardly more than" in caplog.text) == warned
