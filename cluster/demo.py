@@ -31,7 +31,7 @@ from cluster.runtime import connection
 from cluster.train import train
 from hashnet.codes import check_n_bits
 from hashnet.comparison import FULL_NAMES, TITLES, Cell
-from hashnet.data import Manifest, ManifestArtefact, fetch_images
+from hashnet.data import Manifest, fetch_images
 from hashnet.errors import BadImage, ConfigError
 from hashnet.io import REQUIRED, duration, key, storage
 from hashnet.io import config as configs
@@ -168,7 +168,7 @@ def _picture_manifest(config: DemoConfig) -> Manifest:
     from hashnet.data import load_source, make_manifest
 
     assert config.images is not None
-    own = ManifestArtefact(storage.join(config.run, "pictures.parquet"))
+    own = Run(config.run).pictures
     folder = storage.absolute(config.images)
     rows = load_source("imagefolder", path=folder).rows
     if not own.exists():
@@ -192,7 +192,7 @@ def _picture_manifest(config: DemoConfig) -> Manifest:
 def _compare_config(config: DemoConfig) -> CompareConfig:
     base = _train_config(config)
     values = {field.name: getattr(base, field.name) for field in fields(base)}
-    values |= {"run": storage.join(config.run, "compare"), "num_workers": 1}
+    values |= {"run": Run(config.run).comparison.uri, "num_workers": 1}
     values |= {"manifest": Run(config.run).manifest.uri, "dataset": None, "cache": Run(config.run).cache}
     about = {"bits": [config.n_bits], "zero_shot": 0.0}
     if Run(config.run).manifest.exists() and Run(config.run).manifest.open().n_classes is None:

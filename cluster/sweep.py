@@ -70,7 +70,7 @@ def trial_configs(config: SweepConfig) -> list[TrainConfig]:
     for variant in dict.fromkeys(config.variants or [config.variant]):
         for lr in sorted(set(config.lrs)):
             for seed in dict.fromkeys(config.seeds or [config.seed]):
-                folder = storage.join(config.run, "trials", f"{variant}-lr{lr:g}-seed{seed}")
+                folder = Run(config.run).trial(f"{variant}-lr{lr:g}-seed{seed}")
                 changed = {"run": folder, "variant": variant, "lr": lr, "seed": seed}
                 found.append(TrainConfig(**{**base, **changed, "num_workers": 1, "min_workers": None}))
     return found
@@ -94,13 +94,13 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
     best = {variant: _best(scores, variant) for variant in dict.fromkeys(score.method for score in scores)}
     for variant, score in best.items():
         _warn_at_edge(score, config.lrs)
-        _write_config(config, score, storage.join(config.run, f"best-{variant}.yaml"))
+        _write_config(config, score, Run(config.run).best(variant))
     overall = max(best.values(), key=lambda score: score.rank)
-    target = storage.join(config.run, "best.yaml")
+    target = Run(config.run).best()
     _write_config(config, overall, target)
-    TunedSettings.choose(scores).save(storage.join(config.run, "tuned.json"))  # settings= of jobs/compare.py
+    TunedSettings.choose(scores).save(Run(config.run).tuned)  # settings= of jobs/compare.py
     storage.write_json(
-        storage.join(config.run, "sweep.json"),
+        Run(config.run).sweep,
         {
             "kind": "sweep",
             "format_version": 1,

@@ -10,6 +10,10 @@ RUN/codes/              the database, encoded    RUN/codes-query/   the queries,
 RUN/index/              the search index         RUN/report/        the evaluation
 RUN/duplicates/         near-duplicates          RUN/leakage/       database rows near another set
 RUN/cache/              backbone features of pictures, kept so that each is computed once
+
+A comparison also has RUN/cells/, RUN/zero-shot.parquet/, RUN/backbone-PART/ and RUN/tuned.json; a sweep has
+RUN/trials/, RUN/best.yaml, RUN/best-VARIANT.yaml, RUN/tuned.json and RUN/sweep.json; the demo has
+RUN/pictures.parquet/ and RUN/compare/, a run of its own.
 """
 
 from __future__ import annotations
@@ -136,6 +140,51 @@ class Run:
     def cache(self) -> str:
         """The URI of the folder of kept backbone features, which may be deleted at any time."""
         return storage.join(self.uri, "cache")
+
+    def cell(self, part: str, name: str) -> str:
+        """The URI of the folder of one cell of a comparison."""
+        return storage.join(self.uri, "cells", part, name)
+
+    def backbone(self, part: str) -> str:
+        """The URI of the folder of the features that shallow methods of a comparison learn from."""
+        return storage.join(self.uri, f"backbone-{part}")
+
+    @property
+    def zero_shot(self) -> ManifestArtefact:
+        """The manifest of a comparison's zero-shot table."""
+        from hashnet.data import ManifestArtefact
+
+        return ManifestArtefact(storage.join(self.uri, "zero-shot.parquet"))
+
+    @property
+    def tuned(self) -> str:
+        """The URI of the settings that a comparison or a sweep has chosen."""
+        return storage.join(self.uri, "tuned.json")
+
+    def trial(self, name: str) -> str:
+        """The URI of the run of one trial of a sweep."""
+        return storage.join(self.uri, "trials", name)
+
+    def best(self, variant: str | None = None) -> str:
+        """The URI of a sweep's best configuration, of all or of one variant."""
+        return storage.join(self.uri, "best.yaml" if variant is None else f"best-{variant}.yaml")
+
+    @property
+    def sweep(self) -> str:
+        """The URI of a sweep's table."""
+        return storage.join(self.uri, "sweep.json")
+
+    @property
+    def pictures(self) -> ManifestArtefact:
+        """The manifest that the demo makes of a folder of pictures."""
+        from hashnet.data import ManifestArtefact
+
+        return ManifestArtefact(storage.join(self.uri, "pictures.parquet"))
+
+    @property
+    def comparison(self) -> Run:
+        """The run of the demo's comparison."""
+        return Run(storage.join(self.uri, "compare"))
 
     def vectors(self, split: str, ids: np.ndarray) -> Iterator[np.ndarray]:
         """Blocks float32 (n, d) of the vectors of row ids int64 ascending: what the codes were made from.

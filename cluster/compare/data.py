@@ -12,9 +12,8 @@ import numpy as np
 from cluster.compare.compare_config import CompareConfig
 from cluster.encode import EncodeConfig, encode_database
 from hashnet.comparison import Features, RowValues
-from hashnet.data import Manifest, ManifestArtefact, feature_matrix
+from hashnet.data import Manifest, feature_matrix
 from hashnet.errors import ConfigError, DataError, LineageMismatch
-from hashnet.io import storage
 from hashnet.labels import from_lists
 from hashnet.run import Run
 
@@ -50,7 +49,7 @@ def zero_shot_manifest(config: CompareConfig, manifest: Manifest) -> Manifest | 
         return None
     from hashnet.data import zero_shot_copy
 
-    own = ManifestArtefact(storage.join(config.run, "zero-shot.parquet"))
+    own = Run(config.run).zero_shot
     if own.exists():
         made = own.open()
         if made.source["share"] != config.zero_shot:

@@ -89,7 +89,7 @@ class PartOfComparison:
         )
 
     def _features(self) -> Features:
-        folder = storage.join(self.config.run, f"backbone-{self.name}")
+        folder = Run(self.config.run).backbone(self.name)
         return shallow_features(self.config, self.manifest, folder)
 
 
@@ -187,7 +187,7 @@ def _tuned_settings(part: PartOfComparison) -> TunedSettings:
     if not config.tune:
         return NOTHING_TUNED
     names = [name for name in expand_methods(config.methods) if len(part.candidates(name)) > 1]
-    uri = storage.join(config.run, "tuned.json")
+    uri = Run(config.run).tuned
     before = TunedSettings.load(uri) if storage.exists(uri) else NOTHING_TUNED
     trials = part.trials(names)
     part.runner.finished(trials)  # refuses trials on other data

@@ -72,7 +72,7 @@ class Cell:
         return self.method in DEEP
 
     def folder(self, run: str) -> str:
-        return storage.join(run, "cells", self.part, self.name)
+        return Run(run).cell(self.part, self.name)
 
 
 @dataclass(frozen=True)

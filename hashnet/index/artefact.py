@@ -9,13 +9,14 @@ from hashnet.errors import FormatError, HashnetError
 from hashnet.index import changelog
 from hashnet.io import Artefact, storage, write_sealed
 
+HEADER = "index.json"
 BUILD_AGAIN = "build the index again (jobs/build_index.py with overwrite=true)"
 
 
 class IndexArtefact(Artefact):
     """A search index as an artefact of a run. Its sha256 is the header's seal: that lists every file's."""
 
-    kind, header_file, seal_name = "index", "index.json", "sha256"
+    kind, header_file, seal_name = "index", HEADER, "sha256"
     format_version = 2  # 1 had no log of changes, and every segment had all columns
     made_by = "build one with jobs/build_index.py (overwrite=true replaces a damaged one)"
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hashnet.errors import FormatError, HashnetError, IndexMismatch, LineageMismatch
-from hashnet.index.artefact import BUILD_AGAIN
+from hashnet.index.artefact import BUILD_AGAIN, HEADER
 from hashnet.io import storage
 from hashnet.store import FeatureStore, Vectors, read_vectors, write_vectors
 
@@ -196,7 +196,7 @@ class IndexFeatures:
         for record in entry["layers"]:
             layer = opened.get(record["sha256"])
             if layer is None:
-                where = storage.join(folder, storage.check_plain_name(record["file"], f"{folder}/index.json"))
+                where = storage.join(folder, storage.check_plain_name(record["file"], f"{folder}/{HEADER}"))
                 vectors = read_vectors(where, record["sha256"], entry["width"], entry["dtype"])
                 layer = Layer(vectors)
             layers.append(dataclasses.replace(layer, record=dict(record)))

@@ -36,7 +36,7 @@ import pyarrow as pa
 from hashnet.codes import check_n_bits
 from hashnet.errors import FormatError, HashnetError, StaleIndex, StorageError
 from hashnet.index import changelog
-from hashnet.index.artefact import BUILD_AGAIN, IndexArtefact
+from hashnet.index.artefact import BUILD_AGAIN, HEADER, IndexArtefact
 from hashnet.index.features import IndexFeatures
 from hashnet.index.kinds import KINDS, parse_options
 from hashnet.index.rows import (
@@ -261,7 +261,6 @@ def _remove_old(uri: str, needed: set[str], compacting: bool) -> None:
         log.warning("old files of %s stay for now: %s", uri, error)
 
 
-HEADER = IndexArtefact.header_file
 ATTEMPTS = 20  # a reader of a busy index may see a file go each time it looks
 ANY_SIZE = 1 << 62  # stored options are final, however few rows are left
 

@@ -1,5 +1,8 @@
 """Run: the names inside a run's folder, and artefacts at places of their own."""
 
+import ast
+import re
+
 import pytest
 
 from hashnet import Run
@@ -47,3 +50,31 @@ def test_a_manifest_alone_is_not_yet_a_run(tmp_path):
     assert not run.begun()
     (tmp_path / "checkpoints").mkdir()
     assert run.begun()
+
+
+def test_names_of_a_comparison_a_sweep_and_the_demo():
+    """Those that older versions wrote: their runs resume."""
+    run = Run("runs/x")
+    assert run.cell("tune", "itq-48-0") == "runs/x/cells/tune/itq-48-0"
+    assert run.backbone("main") == "runs/x/backbone-main"
+    assert run.zero_shot.uri == "runs/x/zero-shot.parquet"
+    assert run.trial("hashnet-lr0.01-seed0") == "runs/x/trials/hashnet-lr0.01-seed0"
+    assert (run.best(), run.best("dhn")) == ("runs/x/best.yaml", "runs/x/best-dhn.yaml")
+    assert (run.tuned, run.sweep) == ("runs/x/tuned.json", "runs/x/sweep.json")
+    assert (run.pictures.uri, run.comparison.uri) == ("runs/x/pictures.parquet", "runs/x/compare")
+
+
+def test_no_other_module_joins_a_runs_folder(repo):
+    joins = []
+    for path in [*(repo / "hashnet").rglob("*.py"), *(repo / "cluster").rglob("*.py")]:
+        if path == repo / "hashnet" / "run.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and ast.unparse(node.func) in ("storage.join", "join")
+                and node.args
+            ):
+                of_run = re.search(r"(^|\.)run(\.uri)?$|^Run\(.*\)\.uri$", ast.unparse(node.args[0]))
+                joins += [f"{path}:{node.lineno}: {ast.unparse(node)}"] if of_run else []
+    assert not joins

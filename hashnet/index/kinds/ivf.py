@@ -18,6 +18,7 @@ import numpy as np
 
 from hashnet.codes import as_words
 from hashnet.errors import FormatError
+from hashnet.index.artefact import HEADER
 from hashnet.index.faiss_search import split_hits
 from hashnet.index.rows import Selection, StoredRows, codes_in
 from hashnet.index.segment import IndexKind, KindOptions, Segment, option
@@ -177,7 +178,7 @@ class Ivf(IndexKind):
 
     def check_opened(self, rows: ListRows, options: IvfOptions, where: str) -> None:
         if int(rows.inner.nlist) != options.nlist:
-            raise FormatError(f"{where} has {rows.inner.nlist} lists, index.json says {options.nlist}")
+            raise FormatError(f"{where} has {rows.inner.nlist} lists, {HEADER} says {options.nlist}")
 
     def kept_centroids(self, rows: ListRows) -> np.ndarray:
         return rows.centroids

@@ -31,6 +31,7 @@ from hashnet.reports.examples import (
 from hashnet.reports.style import Card, render
 
 KIND, FORMAT_VERSION = "comparison", 1
+PAGE = "comparison.html"
 MOST_METHODS = 6  # those with the highest MAP
 PACKAGES = ("numpy", "scipy", "scikit-learn", "torch", "ray", "numba", "faiss-cpu")
 
@@ -86,7 +87,7 @@ def write_comparison_report(uri: str, cells: list[CellResult], info: ComparisonI
     write_contents(uri, shown, info, files, saved)
     return {
         "run": info.run,
-        "report": storage.join(uri, "comparison.html"),
+        "report": storage.join(uri, PAGE),
         "cells": len(cells),
         "map": {table.name: _map_by_method(table) for table in found},
         "first": _first_by_length(found[0]) if found else {},
@@ -111,7 +112,7 @@ def write_contents(
         made_from=settings_of(info, versions),
         **vars(shown),
     )
-    written = {"tables.md": tables.markdown(shown.grids, shown.notes), **files, "comparison.html": page}
+    written = {"tables.md": tables.markdown(shown.grids, shown.notes), **files, PAGE: page}
     for name, text in written.items():
         storage.write_bytes(storage.join(uri, name), text.encode())
     header = {"kind": KIND, "format_version": FORMAT_VERSION}

@@ -14,7 +14,7 @@ from hashnet.io import storage
 from hashnet.metrics import NeighbourReport
 from hashnet.reports.comparison import tables
 from hashnet.reports.comparison.figures import SIZE, ComparisonFigure, drawn
-from hashnet.reports.comparison.report import ComparisonInfo, Contents, full_names, write_contents
+from hashnet.reports.comparison.report import PAGE, ComparisonInfo, Contents, full_names, write_contents
 from hashnet.reports.comparison.tables import Grid, GridCell
 from hashnet.reports.style import Card, legend, line_style, new_axes
 
@@ -49,7 +49,7 @@ def write_neighbour_comparison(uri: str, cells: list[CellResult], info: Comparis
     )
     return {
         "run": info.run,
-        "report": storage.join(uri, "comparison.html"),
+        "report": storage.join(uri, PAGE),
         "cells": len(cells),
         "recall": {
             method: {str(r.n_bits): r.recall for r in rows if r.method == method} for method in _methods(rows)
