@@ -41,9 +41,7 @@ def with_option_keys(config: type) -> type:
 class IndexConfig:
     run: str = key(REQUIRED, "run folder, a path or a URI; its codes/ are indexed", path=True)
     kind: str = key(
-        "flat",
-        "flat is exact; ivf and hnsw are approximate and faster; multihash finds a small radius",
-        choices=tuple(KINDS),
+        "flat", "; ".join(f"{kind.name}: {kind.summary}" for kind in KINDS.values()), choices=tuple(KINDS)
     )
     codes: str | None = key(None, "code store (none: RUN/codes)", path=True)
     out: str | None = key(None, "output folder (none: RUN/index)", path=True)

@@ -64,6 +64,7 @@ class IndexKind(ABC):
     """One kind of index. Stateless: what it works on is passed in."""
 
     name: ClassVar[str]
+    summary: ClassVar[str]  # what it is for, in the help of the build_index job
     options: ClassVar[type[KindOptions]]
     faiss_class: ClassVar[type]
     exact: ClassVar[bool] = True  # whether k-NN search is
@@ -125,6 +126,7 @@ class Flat(IndexKind):
     """Every code is compared. Exact, memory-mapped, and the yardstick of the other kinds."""
 
     name = "flat"
+    summary = "exact"
     options = KindOptions
     faiss_class = faiss.IndexBinaryFlat
     map_flags = faiss.IO_FLAG_MMAP_IFC

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 
@@ -50,6 +51,12 @@ def test_kinds_may_share_the_name_of_an_option(monkeypatch):
     (shared,) = (field for field in about if field.name == "neighbours")
     assert shared.metadata["meaning"] == "hnsw: links per node (none: 32); other: rows that are kept"
     assert shared.metadata["low"] == 1
+
+
+def test_the_help_says_what_every_kind_is_for():
+    (kind,) = (field for field in dataclasses.fields(IndexConfig) if field.name == "kind")
+    for name in KINDS:
+        assert re.search(rf"\b{name}: \w+", kind.metadata["meaning"])
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "multihash"])

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from hashnet.codes import pack_signs, unpack_codes
+from hashnet.index import KINDS as REGISTERED
 from hashnet.results import SearchResult
 
-# kinds of index that find everything, but for hnsw by distance; with their options
-KINDS: dict[str, dict[str, int]] = {"flat": {}, "ivf": {"nlist": 5, "nprobe": 5}, "multihash": {}, "hnsw": {}}
+# options with which the kinds of index find everything among a few hundred items, but for hnsw by distance
+SMALL = {"ivf": {"nlist": 5, "nprobe": 5}}
+KINDS: dict[str, dict[str, int]] = {kind: SMALL.get(kind, {}) for kind in REGISTERED}
 
 
 def draw(sort: str, n: int, n_bits: int, seed: int = 0) -> np.ndarray:

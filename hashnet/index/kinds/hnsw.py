@@ -28,6 +28,7 @@ class HnswOptions(KindOptions):
 
 class Hnsw(IndexKind):
     name = "hnsw"
+    summary = "approximate and faster, by a graph"
     options = HnswOptions
     faiss_class = faiss.IndexBinaryHNSW
     exact = False

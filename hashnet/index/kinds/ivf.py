@@ -141,6 +141,7 @@ class ListRows(StoredRows):
 
 class Ivf(IndexKind):
     name = "ivf"
+    summary = "approximate and faster, by lists"
     options = IvfOptions
     faiss_class = faiss.IndexBinaryIVF
     exact = False

@@ -31,6 +31,7 @@ class MultihashOptions(KindOptions):
 
 class Multihash(IndexKind):
     name = "multihash"
+    summary = "exact, and faster within a small radius"
     options = MultihashOptions
     faiss_class = faiss.IndexBinaryMultiHash
 

@@ -18,8 +18,9 @@ from hashnet import BinaryIndex, errors
 from hashnet.codes import unpack_codes
 from hashnet.index.expressions import parse_condition
 from hashnet.index.filters import _unpacked
+from tests.support.slow_search import KINDS
 
-KINDS = {"flat": {}, "ivf": {"nlist": 6, "nprobe": 1}, "multihash": {}, "hnsw": {}}
+OPTIONS = KINDS | {"ivf": {"nlist": 6, "nprobe": 1}}  # which has to widen its search
 TABLE = pa.table(
     {
         "year": pa.array([2019, 2020, None, 2021, 2020, 1999], pa.int32()),
@@ -319,7 +320,7 @@ def grown(request, codes_of):
         request.param,
         labels=labels[first],
         columns=columns[first],
-        **KINDS[request.param],
+        **OPTIONS[request.param],
     )
     index.add(codes[240:], ids[240:], labels[240:], columns=columns[240:])
     gone = np.arange(0, 90, 4)
