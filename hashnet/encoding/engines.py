@@ -106,7 +106,8 @@ class Engine:
         name, why = choose_engine(engine, model.modality, compile)
         self.spec = EngineSpec.of(name, model.modality, batch_rows)
         self._device = "cuda" if name.startswith("cuda") else "cpu"
-        self._model = model.eval().to(self._device)
+        with device_memory("the model", "use device=cpu, or a GPU that nobody else uses"):
+            self._model = model.eval().to(self._device)
         preprocess = model.spec.preprocess
         self._decoder = JpegDecoder(preprocess) if name == "cuda-nvjpeg" and preprocess else preprocess
         if model.modality == "image" and name != "cpu-fused":  # a fused network has weights of its own
@@ -126,7 +127,7 @@ class Engine:
     ) -> tuple[np.ndarray, dict[int, BadImage]]:
         """Pixels of pictures, and the bad ones among them, as ``Preprocess.eval_many`` returns them."""
         assert self._decoder is not None
-        with device_memory(len(pictures), "leave decode=nvjpeg out"):
+        with device_memory(f"{len(pictures)} pictures", "leave decode=nvjpeg out"):
             return self._decoder.eval_many(pictures, threads)
 
     def run(self, rows: np.ndarray, output: str = "logits") -> np.ndarray:

@@ -21,9 +21,10 @@ from torch.nn import functional
 
 from hashnet.data import Preprocess, is_plain_jpeg
 from hashnet.errors import BadImage, ModelError
+from hashnet.models import out_of_memory
 
 TOGETHER = 32  # pictures per call: at most 400 MB when decoded, as is_plain_jpeg has it
-OUT_OF_MEMORY = re.compile(r"out of memory|: 5$", re.MULTILINE)  # 5: nvJPEG's allocator failed
+ALLOCATOR_FAILED = re.compile(r": 5$", re.MULTILINE)  # nvJPEG's status
 
 
 class JpegDecoder:
@@ -68,8 +69,8 @@ class JpegDecoder:
                 decoded = self._decode(jpegs, mode="RGB", device=self.device)
                 return list(torch.stack([self._cut(picture) for picture in decoded]).cpu().numpy())
         except RuntimeError as error:  # one is enough, and it does not say which
-            if OUT_OF_MEMORY.search(str(error)):
-                raise
+            if out_of_memory(error) or ALLOCATOR_FAILED.search(str(error)):
+                raise torch.OutOfMemoryError(str(error)) from error
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             if len(jpegs) == 1:

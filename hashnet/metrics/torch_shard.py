@@ -58,15 +58,24 @@ class TorchShard:
         """The shard of packed codes (n, n_bits // 8); row ids default to 0 … n - 1."""
         import torch
 
+        from hashnet.models import device_memory
+
         codes = check_codes(codes)
         hashes = tie_hash(np.arange(len(codes)) if row_ids is None else row_ids, seed)
-        on_device = torch.from_numpy(hashes.view(np.int64)).to(device)
+        with device_memory(f"{len(codes):,} items", "use device=cpu"):
+            on_device = torch.from_numpy(hashes.view(np.int64)).to(device)
         return cls(len(codes), codes.shape[1] * 8, codes, on_device, labels, device)
 
     def count(
         self, query_codes: np.ndarray, query_labels: LabelSets, k: int, threads: int | None = None
     ) -> QueryCounts:
         """The QueryCounts of packed query codes, equal to that of ``Shard`` to the last bit."""
+        from hashnet.models import device_memory
+
+        with device_memory(f"{len(query_codes)} queries x {self.n:,} items", "use device=cpu"):
+            return self._count(query_codes, query_labels, k)
+
+    def _count(self, query_codes: np.ndarray, query_labels: LabelSets, k: int) -> QueryCounts:
         import torch
 
         queries = self._signs(check_codes(query_codes, self.n_bits))

@@ -10,6 +10,13 @@ if TYPE_CHECKING:
     from hashnet.models.blocks import DividedBackbone, divide
     from hashnet.models.bundle import BundleInfo, ModelArtefact, bundle_info, load_bundle, save_bundle
     from hashnet.models.hash_model import HEADS, HashModel, build_model, relax, to_signs
-    from hashnet.models.inference import BatchedInference, OutputModule, Submit, as_tensor, device_memory
+    from hashnet.models.inference import (
+        BatchedInference,
+        OutputModule,
+        Submit,
+        as_tensor,
+        device_memory,
+        out_of_memory,
+    )
 
 __all__, __getattr__ = lazy_names(__name__)

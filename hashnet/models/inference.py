@@ -6,6 +6,7 @@ computed in batches of a fixed number of rows, in eval mode and without gradient
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,6 +24,9 @@ from hashnet.errors import DeviceMemoryError
 from hashnet.models.hash_model import HashModel
 
 Read = Callable[[int, int], torch.Tensor]  # rows [start, stop) as the model takes them
+
+# torch's allocator says so by a class of its own; the driver and cuBLAS, by text in a RuntimeError.
+OUT_OF_MEMORY = re.compile("CUDA out of memory|CUDA error: out of memory|STATUS_ALLOC_FAILED")
 
 
 class Submit(Protocol):
@@ -124,7 +128,10 @@ class BatchedInference:
 
     @contextmanager
     def _on_device(self, rows: int) -> Iterator[None]:
-        with torch.inference_mode(), device_memory(rows, "give the encoder a smaller batch_rows"):
+        with (
+            torch.inference_mode(),
+            device_memory(f"a batch of {rows} rows", "give the encoder a smaller batch_rows"),
+        ):
             yield
 
     def _compute(self, batch: torch.Tensor) -> torch.Tensor:
@@ -150,15 +157,20 @@ class BatchedInference:
 
 
 @contextmanager
-def device_memory(rows: int, fix: str) -> Iterator[None]:
-    """DeviceMemoryError, which names the rows of the batch, where the GPU runs out of memory inside."""
+def device_memory(what: str, fix: str) -> Iterator[None]:
+    """DeviceMemoryError, which names ``what`` did not fit, where the GPU runs out of memory inside."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
         first = str(error).strip().partition("\n")[0]
-        raise DeviceMemoryError(
-            f"the GPU has too little memory for a batch of {rows} rows; {fix} ({first})"
-        ) from error
+        raise DeviceMemoryError(f"the GPU has too little memory for {what}; {fix} ({first})") from error
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether a GPU's memory was too small, whichever part of CUDA noticed it."""
+    return isinstance(error, torch.OutOfMemoryError) or OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def as_tensor(rows: np.ndarray) -> torch.Tensor:

@@ -185,7 +185,9 @@ class _Loop:
             self._keep_best(-from_first(self.callbacks.score()))
         train_mode(self.model, self.settings)
         for made in self._batches(stage.epochs * per_epoch - state.stage_step):
-            with device_memory(len(made[0].rows), "use a smaller batch_size or more workers"):
+            with device_memory(
+                f"a batch of {len(made[0].rows)} rows", "use a smaller batch_size or more workers"
+            ):
                 self._step(stage, *made)
             state.step += 1
             state.stage_step += 1

@@ -166,11 +166,31 @@ def test_a_setting_of_the_users_wins(monkeypatch):
         assert seen["runtime_env"] == passed
 
 
-def test_running_out_of_device_memory_is_one_of_our_errors():
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_running_out_of_device_memory_is_one_of_our_errors(error):
     from hashnet.models import device_memory
 
     with (
-        pytest.raises(DeviceMemoryError, match=r"batch of 256 rows; use a smaller batch_size \(CUDA out of"),
-        device_memory(256, "use a smaller batch_size"),
+        pytest.raises(
+            DeviceMemoryError, match=r"a batch of 256 rows; use a smaller batch_size \(CUDA"
+        ) as found,
+        device_memory("a batch of 256 rows", "use a smaller batch_size"),
     ):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+        raise error
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("text", ["CUDA error: device-side assert triggered", "mat1 and mat2 do not fit"])
+def test_other_errors_of_a_device_stay_what_they_are(text):
+    from hashnet.models import device_memory
+
+    with pytest.raises(RuntimeError, match=text) as found, device_memory("the model", "use device=cpu"):
+        raise RuntimeError(text)
+    assert not isinstance(found.value, DeviceMemoryError)

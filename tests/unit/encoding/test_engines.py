@@ -187,6 +187,15 @@ def test_out_of_device_memory_names_the_batch():
         run(lambda start, stop: torch.zeros(stop - start, 20), 100)
 
 
+def test_a_model_that_does_not_fit_on_the_device_is_told_as_one(monkeypatch):
+    def full(self, *_, **__):
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.nn.Module, "to", full)
+    with pytest.raises(DeviceMemoryError, match="too little memory for the model; use device=cpu"):
+        Engine(model("features"), "cpu-eager")
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_cuda_and_cpu_differ_only_near_zero():
     x = rows("image", 500)

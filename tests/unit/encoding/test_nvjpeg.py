@@ -121,7 +121,7 @@ def test_a_full_gpu_is_not_taken_for_a_bad_picture(text):
     def decode(jpegs, mode, device):
         raise RuntimeError(text)
 
-    with pytest.raises(RuntimeError, match=text):
+    with pytest.raises(torch.OutOfMemoryError, match=text):
         decoder(decode).eval_many([PLAIN["colour"]])
 
 

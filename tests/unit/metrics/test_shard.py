@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hashnet.codes import hamming_distances, pack_signs, unpack_codes
-from hashnet.errors import CodeError
+from hashnet.errors import CodeError, DeviceMemoryError
 from hashnet.kernels.bitslice import ITEMS
 from hashnet.labels import LabelSets, share_label
 from hashnet.metrics.evaluation import check_labels, evaluate
@@ -130,6 +130,18 @@ def test_torch_says_the_same(monkeypatch):
         one = Shard.build(codes, sets, ids, seed=4).count(queries, wanted, k)
         other = TorchShard.build(codes, sets, ids, seed=4, device="cpu").count(queries, wanted, k)
         assert_equal(one, other)
+
+
+def test_too_little_memory_on_the_device_names_the_way_out(monkeypatch):
+    def full(*_):
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+    monkeypatch.setattr("hashnet.metrics.torch_shard._multi_hot", full)
+    queries, query_labels, codes, labels, ids = random_case(64, 2000, 4)
+    wanted, sets = check_labels(query_labels, labels)
+    shard = TorchShard.build(codes, sets, ids, device="cpu")
+    with pytest.raises(DeviceMemoryError, match=r"6 queries x 2,000 items; use device=cpu \(CUDA error"):
+        shard.count(queries, wanted, 10)
 
 
 @pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="needs a GPU")
