@@ -89,6 +89,20 @@ class _Head(nn.Module):
         return self.model.head((features - self.model.feature_mean) / self.model.feature_std)
 
 
+class _Whole(nn.Module):
+    """Pixels → logits: the backbone, then the head, as if its features had been returned in between.
+
+    In one go: on a GPU a head by itself would wait behind the next batch, which another thread has started.
+    """
+
+    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.backbone(x).float().contiguous())
+
+
 class Engine:
     """Runs a model in one fixed shape; ``spec`` belongs to the lineage.
 
@@ -135,10 +149,12 @@ class Engine:
 
         With ``average_flip`` features are the mean of a picture's and its mirror image's.
         """
-        if self._model.modality == "image" and output == "logits":
+        preprocess = self._model.spec.preprocess
+        averages = preprocess is not None and preprocess.average_flip
+        if averages and output == "logits":
             return self.head(self.run(rows, "features"))
-        values, preprocess = self._run(output, rows), self._model.spec.preprocess
-        if preprocess is not None and preprocess.average_flip:
+        values = self._run(output, rows)
+        if averages:
             values = (values + self._run(output, np.ascontiguousarray(rows[..., ::-1]))) / 2
         return values
 
@@ -180,6 +196,8 @@ class Engine:
     def _module(self, step: str) -> Any:
         if step == "head":
             return _Head(self._model)
+        if step == "logits" and self._model.modality == "image":
+            return _Whole(self._loop("features").module, self._loop("head").module)
         module: Any = OutputModule(self._model, step)
         if self._model.modality == "image" and self.name == "cpu-fused":
             network, n_fused = fuse(self._model.backbone)

@@ -80,7 +80,7 @@ class BatchedInference:
         self.tail_rows = tail_rows or batch_rows
         self.width = model.n_bits if output == "logits" else model.spec.n_features
         self.feed = make_feed(self.device)
-        self._module = module if module is not None else OutputModule(model, output)
+        self.module = module if module is not None else OutputModule(model, output)
 
     def __call__(
         self, read: Read, n_rows: int, on_batch: Callable[[int], None] | None = None
@@ -138,7 +138,7 @@ class BatchedInference:
         if self.channels_last:
             batch = batch.contiguous(memory_format=torch.channels_last)
         with torch.autocast("cuda", torch.float16, enabled=self.half):
-            return self._module(batch)
+            return self.module(batch)
 
     def _batches(self, n_rows: int) -> Iterator[tuple[int, int, int]]:
         """(start, stop, rows with padding) of each batch."""
