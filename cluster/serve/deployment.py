@@ -13,6 +13,7 @@ come from every node's environment.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from cluster.runtime import Need, connection
@@ -70,9 +71,15 @@ def slice_resources(config: ServeConfig, served: ServedRun) -> dict[str, float]:
 
 
 def encoder_resources(config: ServeConfig) -> dict[str, float]:
-    """What Ray reserves for one encoder process; device=auto takes a GPU where the cluster has one."""
-    has_gpu = config.device == "auto" and connection.resources().get("GPU", 0) > 0
-    return _resources(config.threads, gpu=config.device == "cuda" or has_gpu)
+    """What Ray reserves for one encoder process."""
+    return _resources(config.threads, gpu=encoder_device(config) == "cuda")
+
+
+def encoder_device(config: ServeConfig) -> str:
+    """Where encoders run, cpu or cuda; device=auto is a GPU where the cluster has one."""
+    if config.device != "auto":
+        return config.device
+    return "cuda" if connection.resources().get("GPU", 0) > 0 else "cpu"
 
 
 def build(config: ServeConfig, served: ServedRun, access: Access) -> Any:
@@ -97,13 +104,15 @@ def build(config: ServeConfig, served: ServedRun, access: Access) -> Any:
     ]
     encoder = None
     if served.model is not None:
+        # What is reserved is what is used, whatever torch sees on the replica's node.
+        placed = replace(config, device=encoder_device(config))
         encoder = encoder_class.options(
             **scaling(config.encoder_replicas, config.max_encoder_replicas, target=16),
             max_ongoing_requests=256,
             max_queued_requests=1024,
-            ray_actor_options=_actor(encoder_resources(config)),
+            ray_actor_options=_actor(encoder_resources(placed)),
             **OPTIONS,
-        ).bind(config, served)
+        ).bind(placed, served)
     writer = writer_class.options(
         num_replicas=1, max_ongoing_requests=256, ray_actor_options=_actor({"CPU": WRITER_CPUS}), **OPTIONS
     ).bind(config, served, bool(access.write))

@@ -178,6 +178,21 @@ def test_kuberay_finds_what_it_requires(repo, name):
 
 
 @pytest.mark.parametrize("name", KUBERNETES)
+def test_every_pod_hides_gpus_from_processes_without_one(repo, name):
+    """Serve's processes are started by its controller, not by a driver that could say so."""
+    spec = _ray_cluster(repo, name)
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        set_there = {entry["name"]: entry.get("value") for entry in container["env"]}
+        assert connection.HIDE_GPUS.items() <= set_there.items()
+
+
+def test_every_container_of_the_launcher_hides_them_too(launcher):
+    ((name, value),) = connection.HIDE_GPUS.items()
+    assert f"-e {name}={value}" in launcher["docker"]["run_options"]
+
+
+@pytest.mark.parametrize("name", KUBERNETES)
 def test_rays_own_autoscaler_reads_the_cluster(repo, name, monkeypatch):
     spec = _ray_cluster(repo, name)
     custom = {"metadata": {"name": "hashnet", "namespace": "default"}, "spec": spec}

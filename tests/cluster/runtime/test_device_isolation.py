@@ -55,10 +55,61 @@ LOOK = """
 """
 
 
+# What Serve and Ray Train start themselves. No driver of a RayService calls connect: there the nodes hide GPUs.
+LOOK_INSIDE = """
+    import json, os, sys, tempfile
+    import ray
+    if os.environ.get("BY_NODE"):
+        ray.init(address=os.environ["RAY_ADDRESS"])
+    else:
+        from cluster.runtime import connection
+        connection.connect()
+    from ray import serve
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    def visible():
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    def replica(**options):
+        @serve.deployment(ray_actor_options={"num_cpus": 0.1, **options})
+        class Replica:
+            def visible(self):
+                return visible()
+        name = f"app-{len(options)}"
+        return serve.run(Replica.bind(), name=name, route_prefix=None).visible.remote().result(timeout_s=60)
+
+    def trained(**resources):
+        with tempfile.TemporaryDirectory() as folder:
+            def work():
+                with open(os.path.join(folder, "seen"), "w") as file:
+                    json.dump(visible(), file)
+            scaling = ScalingConfig(num_workers=1, use_gpu="GPU" in resources, resources_per_worker=resources)
+            storage = RunConfig(storage_path=folder)
+            TorchTrainer(work, scaling_config=scaling, run_config=storage).fit()
+            with open(os.path.join(folder, "seen")) as file:
+                return json.load(file)
+
+    serve.start(proxy_location="Disabled")
+    found = {"replica": replica(), "replica with a GPU": replica(num_gpus=0.5), "training": trained(CPU=0.1)}
+    serve.shutdown()
+    print(json.dumps(found))
+"""
+
+
 @pytest.fixture(scope="module")
 def gpu_cluster():
     with LocalCluster() as cluster:
         cluster.env["CUDA_VISIBLE_DEVICES"] = "0,1"
+        cluster.add_node("head", cpus=2, gpus=2)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def hiding_cluster():
+    """Its nodes hide GPUs, as ray_cluster.yaml and the Kubernetes files have it."""
+    with LocalCluster() as cluster:
+        cluster.env |= {"CUDA_VISIBLE_DEVICES": "0,1"} | connection.HIDE_GPUS
         cluster.add_node("head", cpus=2, gpus=2)
         yield cluster
 
@@ -77,6 +128,16 @@ def test_only_a_worker_with_a_gpu_sees_one(gpu_cluster, drive):
     assert found["gpu"] in ("0", "1")
     assert found["processes, gpu=True"] == 3  # a process keeps the GPU that it began with
     assert found["processes, gpu=False"] < 3
+
+
+@pytest.mark.parametrize(("where", "by_node"), [("gpu_cluster", ""), ("hiding_cluster", "1")])
+def test_what_serve_and_train_start_sees_only_its_own(request, drive, where, by_node):
+    cluster = request.getfixturevalue(where)
+    done = drive(cluster, LOOK_INSIDE, BY_NODE=by_node)
+    assert done.returncode == 0, done.stderr
+    found = json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
+    assert found.pop("replica with a GPU") in ("0", "1")
+    assert found == {"replica": "", "training": ""}
 
 
 def test_a_ray_that_starts_here_hides_them_too(python, repo):

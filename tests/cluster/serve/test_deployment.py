@@ -58,6 +58,22 @@ def test_replicas_and_devices_by_configuration(run: str, monkeypatch: pytest.Mon
         deployment.build(logged, ServedRun.open(logged), Access.of())
 
 
+@pytest.mark.parametrize(
+    ("device", "gpus", "used"),
+    [("auto", 0, "cpu"), ("auto", 1, "cuda"), ("cpu", 1, "cpu"), ("cuda", 0, "cuda")],
+)
+def test_encoders_use_what_is_reserved_for_them(
+    run: str, monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, used: str
+) -> None:
+    """Not what torch sees on their node: other processes may use the GPU there."""
+    monkeypatch.setattr(connection, "resources", lambda: {"CPU": 8.0, "GPU": gpus})
+    config = ServeConfig(run=run, device=device)
+    http = deployment.build(config, ServedRun.open(config), Access())
+    encoder = http._bound_deployment.init_args[0]._bound_deployment
+    assert encoder.init_args[0].device == used
+    assert encoder.ray_actor_options.get("num_gpus", 0) == (0.5 if used == "cuda" else 0)
+
+
 def test_every_replica_asked_for_must_have_room(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve would wait for ever for one that has none. 2 CPUs: 0.05 writer, 0.5 each other."""
     monkeypatch.setattr(connection, "resources", lambda: {"CPU": 2.0})
