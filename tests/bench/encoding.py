@@ -1,14 +1,19 @@
 """Encoding against loops by hand: pictures and features per second, as ratios of the same run.
 
-    python tests/bench/encoding.py pictures [--backbone alexnet] [--images 8000]
-    python tests/bench/encoding.py features [--rows 1300000]
+    python tests/bench/encoding.py pictures [--backbone alexnet] [--images 8000] [--cores N]
+    python tests/bench/encoding.py features [--rows 1300000] [--cores N]
+    python tests/bench/encoding.py cores [--backbone alexnet] [--images 4000]
 
 Prints one JSON row per case; every case runs in a process of its own, and the peers run before and after
 the pipeline. ``pictures`` takes JPEGs of 500 x 375. Peers: ``tight loop``, one process with decoding
 threads and a forward that never waits for them, same model, same engine; ``DataLoader``, what a user
-would write (PIL, torchvision transforms, eager, two worker processes); ``Daft``, its own download, decoding
+would write (PIL, torchvision transforms, eager, a worker per core); ``Daft``, its own download, decoding
 and resize, our engine in a class of its own, codes into Parquet (left out where it is not installed: `make
 peers`). ``features`` compares with one process that reads the same Parquet and writes the same codes.
+``cores`` measures pictures on one core and on two: decoding alone, and the whole way to codes.
+
+Everything that is measured has ``--cores`` of the machine's cores, all of them if left out: threads, workers
+and actors are as many, and the system lets none of them run elsewhere.
 
 Compiling and loading are outside every timing: the pipeline's rate, and Daft's, is taken between 25 % and
 80 % of its rows, when all queues are as full as they get; ``rate_with_start`` is rows over the whole time.
@@ -28,8 +33,9 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +45,24 @@ import pyarrow.parquet as pq
 from encoding_memory import N_BITS, N_FEATURES, make_features  # puts the checkout onto the path, too
 
 N_FILES = 400  # different JPEGs; the manifest names them again and again
+
+
+def n_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def on_cores(n: int | None) -> Iterator[None]:
+    """What starts inside runs on the first ``n`` cores alone; None: on all."""
+    all_of_them = os.sched_getaffinity(0)
+    if n is not None and n > len(all_of_them):
+        raise SystemExit(f"{n} cores were requested, and there are {len(all_of_them)}")
+    os.sched_setaffinity(0, sorted(all_of_them)[:n])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, all_of_them)
 
 
 def make_pictures(folder: Path, n_images: int, backbone: str, engine: str) -> None:
@@ -83,12 +107,12 @@ def pipeline(folder: Path, engine: str) -> dict[str, float]:
 
     stages.run_pictures = watched(stages.run_pictures, lambda step: step.rows)  # type: ignore[assignment]
     stages.run_features = watched(stages.run_features, lambda step: step.rows)  # type: ignore[assignment]
-    connection.connect(object_store_memory=500_000_000)
+    connection.connect(num_cpus=n_cores(), object_store_memory=500_000_000)
     busy = CpuClock()
     started = time.perf_counter()
     compiled = {"cpu-compiled": True, "cpu-eager": False}.get(engine)
     out = str(folder / f"codes-{os.getpid()}")
-    actors = os.cpu_count()  # without a number, few rows are encoded without Ray
+    actors = n_cores()  # without a number, few rows are encoded without Ray
     encode_database(EncodeConfig(run=str(folder), device="cpu", compile=compiled, out=out, num_actors=actors))
     whole = time.perf_counter() - started
     begin, end, rows = in_the_middle(seen)
@@ -146,7 +170,7 @@ def tight_loop(folder: Path, engine: str, n_images: int) -> dict[str, float]:
     encoder.encode(decode(0))
     starts = iter(range(0, n_images, rows))
     started, busy = time.perf_counter(), time.process_time()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(n_cores()) as pool:
         ahead = deque(pool.submit(decode, start) for start, _ in zip(starts, range(6), strict=False))
         while ahead:
             pixels = ahead.popleft().result()
@@ -155,6 +179,23 @@ def tight_loop(folder: Path, engine: str, n_images: int) -> dict[str, float]:
             encoder.encode(pixels)
     seconds, busy = time.perf_counter() - started, time.process_time() - busy
     return {"rate": n_images / seconds, "cpu_ms": busy / n_images * 1000}
+
+
+def decoding(folder: Path, n_images: int) -> dict[str, float]:
+    """Files to pixels by a thread per core, as an encoder's decode tasks make them."""
+    from hashnet.models.bundle import load_bundle
+
+    preprocess = load_bundle(str(folder / "model"))[1].preprocess
+    paths = [folder / f"{i % N_FILES:04d}.jpg" for i in range(n_images)]
+
+    def decode(some: Sequence[Path]) -> None:
+        preprocess.eval_many([path.read_bytes() for path in some], threads=n_cores())
+
+    decode(paths[:32])
+    started = time.perf_counter()
+    for start in range(0, n_images, 32):
+        decode(paths[start : start + 32])
+    return {"rate": n_images / (time.perf_counter() - started)}
 
 
 def one_thread(folder: Path, engine: str, n_images: int) -> dict[str, float]:
@@ -228,8 +269,8 @@ class _Pictures:
             return self.transform(picture.convert("RGB"))
 
 
-def data_loader(folder: Path, n_images: int) -> dict[str, float]:
-    """A DataLoader with a worker process a core, eager, contiguous tensors."""
+def data_loader(folder: Path, n_images: int, whole: bool = True) -> dict[str, float]:
+    """A DataLoader with a worker process a core, eager, contiguous tensors; not ``whole``: decoding alone."""
     import torch
 
     from hashnet.codes import pack_signs
@@ -237,19 +278,20 @@ def data_loader(folder: Path, n_images: int) -> dict[str, float]:
 
     model, info = load_bundle(str(folder / "model"))
     data = _Pictures(folder, n_images, info.preprocess.resize, info.preprocess.crop)
-    loader = torch.utils.data.DataLoader(data, batch_size=32, num_workers=os.cpu_count() or 1)
+    loader = torch.utils.data.DataLoader(data, batch_size=32, num_workers=n_cores())
     batches = iter(loader)
     with torch.inference_mode():
         pack_signs(model(next(batches)))  # workers are up from here on
         started = time.perf_counter()
-        n = sum(len(pack_signs(model(batch))) for batch in batches)
+        n = sum(len(pack_signs(model(batch)) if whole else batch) for batch in batches)
     return {"rate": n / (time.perf_counter() - started)}
 
 
-def daft(folder: Path, engine: str, n_images: int) -> dict[str, Any]:
+def daft(folder: Path, engine: str, n_images: int, whole: bool = True) -> dict[str, Any]:
     """Daft reads, decodes and resizes on all cores; our engine crops and encodes; Daft writes Parquet.
 
-    The engine is loaded once and shares the process, which spares Daft copies of the pixels.
+    The engine is loaded once and shares the process, which spares Daft copies of the pixels. Not ``whole``:
+    pictures are cropped, and that is all.
     """
     import tests.bench.peers  # noqa: F401  (where Daft is installed)
 
@@ -278,7 +320,8 @@ def daft(folder: Path, engine: str, n_images: int) -> dict[str, Any]:
         @daft.method.batch(return_dtype=daft.DataType.binary(), batch_size=batch_rows)
         def __call__(self, pictures: daft.Series) -> list[bytes]:
             squares = [pixels[top : top + crop, left : left + crop] for pixels in pictures.to_pylist()]
-            codes = self.encoder.encode(np.stack(squares).transpose(0, 3, 1, 2))
+            pixels = np.stack(squares).transpose(0, 3, 1, 2)
+            codes = self.encoder.encode(pixels) if whole else np.zeros((len(pixels), 1), np.uint8)
             with open(moments, "a") as file:
                 print(time.perf_counter(), len(codes), file=file)
             return [code.tobytes() for code in codes]
@@ -326,7 +369,7 @@ def bare_loop(folder: Path) -> dict[str, float]:
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
     "pipeline": pipeline, "tight loop": tight_loop, "DataLoader": data_loader, "bare loop": bare_loop,
-    "engines": engines, "one thread": one_thread, "Daft": daft,
+    "engines": engines, "one thread": one_thread, "Daft": daft, "decoding": decoding,
 }  # fmt: skip
 
 
@@ -356,7 +399,13 @@ def pictures(folder: Path, backbone: str, n_images: int, engine: str) -> None:
         json.dumps({"case": "engines", "backbone": backbone, **alone("engines", folder)}),
         flush=True,
     )
-    about = {"backbone": backbone, "engine": engine, "images": n_images, "unit": "images/s"}
+    about = {
+        "backbone": backbone,
+        "engine": engine,
+        "images": n_images,
+        "cores": n_cores(),
+        "unit": "images/s",
+    }
     tight = {name: (before[name] + after[name]) / 2 for name in before}
     say(case="tight loop", **tight, before=before["rate"], after=after["rate"], **about)
     say(case="DataLoader, eager, PIL", rate=loader, **about)
@@ -375,13 +424,36 @@ def pictures(folder: Path, backbone: str, n_images: int, engine: str) -> None:
     )  # fmt: skip
 
 
+def cores(folder: Path, backbone: str, n_images: int, engine: str) -> None:
+    """One row for each of ours, a DataLoader and Daft: decoding and the whole way, on one core and on two."""
+    make_pictures(folder, n_images, backbone, engine)
+    few = n_images // 4
+    cases = {
+        "hashnet": (("decoding", few), ("pipeline", engine)),
+        "a DataLoader loop": (("DataLoader", few, False), ("DataLoader", few)),
+        "Daft": (("Daft", engine, few, False), ("Daft", engine, few)),
+    }
+    for who, (decode, whole) in cases.items():
+        rates: dict[str, Any] = {}
+        for n in (1, 2):
+            with on_cores(n):
+                for name, (case, *arguments) in (("decode", decode), ("whole", whole)):
+                    found = alone(case, folder, *arguments)
+                    rates |= {f"{name}_{n}": found["rate"]} if "rate" in found else {}
+        if rates:
+            about = {"backbone": backbone, "engine": engine, "images": n_images, "unit": "images/s"}
+            say(case=f"one core and two, {who}", **rates, **about)
+        else:
+            print(f"{who} is left out: it is not installed", file=sys.stderr, flush=True)
+
+
 def features(folder: Path, rows: int) -> None:
     make_features(folder, rows)
     before = alone("bare loop", folder)["rate"]
     ours = alone("pipeline", folder, "auto")
     after = alone("bare loop", folder)["rate"]
     bare = (before + after) / 2
-    about = {"rows": rows, "n_features": N_FEATURES, "n_bits": N_BITS, "unit": "rows/s"}
+    about = {"rows": rows, "n_features": N_FEATURES, "n_bits": N_BITS, "cores": n_cores(), "unit": "rows/s"}
     say(case="bare loop", rate=bare, before=before, after=after, **about)
     say(
         case="pipeline", rate=ours["rate"], rate_with_start=ours["rate_with_start"],
@@ -397,15 +469,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("pictures", "features"))
+    parser.add_argument("what", choices=("pictures", "features", "cores"))
     parser.add_argument("--backbone", default="alexnet")
     parser.add_argument("--engine", default="cpu-fused")
-    parser.add_argument("--images", type=int, default=8000)
+    parser.add_argument("--images", type=int, help="default 8000; with cores, 4000")
     parser.add_argument("--rows", type=int, default=1_300_000)
+    parser.add_argument("--cores", type=int, help="use so many of the machine's cores (none: all)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="hashnet-bench-") as name:
+    if options.what == "cores" and options.cores:
+        parser.error("cores measures one core and two: leave --cores out")
+    images = options.images or (4000 if options.what == "cores" else 8000)
+    with tempfile.TemporaryDirectory(prefix="hashnet-bench-") as name, on_cores(options.cores):
         if options.what == "pictures":
-            pictures(Path(name), options.backbone, options.images, options.engine)
+            pictures(Path(name), options.backbone, images, options.engine)
+        elif options.what == "cores":
+            cores(Path(name), options.backbone, images, options.engine)
         else:
             features(Path(name), options.rows)
 

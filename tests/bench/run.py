@@ -37,6 +37,7 @@ COMMANDS = {  # benchmark → what it is started with, in the order of the table
         ["pictures", "--backbone", "alexnet"],
         ["pictures", "--backbone", "lite0"],
         ["features"],
+        ["cores"],
     ],
     "encoding_memory": [[]],
     "training": [[]],

@@ -316,6 +316,18 @@ VIEWS = (
         needs="backbone",
     ),
     View(
+        "Pictures of 500 × 375 per second on one core and on two, through {backbone}",
+        "encoding",
+        "one core and two, (.*)",
+        {
+            "by": "case",
+            "decoding alone, 1 core": "decode_1",
+            "2 cores": "decode_2",
+            "the whole way to codes, 1 core": "whole_1",
+            "on 2 cores": "whole_2",
+        },
+    ),
+    View(
         "Encoding vectors",
         "encoding",
         "pipeline",

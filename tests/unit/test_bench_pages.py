@@ -16,6 +16,12 @@ ROWS = [
     | {"rows": 50_000, "queries_per_s": 99.5},
     MADE | {"case": "memory, 50,000 codes of 64 bits, hashnet flat", "memory_mb": 3.4},
     MADE | {"case": "memory, 50,000 codes of 64 bits, qdrant-edge", "skipped": "not installed"},
+    MADE
+    | {"bench": "encoding", "case": "one core and two, hashnet", "backbone": "alexnet"}
+    | {"decode_1": 700.4, "decode_2": 1300.0, "whole_1": 110.0, "whole_2": 205.0},
+    MADE
+    | {"bench": "encoding", "case": "one core and two, Daft", "backbone": "alexnet"}
+    | {"decode_1": 500.0, "decode_2": 900.0},
     MADE | {"case": "2 slices of one core each, k = 10, batch 1", "queries_per_s": 249.0},
 ]
 
@@ -33,6 +39,8 @@ def test_a_row_becomes_a_line_of_its_page():
     assert "| 50,000 codes of 64 bits, hashnet flat | 3.4 |" in peers
     assert "qdrant-edge |" not in peers
     assert "| k = 10, batch 1 | 249 |" in rest
+    assert "**Pictures of 500 × 375 per second on one core and on two, through alexnet**" in rest
+    assert "| hashnet | 700 | 1,300 | 110 | 205 |\n| Daft | 500 | 900 | – | – |" in rest
     assert "Versions" not in rest
     assert "Exact search" not in rest
 

@@ -55,7 +55,7 @@ LOOK = """
 """
 
 
-# What Serve and Ray Train start themselves. No driver of a RayService calls connect: there the nodes hide GPUs.
+# What Serve and Ray Train start themselves. No driver of a RayService calls connect: there nodes hide GPUs.
 LOOK_INSIDE = """
     import json, os, sys, tempfile
     import ray
