@@ -83,11 +83,18 @@ class BatchedInference:
         self.module = module if module is not None else OutputModule(model, output)
 
     def __call__(
-        self, read: Read, n_rows: int, on_batch: Callable[[int], None] | None = None
+        self,
+        read: Read,
+        n_rows: int,
+        on_batch: Callable[[int], None] | None = None,
+        submit: Submit | None = None,
     ) -> torch.Tensor:
-        """Outputs of rows 0..n_rows - 1 on the CPU; ``on_batch`` gets the number of rows of each batch."""
+        """Outputs of rows 0..n_rows - 1 on the CPU; ``on_batch`` gets the number of rows of each batch.
+
+        ``submit`` reads ahead, as in ``stream``.
+        """
         outputs = torch.empty(n_rows, self.width)
-        for start, stop, found in self.stream(read, n_rows):
+        for start, stop, found in self.stream(read, n_rows, submit):
             outputs[start:stop] = found
             if on_batch:
                 on_batch(stop - start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from hashnet.io import Progress
 from hashnet.losses import LabelSimilarity, Loss, make_loss
 from hashnet.models import BatchedInference, HashModel, relax
 from hashnet.training.checkpoints import StepRecord
-from hashnet.training.inputs import ImageSource, InputSource, open_rows, picture_reader
+from hashnet.training.inputs import ArraySource, ImageSource, InputSource, open_rows, picture_reader
 from hashnet.training.train_config import TrainConfig
 
 BALL_WEIGHT = 0.3  # of precision within radius 2, beside MAP
@@ -121,7 +122,8 @@ def logits_of(
 ) -> tuple[torch.Tensor, np.ndarray]:
     """Logits float32 (n, n_bits) on the CPU, and bool (n,): usable rows with finite logits.
 
-    Pictures of a run pass through ``features``, which computes each once.
+    Pictures of a run pass through ``features``, which computes each once. Without it, the next batch is
+    decoded while one is computed.
     """
     rows = np.arange(len(source))
     with Progress(len(rows), "rows", "measuring the model") as progress:
@@ -137,7 +139,9 @@ def logits_of(
                 return inputs
 
             infer = BatchedInference(model, batch_rows=BATCH_ROWS, device=device)
-            logits = infer(read, len(rows), progress.update)
+            with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as pool:
+                ahead = None if isinstance(source, ArraySource) else pool.submit
+                logits = infer(read, len(rows), progress.update, ahead)
     return logits, usable & logits.isfinite().all(dim=1).numpy()
 
 

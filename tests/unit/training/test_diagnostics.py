@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import threading
 
+import numpy as np
 import pytest
 import torch
 
 from hashnet.losses.dhn import DHNLoss
 from hashnet.losses.methods import METHODS, make_loss
 from hashnet.losses.pairwise import LabelSimilarity
+from hashnet.models import build_model
+from hashnet.training import diagnostics
 from hashnet.training.checkpoints import StageRecord
-from hashnet.training.diagnostics import explain_codes, explain_loss, measure
+from hashnet.training.diagnostics import explain_codes, explain_loss, held_out_score, measure
+from hashnet.training.inputs import ArraySource
 from hashnet.training.train_config import TrainConfig
 from hashnet.training.trainer import _warnings
 
@@ -75,3 +80,33 @@ def test_measure_counts_by_hand():
     assert measured.dead_bits == 3
     assert measured.entropy == pytest.approx(5 / 8, abs=1e-6)
     assert (measured.J, measured.L) == (None, None)
+
+
+def test_pictures_are_decoded_while_the_batch_before_them_is_computed(monkeypatch):
+    """Each batch is computed only when the reading of the next one has begun; taking turns would never do."""
+    monkeypatch.setattr(diagnostics, "BATCH_ROWS", 8)
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    labels = np.eye(2, dtype=np.uint8)[np.arange(40) % 2]
+    begun = [threading.Event() for _ in range(5)]
+
+    class Decoded:
+        def __len__(self):
+            return len(x)
+
+        def batch(self, rows, epoch):
+            begun[rows[0] // 8].set()
+            return torch.from_numpy(x[rows]), rows != 3
+
+    torch.manual_seed(0)
+    model = build_model("features", 16, n_features=4)
+    expected = held_out_score(model, ArraySource(x, np.arange(40) != 3), labels, "cpu")
+    computed = iter(range(5))
+
+    def wait_for_the_next(*_):
+        i = next(computed)
+        assert i == 4 or begun[i + 1].wait(timeout=30), "nothing was read meanwhile"
+
+    model.register_forward_pre_hook(wait_for_the_next)
+    found = held_out_score(model, Decoded(), labels, "cpu")
+    assert next(computed, None) is None
+    assert (found.value, found.ap.tolist()) == (expected.value, expected.ap.tolist())
