@@ -179,6 +179,30 @@ class Hosts:
         """Ends one process of a host at once."""
         self.run(name, ["kill", "-9", str(pid)])
 
+    # Whether a fault is there
+
+    def reaches_storage(self, name: str) -> bool:
+        """Whether the storage takes a connection from a host within two seconds."""
+        connect = f"exec 3<>/dev/tcp/{self._address(STORAGE)}/{S3_PORT}"
+        return self.run(name, ["timeout", "2", "bash", "-c", connect]).returncode == 0
+
+    def link_limit(self, name: str) -> str:
+        """The rule by which the kernel limits what a host sends, as tc prints it; "" without one."""
+        rules = self.run(name, ["tc", "qdisc", "show", "dev", "eth0"]).stdout.splitlines()
+        return next((rule for rule in rules if "tbf" in rule), "")
+
+    def write_error(self, name: str) -> str:
+        """What a host says when 64 kB are written to its disk; "" where they fit."""
+        write = "dd if=/dev/zero of=/tmp/trial bs=1k count=64; code=$?; rm -f /tmp/trial; exit $code"
+        done = self.run(name, ["sh", "-c", write])
+        return done.stdout if done.returncode else ""
+
+    def clock(self, name: str, title: str) -> float:
+        """Seconds since 1970 for a host's processes of this title: by the environment that they have."""
+        pid = self.processes(name, title)[0]
+        read = f"env -i $(tr '\\0' '\\n' </proc/{pid}/environ | grep -E '^(LD_PRELOAD|FAKETIME)=') date +%s"
+        return float(self.run(name, ["sh", "-c", read]).stdout)
+
     @property
     def address(self) -> str:
         """Where Ray's nodes and drivers connect."""

@@ -181,15 +181,20 @@ class Case:
 
     def cut_network(self, seconds: float = CUT_S) -> None:
         self.cluster.cut(self.host)
+        assert not self.cluster.reaches_storage(self.host)
         time.sleep(seconds)
         self.cluster.heal(self.host)
+        wait_until(lambda: self.cluster.reaches_storage(self.host), 60)
 
     def fill_disk(self) -> None:
         self.cluster.fill_disk(self.host)
+        assert "No space left on device" in self.cluster.write_error(self.host)
 
     def kill_process(self) -> None:
         wait_until(lambda: self.cluster.processes(self.host, self.stage.process), 60)
-        self.cluster.kill_process(self.host, self.cluster.processes(self.host, self.stage.process)[-1])
+        pid = self.cluster.processes(self.host, self.stage.process)[-1]
+        self.cluster.kill_process(self.host, pid)
+        wait_until(lambda: pid not in self.cluster.processes(self.host, self.stage.process), 10)
 
 
 FAULTS: dict[str, Callable[[Case], None] | dict] = {
@@ -215,6 +220,7 @@ def test_the_result_is_that_of_an_undisturbed_job(whole, undisturbed, outcomes, 
 def test_a_host_has_a_slow_link(whole, undisturbed, outcomes):
     undisturbed["encode_db"]
     whole.slow_link("host-2", "4mbit")
+    assert "rate 4Mbit" in whole.link_limit("host-2")
     fault = "a host's link carries 4 Mbit/s"
     _compare("encode_db", fault, {"every": 1, "delay_s": 0}, whole, undisturbed, outcomes)
     whole.slow_link("host-2", None)
@@ -225,6 +231,7 @@ def test_a_host_has_a_wrong_clock(whole, undisturbed, outcomes):
     undisturbed["encode_db"]
     whole.kill("host-2")
     whole.add("host-2", 1, LD_PRELOAD=FAKE_TIME, FAKETIME="+600s")
+    assert 590 < whole.clock("host-2", "/raylet/raylet") - time.time() < 660
     fault = "a host's clock is 10 minutes ahead"
     _compare("encode_db", fault, {"every": 1, "delay_s": 0}, whole, undisturbed, outcomes)
     whole.kill("host-2")
