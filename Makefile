@@ -50,7 +50,7 @@ test: setup  ## the tests that every change must pass (under ten minutes on two 
 	@$(PYTEST)
 
 test-all: setup browser lint  ## every test, the browser's and the slow ones too (an hour or so)
-	@export HASHNET_REQUIRE_BROWSER=1; $(PYTEST) && "$(BIN)/python" -m pytest --slow -m slow -v $(ARGS)  # these one by one
+	@export HASHNET_REQUIRE_BROWSER=1; $(PYTEST) && "$(BIN)/python" -m pytest --slow -m slow -v -rs $(ARGS)  # these one by one
 
 test-cluster: setup  ## all jobs, and faults, on hosts that share nothing: network namespaces, an S3 server (needs root)
 	@"$(BIN)/python" -m pytest --slow -m hosts -v -rs $(or $(ARGS),tests/cluster/hosts)

@@ -461,8 +461,9 @@ class _Job:
         if self.info.modality == "features":
             yield from self._progress(pipeline.run_features(settings, tasks_of(shards)))
             return
-        left, n_committers = shards, pipeline.n_committers(settings.n_actors)
+        left = shards
         for attempt in range(ATTEMPTS):
+            n_committers = pipeline.n_committers(settings.n_actors)  # nodes may have come or gone
             committers = pipeline.start_committers(settings, left, n_committers)
             steps = self._progress(pipeline.run_pictures(settings, tasks_of(left), committers))
             for n, reasons in steps:

@@ -110,7 +110,7 @@ def reserve_actors(num_actors: int | None, gpus: float, rows: int) -> int:
 
 
 def n_committers(n_actors: int) -> int:
-    """How many actors gather and commit codes: one per node, but no more than encode."""
+    """How many actors gather and commit codes: one per node beside the head, but no more than encode."""
     return max(1, min(n_actors, len(connection.node_names()) - 1))
 
 
@@ -231,7 +231,9 @@ def start_committers(settings: PipelineSettings, shards: list[ShardRange], n: in
     """
     import ray
 
-    actor = ray.remote(num_cpus=ACTOR_CPUS, max_restarts=-1, max_task_retries=-1)(Committer)
+    # Spread: so small, they would otherwise all be put on one node, whose network all codes would pass.
+    options = {"num_cpus": ACTOR_CPUS, "max_restarts": -1, "max_task_retries": -1}
+    actor = ray.remote(scheduling_strategy="SPREAD", **options)(Committer)
     committers = {}
     for i in range(n):
         own = [shard for shard in shards if _number(shard.name) % n == i]
