@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Submit,
         as_tensor,
         device_memory,
+        make_copies,
         out_of_memory,
     )
 

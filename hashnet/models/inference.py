@@ -278,3 +278,60 @@ class CudaFeed:
 def make_feed(device: torch.device) -> Feed:
     """The feed of a device."""
     return CudaFeed(device) if device.type == "cuda" else HostFeed()
+
+
+# Training has no results to copy back, and its batches must live until the backward pass has read them: each
+# has memory of its own, which torch's allocators keep from batch to batch.
+
+
+class Copies(Protocol):
+    """Brings batches to a device, of which ``ahead`` are copied while one is computed."""
+
+    ahead: int
+
+    def start(self, batch: torch.Tensor) -> Any: ...
+
+    def finish(self, ticket: Any) -> torch.Tensor: ...
+
+
+class HostCopies:
+    """At the moment a batch is needed; on the CPU there is nothing to do."""
+
+    ahead = 0
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def start(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch
+
+    def finish(self, ticket: torch.Tensor) -> torch.Tensor:
+        return ticket.to(self.device)
+
+
+class CudaCopies:
+    """To a GPU: on a stream of its own, from pinned memory, without which a copy waits for all kernels."""
+
+    ahead = 1
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.stream = device, torch.cuda.Stream(device)
+
+    def start(self, batch: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        copied = torch.cuda.Event()
+        with torch.cuda.stream(self.stream):
+            on_device = batch.pin_memory().to(self.device, non_blocking=True)
+            copied.record(self.stream)
+        return on_device, copied
+
+    def finish(self, ticket: tuple[torch.Tensor, Any]) -> torch.Tensor:
+        on_device, copied = ticket
+        compute = torch.cuda.current_stream(self.device)
+        compute.wait_event(copied)
+        on_device.record_stream(compute)  # or the next copy could get its memory while kernels still read it
+        return on_device
+
+
+def make_copies(device: torch.device) -> Copies:
+    """How training's batches get to a device."""
+    return CudaCopies(device) if device.type == "cuda" else HostCopies(device)

@@ -25,9 +25,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +38,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hashnet.errors import ConfigError, Diverged
 from hashnet.losses import Loss
-from hashnet.models import HashModel, device_memory
+from hashnet.models import HashModel, device_memory, make_copies
 from hashnet.training.batches import (
     BATCHNORM,
     BatchSlice,
@@ -69,6 +71,8 @@ LOSS_LR_SCALE = 5.0  # learning rate of a loss's own weights, beside the head's
 ONE_THREAD = 1 << 27
 SCORE_STEPS = 50  # shorter epochs share a score: after a step or two it says nothing about patience
 CHECKPOINT_S = 60.0  # slow steps: a checkpoint at least once a minute, which is what an interruption may cost
+
+_Batch = tuple[BatchSlice, torch.Tensor, np.ndarray]  # this worker's rows, their inputs, which of them count
 
 
 @dataclass(frozen=True)
@@ -184,10 +188,8 @@ class _Loop:
         if stage.patience and self.callbacks.score and self.callbacks.keep_start and state.best_loss is None:
             self._keep_best(-from_first(self.callbacks.score()))
         train_mode(self.model, self.settings)
-        for made in self._batches(stage.epochs * per_epoch - state.stage_step):
-            with device_memory(
-                f"a batch of {len(made[0].rows)} rows", "use a smaller batch_size or more workers"
-            ):
+        for made in self._on_device(self._batches(stage.epochs * per_epoch - state.stage_step)):
+            with _memory_of(made[0]):
                 self._step(stage, *made)
             state.step += 1
             state.stage_step += 1
@@ -201,8 +203,8 @@ class _Loop:
         every = self.settings.checkpoint_every
         return every > 0 and (self.state.step % every == 0 or time.monotonic() - self._saved > CHECKPOINT_S)
 
-    def _batches(self, n: int) -> Iterator[tuple[BatchSlice, torch.Tensor, np.ndarray]]:
-        def make(step: int) -> tuple[BatchSlice, torch.Tensor, np.ndarray]:
+    def _batches(self, n: int) -> Iterator[_Batch]:
+        def make(step: int) -> _Batch:
             part = batch_slice(self.sampler, step, self.rank, self.n_workers)
             inputs, usable = self.source.batch(part.rows, step // self.sampler.steps_per_epoch)
             return part, inputs, usable
@@ -210,6 +212,18 @@ class _Loop:
         # A batch of an array is made sooner than it is handed from one thread to another.
         depth = 0 if isinstance(self.source, ArraySource) else self.settings.prefetch
         return prefetch(make, range(self.state.step, self.state.step + n), depth)
+
+    def _on_device(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
+        """The batches with their inputs on the device; the next one's are copied during a step."""
+        copies, waiting = make_copies(self.device), deque[tuple[BatchSlice, Any, np.ndarray]]()
+        for part, inputs, usable in batches:
+            with _memory_of(part):
+                waiting.append((part, copies.start(inputs), usable))
+            if len(waiting) > copies.ahead:
+                part, ticket, usable = waiting.popleft()
+                yield part, copies.finish(ticket), usable
+        for part, ticket, usable in waiting:
+            yield part, copies.finish(ticket), usable
 
     def _step(
         self, stage: ContinuationStage, part: BatchSlice, inputs: torch.Tensor, usable: np.ndarray
@@ -227,7 +241,8 @@ class _Loop:
         state.beta, state.lr = beta, lr
         self.optimiser.zero_grad(set_to_none=True)
         rows = torch.from_numpy(part.all_rows).to(self.device)
-        inputs = self._to_device(inputs)
+        if inputs.ndim == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
         if self._chunk is None:
             self._chunk = chunk_rows(self.model, inputs, settings)
         chunks = [slice(at, at + self._chunk) for at in range(0, len(inputs), self._chunk)]
@@ -257,10 +272,6 @@ class _Loop:
         last = state.stage_step + 1 == n_steps  # its figures are the stage's
         if self.rank == 0 and (last or state.step % settings.log_every == 0):
             self._log(logits.detach(), rows, valid, beta, lr, j)
-
-    def _to_device(self, inputs: torch.Tensor) -> torch.Tensor:
-        inputs = inputs.to(self.device, non_blocking=True)
-        return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
 
     def _logits(self, part: BatchSlice, inputs: torch.Tensor, chunk: slice) -> torch.Tensor:
         """Logits of a chunk of this worker's rows; calling it twice draws the same random numbers."""
@@ -430,6 +441,10 @@ def _seed(seed: int, device: torch.device) -> None:
 def _mix(*numbers: int) -> int:
     """A seed of 63 bits from several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _memory_of(part: BatchSlice) -> AbstractContextManager[None]:
+    return device_memory(f"a batch of {len(part.rows)} rows", "use a smaller batch_size or more workers")
 
 
 def make_optimiser(

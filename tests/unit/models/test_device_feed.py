@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hashnet.models import BatchedInference, build_model, inference
-from hashnet.models.inference import CudaFeed
+from hashnet.models.inference import CudaCopies, CudaFeed
 
 BATCHES, ROWS = 40, 8
 
@@ -159,3 +159,19 @@ def test_each_thread_has_its_own_buffers(fake):
         thread.join()
     call()
     assert fake.pinned == 3
+
+
+def test_training_copies_on_a_stream_of_its_own_and_keeps_what_kernels_read(fake, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda batch: fake.log.append(("host", "pins")) or batch)
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda _, stream: fake.log.append((stream.name, "keeps"))
+    )
+    copies = CudaCopies(torch.device("cpu"))
+    first, second = (copies.start(torch.full((4, 3), float(i))) for i in range(2))
+    assert torch.equal(copies.finish(first), torch.zeros(4, 3))
+    assert torch.equal(copies.finish(second), torch.ones(4, 3))
+    # both copies are under way before the first is computed, and each is waited for by itself
+    assert fake.log == [
+        ("host", "pins"), ("side", "records"), ("host", "pins"), ("side", "records"),
+        ("main", "waits for", 1), ("main", "keeps"), ("main", "waits for", 3), ("main", "keeps"),
+    ]  # fmt: skip

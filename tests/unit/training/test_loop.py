@@ -16,6 +16,7 @@ from hashnet.labels import share_label
 from hashnet.losses.dhn import DHNLoss
 from hashnet.losses.pairwise import LabelSimilarity, PairwiseLoss, TableSimilarity
 from hashnet.models.hash_model import build_model
+from hashnet.models.inference import CudaCopies
 from hashnet.training import batches, loop
 from hashnet.training.batches import PairSampler
 from hashnet.training.checkpoints import COLUMNS, Checkpoints, History, StepRecord
@@ -587,6 +588,46 @@ def test_a_resumed_stage_still_knows_its_best_weights(data, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         trained("killed", 3)
     assert torch.equal(trained("killed", 0), whole)
+
+
+class StandIn:
+    """A device that takes ``copy`` and ``compute`` seconds per batch, by a clock that is computed.
+
+    The loop waits for each loss: its own clock is then that of the computing.
+    """
+
+    def __init__(self, copy: float, compute: float, ahead: int) -> None:
+        self.copy_s, self.compute_s, self.ahead = copy, compute, ahead
+        self.now = self.copy_free = 0.0
+        self.steps = 0
+
+    def start(self, batch):
+        self.copy_free = max(self.copy_free, self.now) + self.copy_s
+        return batch, self.copy_free
+
+    def finish(self, ticket):
+        batch, copied = ticket
+        self.now = max(self.now, copied) + self.compute_s
+        self.steps += 1
+        return batch
+
+
+@pytest.mark.parametrize("times", [(3, 3), (5, 2), (2, 5), (0, 4)])
+def test_batches_are_copied_while_the_one_before_is_computed(data, monkeypatch, times):
+    inputs, labels = data
+    loss, settings = PairwiseLoss(LabelSimilarity(labels), BITS), FitSettings(batch_size=10)
+
+    def trained(device: StandIn) -> tuple[float, torch.Tensor]:
+        monkeypatch.setattr(loop, "make_copies", lambda _: device)
+        model = _model()
+        fit(model, inputs, loss, staged(1, 4, 1), settings)
+        return device.steps / device.now, model.head.fch.weight.detach()
+
+    rate, weights = trained(StandIn(*times, CudaCopies.ahead))
+    in_turns, expected = trained(StandIn(*times, ahead=0))
+    assert rate >= 0.9 / max(times)
+    assert in_turns == pytest.approx(1 / sum(times))
+    assert torch.equal(weights, expected)
 
 
 def test_out_of_device_memory_names_the_batch_size(data):
