@@ -1,8 +1,8 @@
 """Finds the near-duplicates of a run's codes: pairs, clusters, and a report of what would be removed.
 
 The store is cut into blocks, and each pair of blocks is one task. A single task runs in this process on all
-cores; more of them run as Ray tasks of one core each. Every task writes its own files, so that a run which
-was killed goes on, and the files are the same for any number of workers.
+cores; more of them run as Ray tasks of one core each. Every task writes its own files, so that a
+killed run resumes, and the files are the same for any number of workers.
 """
 
 from __future__ import annotations

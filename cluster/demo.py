@@ -45,7 +45,7 @@ METHODS = ["hashnet", "dhn", "itq", "lsh"]
 RANDOM = "a random order"
 UNLABELLED_METHODS = ["hashnet", "itq", "lsh", "sign"]
 DIGITS = str(Path(connection.CHECKOUT) / "jobs" / "configs" / "digits.yaml")
-STAGES = {  # what each one does, for somebody who sees it for the first time
+STAGES = {  # what each one does, for someone seeing it for the first time
     "train": """A network learns codes in which similar items differ in few bits. First a few settings are
 tried on items that are held out; then its progress shows:
   epoch  passes over the training items so far, one batch of them per step

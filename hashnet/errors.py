@@ -14,7 +14,7 @@
     ├── Diverged             NaN or infinite loss; names step, beta and learning rate
     ├── IndexMismatch        a query, or an argument of a search, that does not fit the index
     │   ├── IdTaken          an id to be added that the index holds already
-    │   └── StaleIndex       another process has written the index meanwhile
+    │   └── StaleIndex       another process has written the index since it was read
     ├── UnknownId            an id that the index does not hold
     ├── Unsupported          an operation that this kind of index does not have
     ├── NotInstalled         a package that comes with an extra of this project
@@ -115,7 +115,7 @@ class IdTaken(IndexMismatch):
 
 
 class StaleIndex(IndexMismatch):
-    """The index on disk has another version by now: refresh and repeat the update."""
+    """The index on disk has changed: refresh it and repeat the update."""
 
 
 class UnknownId(HashnetError, KeyError):

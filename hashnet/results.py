@@ -20,7 +20,7 @@ class SearchResult:
     ``ids`` int64 and ``distances`` int32 have the same shape: (q, k) from ``search``, where unused
     slots hold -1 in both, or (n,) for one query of ``search_radius``. ``version`` is the version
     of the index that answered, where it is known. ``scores`` float32, of the same shape, are there when
-    logits were searched; unused slots hold -inf. ``columns`` is the Arrow table of the columns asked for,
+    logits were searched; unused slots hold -inf. ``columns`` is the Arrow table of the requested columns,
     one row per slot, query after query; unused slots hold nulls.
     """
 

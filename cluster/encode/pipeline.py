@@ -381,7 +381,7 @@ def _data_context(**changes: Any) -> Iterator[None]:
     """Datasets created inside have these settings of Ray Data, and raise the original error of a worker.
 
     A worker that cannot connect to the storage tries again: its host may be off the network for a while, and
-    Ray takes its error for an answer even where it gave the host up meanwhile.
+    Ray takes its error for an answer even after it has given up on the host.
     """
     from ray.data import DataContext
 

@@ -282,7 +282,7 @@ def _in_use(needs: Sequence[Need]) -> str:
 def task(function: Callable[..., Any], *, cpus: float = 1, gpu: bool = False, max_retries: int = 3) -> Any:
     """``function`` as a Ray task; one that takes a GPU has a process of its own for each call.
 
-    A process keeps the GPU that it began with: used again, it would share it with whoever was given it since.
+    A process keeps the GPU that it started with: if reused, it would share that GPU with its next owner.
     """
     import ray
 

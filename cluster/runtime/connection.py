@@ -75,7 +75,7 @@ def connect(num_cpus: int | None = None, object_store_memory: int | None = None)
 
     if ray.is_initialized():
         return
-    _forget_last_ray()  # whoever used it may have called ray.shutdown alone
+    _forget_last_ray()  # its user may have called only ray.shutdown
     ray_internals.quiet_authentication()
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
     options = {"logging_level": logging.WARNING, "log_to_driver": True}
@@ -281,7 +281,7 @@ def record(text: str) -> None:
 
 
 def explain(sentence: str) -> None:
-    """Prints why the job fails; nobody else will."""
+    """Prints why the job fails; nothing else does."""
     print(sentence, file=sys.stderr, flush=True)
     if _explained is not None:
         os.write(_explained, b".")

@@ -132,7 +132,7 @@ def inner_errors(error: BaseException) -> list[BaseException]:
 
 
 def leave_interrupts_alone(trainer: Any) -> None:
-    """Ray Train would handle Ctrl-C itself, and exit with a code of its own choosing."""
+    """Ray Train would handle Ctrl-C itself, and choose the exit code."""
     trainer._register_sigint_handler = lambda controller: None
 
 
@@ -177,7 +177,7 @@ def serve_client() -> Any:
 
 
 def forget_serve_client() -> None:
-    """Makes Serve look for its controller again, for whoever connects to another Ray in the same process.
+    """Makes Serve look for its controller again, for code that connects to another Ray in the same process.
 
     Serve 2.60 keeps its client while the job id is the same, and every local Ray calls its first job 01.
     """

@@ -5,7 +5,7 @@
                  └──▶ writer (one)       the only process that changes the index
 
 An HTTP replica listens on the server's own port: a query by code or id is answered in the process that
-accepted it, and Serve's proxy is on nobody's way. Replicas on one node share the port, and the system
+accepted it, and no request passes through Serve's proxy. Replicas on one node share the port, and the system
 spreads connections over them. Serve starts, watches and replaces replicas.
 """
 
@@ -115,7 +115,7 @@ class RayModel:
 
 
 class RayWriter:
-    """The writer replica. A call takes milliseconds; changes that arrive meanwhile share the next one."""
+    """The writer replica. A call takes milliseconds; changes that arrive during one share the next."""
 
     def __init__(self, writer: Any) -> None:
         self.writer = writer

@@ -6,7 +6,7 @@
 
 A slice is an index of its own in the index folder, built from the code store by the first replica that starts
 with it. The HTTP replica asks every slice and merges by (distance, id): the result is that of one index over
-everything. A slice that is lost is opened again elsewhere; meanwhile a request waits or gets 503 with its
+everything. A slice that is lost is opened again elsewhere; until then a request waits or gets 503 with its
 number. It never returns the hits of the other slices as if they were all.
 """
 

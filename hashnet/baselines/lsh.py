@@ -28,8 +28,8 @@ class LSH(Projection):
 class Sign(Baseline):
     """Signs of the centred embedding itself, which vector databases call binary quantisation.
 
-    Of more columns than bits, those of the greatest variance are taken; of fewer, all of them, over and over,
-    which ranks like once.
+    Of more columns than bits, those of the greatest variance are taken; of fewer, all of them, repeatedly,
+    which ranks the same as using each once.
     """
 
     name = "sign"

@@ -99,7 +99,7 @@ def _shown(value: Any) -> str:
 def inspect(uri: str, pictures: int = 0) -> Description:
     """What ``uri`` holds. ``pictures`` of a manifest are decoded on the way (-1: all of them).
 
-    FormatError when it is nothing of hashnet's.
+    FormatError if hashnet did not write it.
     """
     uri = str(uri)
     if not storage.exists(uri):
@@ -112,7 +112,7 @@ def inspect(uri: str, pictures: int = 0) -> Description:
     elif storage.name_of(uri).endswith((".parquet", ".csv")):
         return _pairs(uri)
     raise FormatError(
-        f"{uri} is nothing of hashnet's: no manifest, model, codes, index, report, pairs table or run"
+        f"{uri} was not written by hashnet: no manifest, model, codes, index, report, pairs table or run"
     )
 
 
@@ -207,6 +207,6 @@ def _pairs(uri: str) -> Description:
         except pa.ArrowInvalid as error:
             raise FormatError(f"{uri} is not Parquet: {error}") from error
         if not set(PairTable.COLUMNS) <= set(names):
-            raise FormatError(f"{uri} is Parquet with {', '.join(names)}, nothing of hashnet's by itself")
+            raise FormatError(f"{uri} is Parquet with {', '.join(names)}, not a hashnet artefact")
     counts = PairTable.open(uri).counts()
     return Description(uri, "pairs", {"pairs": counts.n_pairs, "similar": counts.n_similar})

@@ -208,7 +208,7 @@ class _Server:
     def __init__(self, url: str) -> None:
         from hashnet.client import Client
 
-        self.client = Client(url, retry_s=2)  # somebody waits
+        self.client = Client(url, retry_s=2)  # a person is waiting
 
     def search(self, search: Search) -> SearchResult | list[SearchResult]:
         if search.radius is not None:

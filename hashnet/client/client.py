@@ -37,7 +37,7 @@ from hashnet.results import SearchResult
 P = ParamSpec("P")
 R = TypeVar("R")
 WRITE_ROWS = 250_000  # in one request to add or remove: 8 MB with codes of 64 bits and a label each
-WRITE_BYTES = 24_000_000  # of vectors in one request to add, which is made whole or not at all
+WRITE_BYTES = 24_000_000  # of vectors in one request to add, which is applied completely or not at all
 ROUNDS = 5  # how often parts answered by an older index version are requested again
 
 Exchange = Generator[list[ApiRequest], list[bytes], R]  # requests out, bodies in, a result at the end
@@ -240,10 +240,10 @@ class BaseClient:
         """One result per part of the queries, all from one index version where that can be had.
 
         ``bound`` is ``{"k": …, …}`` or ``{"radius": …, …}``; options that are None are left out. An index
-        that keeps changing faster than parts can be requested again is given up on after ROUNDS.
+        that keeps changing faster than parts can be requested again is abandoned after ROUNDS.
         """
         params = {name: value for name, value in bound.items() if value is not None} | _label_params(labels)
-        if params.get("ranking") == "hamming":  # the default: servers of before know no other
+        if params.get("ranking") == "hamming":  # the default: older servers know no other
             del params["ranking"]
         if exclude_self:
             params["exclude_self"] = "true"
@@ -438,7 +438,7 @@ class AsyncClient(BaseClient):
 
 
 def _write_parts(n: int, most: int) -> list[slice]:
-    """Rows of each request of a write; almost always one, which is made whole or not at all."""
+    """Rows of each request of a write; almost always one, which is applied completely or not at all."""
     return [slice(start, start + most) for start in range(0, n, most)]
 
 

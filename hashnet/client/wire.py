@@ -388,7 +388,7 @@ def with_vectors(queries: Queries, vectors: Any) -> Queries:
         return queries
     if queries.kind != "codes":
         raise DataError(
-            f"features= are the vectors of codes; those of {queries.kind} are the server's to find"
+            f"features= are the vectors of codes; the server has those of {queries.kind}: leave features out"
         )
     rows = _features(as_array(vectors, "features"))
     if len(rows) != len(queries):

@@ -82,7 +82,7 @@ def find_below(folder: str, endings: Iterable[str]) -> FoundFiles:
     """Paths of all files below ``folder`` with one of the endings, relative to it.
 
     Skipped and counted are files with another ending, names that start with a dot or an underscore (not
-    data), links in a circle, what is no regular file, and names that are not UTF-8, which a manifest
+    data), circular links, non-regular files, and names that are not UTF-8, which a manifest
     cannot hold.
     """
     if not storage.is_folder(folder):

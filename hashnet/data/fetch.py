@@ -151,16 +151,16 @@ def _or_raise(found: Found) -> bytes | BadImage:
 
 
 class _Readers:
-    """Threads that read jobs into ``out``. A read that is stuck becomes a BadImage, its thread is given up.
+    """Threads that read jobs into ``out``. A stuck read becomes a BadImage and its thread is abandoned.
 
     Storage may hang without end: a network mount whose server is gone, a disk about to fail. The threads are
-    daemons, so that one that is stuck keeps nobody from exiting.
+    daemons, so that a stuck one does not keep the process from exiting.
     """
 
     def __init__(self, out: list[Found], jobs: list[_Job]) -> None:
         self.out, self.waiting = out, deque(jobs)
         self.changed = Condition()
-        self.reading: dict[Thread, tuple[float, _Job]] = {}  # what each thread is at, and since when
+        self.reading: dict[Thread, tuple[float, _Job]] = {}  # what each thread is reading, and since when
 
     def run(self, threads: int) -> None:
         with self.changed:
@@ -284,7 +284,7 @@ def _or_bad(file: str, read: Callable[[Reference], bytes], reference: Reference)
 def _open(file: str) -> pa.NativeFile:
     filesystem, path = storage.resolve(file)
     if isinstance(filesystem, fs.LocalFileSystem):
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO waits for somebody to write to it
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO blocks until something writes to it
             raise BadImage("unreadable", f"{file} is not a regular file")
         return pa.OSFile(path, "rb")
     return filesystem.open_input_file(path)

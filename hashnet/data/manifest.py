@@ -165,7 +165,7 @@ class Manifest:
             self._verify(part)
 
     def trust(self, names: set[str]) -> None:
-        """These parts were verified elsewhere: they are not hashed again, also not by workers."""
+        """These parts were verified elsewhere: they are not hashed again, not even by workers."""
         self._checked.update(part.sha256 for part in self.parts if part.name in names)
 
     def copy_to(self, uri: str) -> Manifest:
@@ -236,7 +236,7 @@ class ManifestArtefact(Artefact):
         return Manifest.open(self.uri, verify)
 
     def write(self, manifest: Any, parts: tuple[ManifestPart, ...], source: Mapping[str, Any]) -> None:
-        """Writes the header of parts that are already there: the moment from which they count."""
+        """Writes the header of parts that are already there, which makes them count."""
         class_names = list(manifest.class_names) if manifest.class_names is not None else None
         self.write_header(
             {
@@ -380,7 +380,7 @@ class PartsWriter:
     def abort(self) -> None:
         """Deletes everything that was written."""
         if self._open is not None:
-            # An exception keeps the file from getting its name; it ends here.
+            # The exception keeps the file from being renamed into place; it is not passed on.
             with suppress(_Aborted):
                 self._open.__exit__(_Aborted, _Aborted(), None)
             self._open = None

@@ -219,7 +219,7 @@ def _labelled(rows: np.ndarray, labels: pa.Array | None) -> np.ndarray:
 def _draw_rows(rng: np.random.Generator, rows: np.ndarray, n: int, what: str) -> np.ndarray:
     if n > len(rows):
         raise DataError(
-            f"{n:,} {what} rows were asked for, but there are only {len(rows):,} to draw from; "
+            f"{n:,} {what} rows were requested, but there are only {len(rows):,} to draw from; "
             f"lower {'n_query (--n-query)' if what == 'query' else 'n_train (--n-train)'} or add rows"
         )
     return rng.permutation(rows)[:n]

@@ -1,4 +1,4 @@
-"""SourceRows, what every source returns, and split flags → a manifest on disk, complete or not there."""
+"""SourceRows, what every source returns, and split flags → a manifest on disk, complete or absent."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def append_rows(
             log.info("%s of %s rows were skipped: they are there already", f"{held.n_found:,}", f"{rows.n:,}")
         parts = (*manifest.parts, *writer.finish())
         if Manifest.open(manifest.uri).parts != manifest.parts:
-            raise DataError(f"{manifest.uri} was changed by another process meanwhile; append again")
+            raise DataError(f"{manifest.uri} was changed by another process during the append; append again")
         if len(parts) == len(manifest.parts):  # every row was skipped
             return manifest
         counted = {"skipped_existing": held.n_found} if held.n_found else {}

@@ -5,7 +5,7 @@
     OUT/_records/00000-00001.json     what they were made from, their counts and sha256; written last
 
 A task's files depend on its two blocks and the settings alone, and its record makes them count. So the same
-command goes on after a crash, any number of workers writes the same bytes, and after rows were added to a
+command resumes after a crash, any number of workers writes the same bytes, and after rows were added to a
 store only the blocks that changed are joined again.
 """
 
@@ -39,7 +39,7 @@ class Block:
     shards: tuple[int, ...]
 
     def read(self) -> CodeSet:
-        """Ids and codes; LineageMismatch where the store changed meanwhile."""
+        """Ids and codes; LineageMismatch if the store has changed since it was planned."""
         store = CodeStore.open(self.store)
         if _block(store, self.shards) != self:
             raise LineageMismatch(f"{self.store} changed while it was read; run the same command again")
@@ -65,7 +65,7 @@ class BlockRecord:
         return f"{LINKS}/{self.name}.parquet"
 
     def save(self, out: str) -> BlockRecord:
-        """Writes the record, the moment from which the task's files count."""
+        """Writes the record, which makes the task's files count."""
         values = dataclasses.asdict(self)
         write_sealed(storage.join(out, RECORDS, f"{self.name}.json"), KIND, VERSION, values)
         return self
@@ -98,7 +98,7 @@ class BlockTask:
 
     @property
     def key(self) -> str:
-        """What the files depend on; where the stores lie does not matter."""
+        """What the files depend on; where the stores are does not matter."""
         made_from = (self.left.sha256, self.right.sha256, self.crossed, self.radius, self.max_pairs)
         return fingerprint({"made_from": made_from})[:16]
 

@@ -36,7 +36,7 @@ NO_EDGES = Edges(*NOTHING)
 class NearPairs:
     """Pairs of ids ``a`` and ``b`` int64 (m,) with their ``distances`` int32 (m,), sorted by (a, b).
 
-    All pairs within ``complete_radius`` are there. It is the radius that was asked for, unless ``max_pairs``
+    All pairs within ``complete_radius`` are there. It is the requested radius, unless ``max_pairs``
     cut the result (``truncated``): then the nearest pairs were kept, -1 where not even equal codes fit.
     """
 

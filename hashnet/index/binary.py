@@ -195,7 +195,7 @@ class BinaryIndex:
         return cls(state, engine=engine, device=device, path=folder)
 
     def save(self, path: str | Path) -> int:
-        """Writes the index to a folder and goes on living there; returns the version it has there.
+        """Writes the index to a folder, which it lives in from then on; returns its version there.
 
         An index already there is replaced by the next version of it, which its readers follow.
         """
@@ -207,7 +207,7 @@ class BinaryIndex:
         """Saves in place of an older build of the same items and keeps the updates that were made to that:
         (items kept, removals kept), as ``merge_updates``.
 
-        On a local disk nobody updates it meanwhile, so none is lost, however late it comes.
+        On a local disk nobody else can update it during the save, so no update is lost, however late.
         """
         folder = _folder(path)
         kept = gone = np.empty(0, dtype=np.int64)
@@ -215,7 +215,7 @@ class BinaryIndex:
             older = BinaryIndex.load(folder, engine="faiss") if IndexArtefact(folder).exists() else None
             if older is not None and older._state.updates:
                 kept, gone = self._merge(older)
-            with files.writer_lock(folder):  # what came meanwhile is little: nobody waits for long
+            with files.writer_lock(folder):  # few updates arrived during the merge: nobody waits for long
                 if IndexArtefact(folder).exists():
                     newest = BinaryIndex.load(folder, engine="faiss") if older is None else older.newest()
                     if newest is not older and newest._state.updates:
@@ -416,7 +416,7 @@ class BinaryIndex:
     def transaction(self) -> Iterator[BinaryIndex]:
         """Updates of the index it gives become one new version of this one when the block ends.
 
-        They start from the newest version on disk, and on a local disk nobody else writes meanwhile. After
+        They start from the newest version on disk, and on a local disk nobody else can write. After
         an error in the block nothing is changed.
         """
         with self._writing, nullcontext() if self._path is None else files.writer_lock(self._path):
@@ -489,7 +489,7 @@ class BinaryIndex:
     def compact(self) -> bool:
         """Merges all segments and drops removed rows for good; False where there was nothing to do.
 
-        On a local disk updates go on meanwhile, by this index and by others.
+        On a local disk, updates by this index and by others continue while it runs.
         """
         if self._path is not None and storage.is_local(self._path):
             compacted = files.compact(self._path, self._state)
@@ -527,7 +527,7 @@ class BinaryIndex:
             vectors = check_rescoring("features", features, metric, n_queries, state)
         k = check_search_size(k, tuning.SAMPLE if queries is None else len(queries))
         tuned = tuning.tune(state, queries, vectors, recall, k, metric, self._nearest)
-        with self.transaction() as draft:  # of what it is by now: others may have updated it meanwhile
+        with self.transaction() as draft:  # of the current version: others may have updated the index
             draft._state = tuning.tuned_snapshot(draft._state, tuned)
         return dict(tuned)
 
@@ -707,7 +707,7 @@ class BinaryIndex:
             on_disk = IndexArtefact(folder).version()
             which = f"another {self.version}" if on_disk == self.version else self.version
             raise StaleIndex(
-                f"{folder} is at version {on_disk}, this index at {which}: somebody else wrote it; "
+                f"{folder} is at version {on_disk}, this index at {which}: another process wrote it; "
                 "call refresh() and repeat the update"
             )
 

@@ -8,8 +8,8 @@ is open already applies what was appended since.
     record   header (fixed size, with its own crc32) · sha256 · payload
     sha256   of the record before it, the header and the payload: records cannot be exchanged
 
-A record beyond the mark that ends early was being appended when its writer died: nobody was told that it is
-there, so it does not count, and the next append replaces it. Any other difference is damage, and the log is
+A record beyond the mark that ends early was being appended when its writer died: it was never
+acknowledged, so it does not count, and the next append replaces it. With any other difference the log is
 refused. The mark is moved once a record is on the disk and gets there with the next one: a process that dies
 loses nothing of it, and after a power failure it is older than the records, never newer.
 """

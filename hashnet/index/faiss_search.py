@@ -111,8 +111,8 @@ def why_no_gpu(state: Snapshot) -> str | None:
 class GpuFlat:
     """The codes of a flat index's main segment on GPU 0.
 
-    GpuIndexBinaryFlat answers k <= 2048 and cuts ties anywhere. So more than k are asked for; a query
-    whose last one is as far as its k-th is answered again on the CPU.
+    GpuIndexBinaryFlat answers k <= 2048 and cuts ties anywhere. So more than k are requested; a query
+    whose last hit is as far away as its k-th is searched again on the CPU.
     """
 
     def __init__(self, rows: StoredRows) -> None:

@@ -2,7 +2,7 @@
 
     "features" of index.json: {"store": {"uri": "../features", "sha256": …}, "layers": [{"file": …, …}], …}
 
-The store is only referred to: it may be larger than memory, and its rows are read where they lie. A layer
+The store is only referred to: it may be larger than memory, and its rows are read in place. A layer
 holds the vectors of items that were added to the index, as one more file of it. The newest vector of an id
 counts; vectors of removed items do no harm.
 """
@@ -33,7 +33,7 @@ class StoreReference:
 
     @cached_property
     def store(self) -> FeatureStore:
-        """LineageMismatch where another store lies there by now, FormatError where it is missing."""
+        """LineageMismatch if another store is there now, FormatError if it is missing."""
         try:
             store = FeatureStore.open(self.uri)
         except HashnetError as error:

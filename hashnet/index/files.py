@@ -89,8 +89,8 @@ def _with_log(uri: str, state: Snapshot) -> Snapshot:
 def compact(uri: str, state: Snapshot) -> bool:
     """Writes the newest version in one segment without removed rows; False where there is nothing to do.
 
-    ``state`` is a version that was read before. Others may commit meanwhile: what they change is applied to
-    the compacted version at the end. StaleIndex where the index was written whole meanwhile.
+    ``state`` is a version that was read before. Others may commit while it runs: their changes are applied to
+    the compacted version at the end. StaleIndex if the whole index was rewritten in that time.
     """
     with _compaction_lock(uri) as free:
         if not free:
@@ -106,7 +106,7 @@ def compact(uri: str, state: Snapshot) -> bool:
         written = dataclasses.replace(segment, record=_write_rows(uri, segment, name))
         with writer_lock(uri):
             if IndexArtefact(uri).sha256() != state.seal:
-                raise StaleIndex(f"{uri} was written by somebody else while it was compacted; try again")
+                raise StaleIndex(f"{uri} was rewritten by another process during compaction; try again")
             compacted = dataclasses.replace(compacted, segments=(written,), log=state.log)
             newest = _catch_up(uri, compacted.at_version(state.version))
             whole = dataclasses.replace(newest, version=newest.version + 1, changes=None)
@@ -257,7 +257,7 @@ def _remove_old(uri: str, needed: set[str], compacting: bool) -> None:
             is_index_file = name.startswith(FILE_NAMES) or storage.TMP_MARK in name
             if is_index_file and name not in needed and not (compacting and COMPACTED in name):
                 storage.delete(storage.join(uri, name))
-    except StorageError as error:  # the version stands by now; the next commit removes the rest
+    except StorageError as error:  # the version is committed; the next commit removes the rest
         log.warning("old files of %s stay for now: %s", uri, error)
 
 
@@ -293,7 +293,7 @@ def newest_snapshot(uri: str, state: Snapshot) -> Snapshot:
     if IndexArtefact(uri).sha256() == state.seal:
         try:
             return _catch_up(uri, state)
-        except FormatError:  # its log was cut and goes on differently: a version that did not become durable
+        except FormatError:  # its log was truncated and continues differently: that version was not durable
             pass
     return read_snapshot(uri, known=state)
 
@@ -477,7 +477,7 @@ def _read_array(uri: str, entry: dict[str, Any], verify: bool) -> np.ndarray:
 
 
 def _listed(uri: str, entry: dict[str, Any]) -> str:
-    """Where the file of an entry of index.json lies."""
+    """The URI of the file that an entry of index.json names."""
     return storage.join(uri, storage.check_plain_name(entry["file"], f"{uri}/{HEADER}"))
 
 

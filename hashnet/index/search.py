@@ -1,5 +1,5 @@
-"""One search of an index at one version: candidates by distance or score, rescored by vectors if asked to;
-and the checks of its arguments and of updates: wrong ones raise a sentence, never crash FAISS.
+"""One search of an index at one version: candidates by distance or score, rescored by vectors on request;
+and the checks of its arguments and of updates: wrong ones raise an error and never crash FAISS.
 """
 
 from __future__ import annotations

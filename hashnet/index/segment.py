@@ -310,7 +310,7 @@ def _label_pairs(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class IndexSpec:
-    """What an index is to be: its kind and the options given, what its codes are, where they come from."""
+    """The specification of an index: its kind, the given options, what its codes are and their origin."""
 
     n_bits: int
     kind: str = "flat"

@@ -1,7 +1,7 @@
 """Snapshot: everything an index is at one version, never changed in place.
 
 An update makes a new Snapshot that shares the untouched segments. A search takes the snapshot once and
-keeps it, so it never sees half of an update, and any number of threads may search meanwhile.
+keeps it, so it never sees half of an update, and any number of threads may search at the same time.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ MAX_GATHERED = 64 << 20  # bytes of candidates' codes scored at once
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """``segments[0]`` is of the index's kind; what was added since lies in flat segments behind it.
+    """``segments[0]`` is of the index's kind; what was added since is in the flat segments after it.
 
-    A segment whose last row is removed goes: without the first, only flat ones are left until ``compacted``.
+    A segment without rows is dropped: without the first, only flat ones are left until ``compacted``.
     """
 
     kind: str

@@ -38,9 +38,7 @@ def tune(
     if isinstance(recall, bool) or not isinstance(recall, (int, float, np.number)) or not 0 < recall <= 1:
         raise IndexMismatch(f"recall must lie above 0 and at most at 1, got {recall!r}")
     if state.kind != "ivf" and state.features is None:
-        raise Unsupported(
-            f"an ivf index, or one with features, has something to tune; this one is {state.kind}"
-        )
+        raise Unsupported(f"only an ivf index, or one with features, can be tuned; this one is {state.kind}")
     if queries is not None and not len(queries):
         raise IndexMismatch("tune needs at least one query, got 0")
     tuned: dict[str, Any] = {"wished": float(recall), "k": k}  # the key keeps its name in old files

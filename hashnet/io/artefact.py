@@ -10,7 +10,7 @@ report. Its header is a small JSON file, written last, so that it makes the arte
     seal             fingerprint of the header itself: one that was edited or damaged is refused
 
 Beside these the header lists the artefact's own facts and its files, each with its sha256. A package
-that owns an artefact subclasses ``Artefact``; ``hashnet.Run`` names where each one lies.
+that owns an artefact subclasses ``Artefact``; ``hashnet.Run`` knows where each one is.
 
 A damaged file is never used. A file that is read whole is hashed in memory, and what was hashed is what is
 parsed (``read_checked``); one that is read in pieces is hashed once before (``check_file``); a small JSON
@@ -105,7 +105,7 @@ class Artefact(abc.ABC):
 
     @abc.abstractmethod
     def write(self, *args: Any, **kwargs: Any) -> Any:
-        """Writes the artefact: whole, or not at all."""
+        """Writes the artefact completely or not at all."""
 
     def describe(self) -> Description:
         """Facts and lineage, read from the header alone."""
@@ -168,7 +168,7 @@ class Artefact(abc.ABC):
     def write_header(
         self, values: Mapping[str, Any], *, sha256: str | None = None, lineage: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Writes the header, the moment from which the artefact counts; returns what it holds."""
+        """Writes the header, which makes the artefact count; returns what it holds."""
         whole = {**values, "sha256": sha256, "lineage": dict(lineage)}
         return write_sealed(self.header_uri, self.kind, self.format_version, whole, self.seal_name)
 

@@ -94,7 +94,7 @@ class Renamed:
     """The new name of a key: the values of a configuration's ``RENAMED``, by old name.
 
     ``values`` maps old values to new ones; what it does not list keeps its value. A user who gives the
-    old key is told the new one, while a file that an older version saved is read.
+    old key gets an error with the new one; a file that an older version saved is still read.
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""Exact search over packed codes, on as many cores as there are; and merging of what several parts found.
+"""Exact search over packed codes, on all available cores; and merging the results of several parts.
 
 Positions are row numbers. A caller that keeps rows in id order gets results by (distance, id), one that keeps
 them in the order of the tie hash gets the order of MAP.

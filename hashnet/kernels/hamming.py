@@ -1,13 +1,13 @@
 """Exact Hamming search over packed codes: the compiled loops behind ``hashnet.kernels.exact``.
 
-A block of BLOCK codes stays in the cache while every query of a group meets it. Its distances are
+A block of BLOCK codes stays in the cache while all queries of a group scan it. Its distances are
 written as bytes (uint16 beyond 248 bits), 64 of them are compared with the query's bound at once,
 and only what lies below becomes a candidate. The bound is the k-th best distance so far, kept by
 counting candidates per distance; an equal distance met later has a larger position and is not
 needed, so the result is ordered by (distance, position) exactly. No array of all distances exists.
 
-A batch meets codes of more than 256 bits interleaved by eights: a vector holds one word of eight rows, and
-``eight_distances`` counts ones once for many words. One query, or few, reads them where they lie.
+A batch reads codes of more than 256 bits interleaved by eights: a vector holds one word of eight rows, and
+``eight_distances`` counts ones once for many words. One query, or a few, read them in place.
 
 Codes come flat, uint8 (n * row_bytes,). Kernels run without the GIL on one core; ``exact`` divides the
 work among several.
@@ -105,7 +105,7 @@ def _last_word(codes, at, n_bytes):  # type: ignore[no-untyped-def]
 def block_distances(codes, at, row_bytes, count, words, query, out):  # type: ignore[no-untyped-def]
     """Writes the distances of ``query`` to ``count`` rows from byte ``at`` on into ``out``.
 
-    ``words`` is the rows' transposed copy; where it is empty they are read where they lie.
+    ``words`` is the rows' transposed copy; if it is empty, they are read in place.
     """
     if words.size == 0 and row_bytes == 8:
         a = query[0]

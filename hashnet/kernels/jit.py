@@ -2,7 +2,7 @@
 
 LLVM turns ``popcount`` inside a loop into VPOPCNTDQ, AVX2 or POPCNT, whatever the machine has.
 numba's fallback threading layer aborts the process when two Python threads run parallel kernels
-at once, as a served index does, so ``omp`` (or ``tbb``, where installed) is asked for.
+at once, as a served index does, so ``omp`` (or ``tbb``, where installed) is requested.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def popcount(typingctx, word):  # type: ignore[no-untyped-def]
 
 @functools.cache
 def _sources(folder: Path) -> str:
-    """A digest of this package and of the one in ``folder``: numba looks at a kernel's own file alone.
+    """A digest of this package and of the one in ``folder``: numba itself checks only a kernel's own file.
 
     Kernels use functions and constants of these two packages and of no other.
     """
@@ -54,7 +54,7 @@ def _sources(folder: Path) -> str:
 
 
 class KernelCache(UserWideCacheLocator):
-    """Keeps machine code in the user's cache folder by what the code says, not by where it lies.
+    """Keeps machine code in the user's cache folder under a digest of the source, not its location.
 
     Every clone, and every copy that Ray unpacks for a job, then finds what another one compiled.
     """
@@ -224,7 +224,7 @@ def _ones_by_word(builder: Any, n_words: Any, different: Callable) -> Any:
 
 
 def _ones_by_plane(builder: Any, n_words: Any, different: Callable) -> Any:
-    """The same where counting is dear (7 instructions and more): words are first added up, bit by bit.
+    """The same where counting is expensive (7 instructions or more): words are first added up, bit by bit.
 
     Three planes, ``one + 2 two + 4 four``, hold in every bit position how many of the words had a one there
     (Harley and Seal). Seven words fill them. Every eight words more are added with seven adders, and what is

@@ -1,4 +1,4 @@
-"""Resampling of a box of a picture to a square, to the bit as Pillow 13's bilinear ``resize(box=…)`` does it.
+"""Resampling of a box of a picture to a square, bit for bit as Pillow 13's bilinear ``resize(box=…)``.
 
 Integers with 22 fractional bits, along one axis, rounded to bytes, then along the other: every processor
 gives the same pixels. Pillow works on one pixel at a time; here eight rows, or eight columns, lie in the

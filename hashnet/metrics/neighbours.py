@@ -138,7 +138,7 @@ def exact_neighbours(
                 rows = np.take_along_axis(rows, chosen, axis=1)
             first += len(block)
     if first - (skip is not None) < k:
-        raise DataError(f"the database has {first} vectors, {k} neighbours were asked for")
+        raise DataError(f"the database has {first} vectors, but {k} neighbours were requested")
     order = np.lexsort((rows, best), axis=1)
     return np.take_along_axis(rows, order, axis=1)
 

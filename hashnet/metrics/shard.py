@@ -1,4 +1,4 @@
-"""A piece of the database made ready for counting, and the partial results pieces add up to.
+"""A piece of the database prepared for counting, and the partial results that pieces add up to.
 
     Shard.build(codes, labels, row_ids).count(queries, …) → QueryCounts     for every piece
     ScoreShard.build(codes, labels, row_ids).rank(logits, …) → Ranking      the asymmetric ranking

@@ -4,7 +4,7 @@
     parts.upper(parts.lower(pixels))           # the backbone's own features; both share its weights
 
 A block is what a network's author repeats: a residual block, an MBConv, a layer of AlexNet. It ends where a
-single tensor is all that goes on, and holds at least one convolution or matrix; normalisation, activations
+single tensor is passed on, and holds at least one convolution or matrix; normalisation, activations
 and pooling belong to the block before them.
 """
 

@@ -95,7 +95,7 @@ def save_bundle(
 ) -> str:
     """Writes the bundle into the folder ``uri`` and returns its sha256.
 
-    ``files`` are further ones that lie there already, as the history: the header lists their sha256.
+    ``files`` are others that are there already, such as the history: the header lists their sha256.
     """
     from safetensors.torch import save
 
@@ -148,7 +148,7 @@ def load_bundle(uri: str, verify: bool = True) -> tuple[HashModel, BundleInfo]:
             f"{uri} was trained with preprocessing version {info.preprocess_version}, this hashnet has "
             f"{PREPROCESS_VERSION}: other pixels would give other codes; use the hashnet that trained it"
         )
-    with torch.random.fork_rng(devices=[]):  # building draws random weights; nobody else should notice
+    with torch.random.fork_rng(devices=[]):  # building draws random weights; the caller must not notice
         model = build_model(**about["arguments"])
     fit_weights(model, _as_named_now(load(weights.to_pybytes()), info.modality), uri)
     return model.eval(), info

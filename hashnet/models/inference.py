@@ -250,14 +250,14 @@ class CudaFeed:
         mine = self._of_thread
         if not hasattr(mine, "slots"):
             mine.stream = torch.cuda.Stream(self.device)
-            # Who waits for `done` sleeps: waiting busily would take a core from the threads that decode.
+            # A waiter on `done` sleeps: a busy wait would take a core from the threads that decode.
             mine.slots = cycle(
                 [_Slot(torch.cuda.Event(), torch.cuda.Event(blocking=True)) for _ in range(self.in_flight)]
             )
         slot, compute = next(mine.slots), torch.cuda.current_stream(self.device)
         if slot.fit(batch, self.device):
-            # The allocator gives out again, at once, what earlier batches no longer name but their kernels,
-            # which wait on the stream that computes, will still read: the copy must not overtake those.
+            # The allocator reuses at once the memory that earlier batches have released but their kernels,
+            # queued on the compute stream, will still read: the copy must not overtake those.
             mine.stream.wait_stream(compute)
         slot.pinned.copy_(batch)
         with torch.cuda.stream(mine.stream):

@@ -360,7 +360,7 @@ class Backend:
         return found.version, await self._describe(ids, found)
 
     async def hits(self, ids: np.ndarray, codes: np.ndarray) -> list[ItemOut]:
-        """Hits, described; their codes were found with them. One removed meanwhile has no labels."""
+        """Hits, described; their codes were found with them. One removed since then has no labels."""
         found = await self.index.lookup(ids, with_labels=True)
         labels, columns = (_spread(values, found.held) for values in (found.labels, found.columns))
         return await self._describe(ids, replace(found, codes=codes, labels=labels, columns=columns))
@@ -418,7 +418,7 @@ class Backend:
         if None in found and time.monotonic() - self._reopened > REOPEN_S:
             self._reopened = time.monotonic()
             assert self.stored is not None
-            with contextlib.suppress(HashnetError):  # being written: what is known is served meanwhile
+            with contextlib.suppress(HashnetError):  # being written: until then, what is known is served
                 if self.stored.refresh():
                     found = self._look_up(ids)
         return found

@@ -86,7 +86,7 @@ class Batcher(Generic[T, R]):
         running.add_done_callback(done)
 
     def _take(self) -> tuple[list[tuple[T, asyncio.Future[R]]], int]:
-        """(what is run next, its rows); what nobody waits for any more is dropped."""
+        """(the items to run next, their rows); items that nobody waits for any more are dropped."""
         batch: list[tuple[T, asyncio.Future[R]]] = []
         rows = 0
         while self._waiting and (not batch or rows + len(self._waiting[0][0]) <= self._max_rows):

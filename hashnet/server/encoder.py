@@ -32,7 +32,7 @@ RESULT = struct.Struct("<?II")  # of a response: whether it worked, rows, bytes 
 
 @dataclass(frozen=True)
 class EncodeRequest:
-    """Pictures or features of one request, and until when (as time.time()) anybody needs the result.
+    """Pictures or features of one request, and the time (as time.time()) until which the result is needed.
 
     The result is float32 (n, n_bits), the logits; ``with_vectors``, (n, n_bits + width), behind them the
     model's features, by which hits are rescored.
@@ -149,7 +149,7 @@ async def serve_encoder(encoder: BatchEncoder, path: str) -> None:
             writer.write(RESULT.pack(found, rows, len(body)) + body)
             await writer.drain()
         except (OSError, asyncio.IncompleteReadError):
-            pass  # the worker that asked is gone
+            pass  # the worker that sent the request is gone
         finally:
             writer.close()
 

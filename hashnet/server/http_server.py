@@ -182,7 +182,7 @@ class RequestMiddleware:
     """The ASGI application: checks each request, receives its body, runs its handler within the time limit,
     and records how it went.
 
-    A request counts as in flight once its body is here: clients that send slowly take no other's place.
+    A request counts as in flight once its body has arrived: slow clients do not take others' places.
     """
 
     def __init__(self, router: Router, limits: Limits, access: Access, telemetry: Telemetry) -> None:
@@ -201,7 +201,7 @@ class RequestMiddleware:
             response = await self._response(method, record, receive, is_open)
         except Exception as error:
             response = record.response_to(error)
-            if not record.arrived:  # nobody reads the rest of it
+            if not record.arrived:  # the rest of it is never read
                 response.headers["connection"] = "close"
             if record.allowed:
                 response.headers["allow"] = record.allowed

@@ -157,7 +157,7 @@ class IndexService:
         return await asyncio.to_thread(self.index.index.feature_scores, vectors, ids, metric)
 
     async def follow(self) -> None:
-        """Looks for a new version once; where storage cannot be read, the version held here stays."""
+        """Checks for a new version once; if storage cannot be read, the current version stays."""
         try:
             async with self._following:
                 if await asyncio.to_thread(self.index.follow):
@@ -168,7 +168,7 @@ class IndexService:
     async def _reach(self, version: int) -> None:
         """Returns when this version is served here; 503 when it does not come in time."""
         if self._follower is None:  # the first call: an event loop is running now
-            await self.follow()  # nobody has looked since it was loaded, however long ago
+            await self.follow()  # no check was made since it was loaded, however long ago
             self._follower = self._follower or asyncio.create_task(self._follow_forever())
         if self.index.version >= version:
             return

@@ -156,7 +156,7 @@ def check_queries(queries: Queries, limits: Limits | None, served: ServedRun) ->
         _check_finite("features", queries.values)
     if queries.vectors is not None:
         if queries.kind != "codes":
-            raise ApiError("invalid_request", f"vectors come with codes; those of {queries.kind} are known")
+            raise ApiError("invalid_request", f"leave vectors out: they go with codes, not {queries.kind}")
         if len(queries.vectors) != len(queries):
             sentence = f"{len(queries)} codes came with {len(queries.vectors)} vectors"
             raise ApiError("invalid_request", sentence)

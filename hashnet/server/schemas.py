@@ -448,7 +448,7 @@ def queries_of(body: Any, kinds: tuple[str, ...] = QUERIES) -> Queries:
         vectors = getattr(body, "vectors", None)
         return Queries(kind, rows, None if vectors is None else _matrix("vectors", vectors))
     if getattr(body, "vectors", None) is not None:
-        raise ApiError("invalid_request", f"vectors come with codes; those of {kind} are known")
+        raise ApiError("invalid_request", f"leave vectors out: they go with codes, not {kind}")
     if kind == "images":
         return Queries(kind, [_picture(i, text) for i, text in enumerate(values)])
     if kind == "features":

@@ -68,10 +68,10 @@ class ServeConfig:
     slice_replicas: int = key(1, "processes per slice", low=1, high=1000)
     encoder_replicas: int = key(1, "processes that hold the model", low=1, high=1000)
     max_encoder_replicas: int | None = key(
-        None, "let their number grow up to this under load; none: fixed", low=1, high=1000
+        None, "let their number grow to this under load; none: fixed", low=1, high=1000
     )
     threads: int | None = key(None, "threads of one process; none: all cores of its machine", low=1)
-    follow_s: float = key(1.0, "seconds between two looks for a new index version", low=0.05)
+    follow_s: float = key(1.0, "seconds between checks for a new index version", low=0.05)
     max_body_mb: float = key(32.0, "largest request body", low=0.01)
     max_pixels: int = key(50_000_000, "largest picture that is decoded, width x height", low=1)
     max_k: int = key(1000, "largest k", low=1)

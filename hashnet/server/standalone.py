@@ -149,7 +149,7 @@ class Supervisor:
             stdin=subprocess.PIPE,
             pass_fds=shared,
             env=self._environment(child.role),
-            start_new_session=True,  # Ctrl-C is the supervisor's to pass on
+            start_new_session=True,  # the supervisor passes Ctrl-C on
         )
         os.close(writer)
         assert child.process.stdin is not None
@@ -181,7 +181,7 @@ class Supervisor:
 
 def serve_standalone(config: ServeConfig, when_up: Callable[[str], object] = lambda url: None) -> int:
     """Serves until interrupted; returns the exit code. ``when_up`` gets the page's address."""
-    for package in ("uvicorn", "uvloop", "httptools"):  # what is missing is said before anything starts
+    for package in ("uvicorn", "uvloop", "httptools"):  # report what is missing before starting anything
         importlib.import_module(package)
 
     def stop(number: int, frame: Any) -> None:

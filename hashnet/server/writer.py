@@ -97,7 +97,7 @@ class Written:
 
 
 class IndexWriter:
-    """Writes changes to the index in groups; each change is made whole or not at all.
+    """Writes changes to the index in groups; each change is applied completely or not at all.
 
     ``uris`` are the slices of the index, most often one: item i belongs to number i % len(uris). ``lock`` is
     held during a commit, for writers that share no lock on the index's storage.
@@ -143,7 +143,7 @@ class IndexWriter:
     def compact_if_worthwhile(self) -> bool:
         """Merges rows added and removed since into the index proper, once they are many.
 
-        Searches and, on a local disk, changes go on meanwhile.
+        Searches and, on a local disk, changes continue while it runs.
         """
         compacted = False
         for part, uri in zip(self._slices, self.uris, strict=True):

@@ -336,7 +336,7 @@ class FeatureStore(ShardStore):
         return self.plan.dtype or "float32"
 
     def vectors(self) -> Vectors:
-        """The vectors by id, memory-mapped: only rows that are asked for are read."""
+        """The vectors by id, memory-mapped: only requested rows are read."""
         if self.plan.dtype is None:
             raise FormatError(
                 f"{self.uri} was written by an older version, whose vectors can only be read all together; "

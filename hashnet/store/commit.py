@@ -154,7 +154,7 @@ class StoreWriter:
         }
         if self.was_extended():  # checked last, because the statistics take a while
             raise FormatError(
-                f"{self.uri} was extended meanwhile by a job with more parts of the manifest; that job "
+                f"{self.uri} has been extended by a job with more parts of the manifest; that job "
                 "finishes the store, with the shards made here: nothing is left to do unless it died, "
                 "then run it again"
             )
@@ -194,7 +194,7 @@ class StoreWriter:
                 storage.delete(storage.join(self.uri, SUCCESS))
 
     def _remove_leftovers(self, shards: list[ShardRecord]) -> None:
-        """Deletes what killed runs left: temporary files, and bad rows of shards that now have none.
+        """Deletes what killed runs left behind: temporary files, and bad rows of shards that now have none.
 
         The bad rows of shards that are not in the list belong to another run and stay.
         """

@@ -81,7 +81,7 @@ class ItemLookup:
         store = self.store
         try:
             return self._find(id_)
-        except FormatError:  # perhaps the store was written anew, and its shards with it
+        except FormatError:  # perhaps the store was rewritten, and its shards with it
             if self.store is store and not self.refresh():
                 raise
             return self._find(id_)

@@ -194,7 +194,7 @@ def repair_range(plan: StorePlan, number: int, rows: int) -> ShardRange:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What is known of one committed shard.
+    """The record of one committed shard.
 
     A repair shard holds rows that were in quarantine and could be encoded later, from any range.
     """
@@ -235,7 +235,7 @@ _KEYS = {"repair": "mends"}  # names on disk that differ from the attribute's
 
 
 def write_record(uri: str, record: ShardRecord) -> None:
-    """Writes a shard's record, the moment from which the shard counts."""
+    """Writes a shard's record, which makes the shard count."""
     where = storage.join(uri, RECORDS, f"{record.name}.json")
     write_sealed(where, "shard record", FORMAT_VERSION, record.to_dict())
 

@@ -2,7 +2,7 @@
 
 A file is Parquet with the columns row_id, ``feature`` (the bytes of a vector), ``scale`` (int8 only) and
 ``check``. ``feature`` is uncompressed and one page, so its rows lie one after another: they are memory-mapped
-and only those that are asked for are read (on an object store: fetched). A row that is read is compared with
+and only the requested ones are read (on an object store: fetched). A row that is read is compared with
 its check, because hashing the whole file would read all of it. The check is a sum of the row's 8-byte words,
 each times an odd number of its own, and of its id and scale: a single word that changed always shows, several
 together go unseen once in 2**64 times.
@@ -131,7 +131,7 @@ def check_vectors(vectors: Any, width: int | None, what: str, n: int | None = No
 
 @dataclass(frozen=True)
 class _File:
-    """The vectors of one file: where they lie, and what is known of each row."""
+    """The vectors of one file: where they are, and id, scale and check of each row."""
 
     uri: str
     start: int  # of the first row in the file

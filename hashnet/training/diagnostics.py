@@ -236,7 +236,7 @@ def split_map(
 class HeldOutScore:
     """How well codes of held-out rows retrieve: ``value`` is MAP plus a share of precision within radius 2.
 
-    Choosing by MAP alone would sell precision in the ball. ``ap`` is the average precision of every row as a
+    MAP alone would sacrifice precision within the radius. ``ap`` is the average precision of every row as a
     query: each half of the rows searches the other.
     """
 

@@ -168,7 +168,7 @@ class ViewSource:
 def picture_reader(
     source: InputSource, rows: np.ndarray, epoch: int = 0
 ) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """The function that BackboneFeatures reads the pictures of these rows of a source with."""
+    """The function with which BackboneFeatures reads the pictures of these rows of a source."""
 
     def read(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         inputs, usable = source.batch(rows[at], epoch)

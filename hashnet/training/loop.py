@@ -160,7 +160,7 @@ class _Loop:
         self._chunk: int | None = None  # rows of one pass, known when the first batch is
 
     def _modules(self) -> dict[str, nn.Module]:
-        """What has weights, by its name in a checkpoint."""
+        """The modules that have weights, by their names in a checkpoint."""
         found = {"model": self.model, "loss": self.loss_module, "average": self.average}
         return {name: module for name, module in found.items() if module is not None}
 
@@ -209,7 +209,7 @@ class _Loop:
             inputs, usable = self.source.batch(part.rows, step // self.sampler.steps_per_epoch)
             return part, inputs, usable
 
-        # A batch of an array is made sooner than it is handed from one thread to another.
+        # Making a batch of an array takes less time than handing it from one thread to another.
         depth = 0 if isinstance(self.source, ArraySource) else self.settings.prefetch
         return prefetch(make, range(self.state.step, self.state.step + n), depth)
 

@@ -72,7 +72,7 @@ def start_from_itq(model: HashModel, source: ArraySource, seed: int = 0) -> None
 class HeldOutRecall:
     """Measures a learner as it is: recall of the nearest ``kept`` rows of ``held`` out ones.
 
-    Made before training; ``start`` is the recall of each held-out row, float (q,), by then.
+    Made before training; ``start`` is the recall of each held-out row, float (q,), at that point.
     """
 
     def __init__(

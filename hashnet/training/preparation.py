@@ -51,7 +51,7 @@ class PreparedRun:
 def prepare(config: TrainConfig, nearest: Nearest | None = None) -> PreparedRun:
     """The run with its manifest copied and its configuration resolved; raises before anything is trained.
 
-    ``nearest`` finds the neighbours of many vectors, where they are to be found elsewhere than here.
+    ``nearest`` finds the neighbours of many vectors, where this process should not do it itself.
 
     The configuration is written to RUN/config.yaml. One that is already there must be the same except for
     keys about how the work is done (workers, threads, …): LineageMismatch names the differences. One of an
@@ -106,7 +106,7 @@ def learn_from_neighbours(config: TrainConfig, manifest: Manifest | None = None)
 
 
 def _manifest_of(config: TrainConfig) -> Manifest | None:
-    """The manifest that is given, or the run's; None for an embedded data set that is still to be made."""
+    """The manifest that is given, or the run's; None for an embedded data set that is not written yet."""
     kept = Run(config.run).manifest
     if config.manifest is not None:
         return Manifest.open(config.manifest)

@@ -75,7 +75,7 @@ def find_recipe(
     labels: np.ndarray | None,
     device: str | torch.device = "cpu",
 ) -> Recipe:
-    """The recipe for ``model``, or one like it, on these rows; a run that goes on keeps what it found before.
+    """The recipe for ``model``, or one like it, on these rows; a resumed run keeps its earlier one.
 
     What the configuration sets is not searched. The defaults are taken where there are no labels to score by,
     too few rows, or rows of which a trial would see similar pairs only, or none. Every worker calls this.

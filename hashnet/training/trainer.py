@@ -68,12 +68,12 @@ from hashnet.training.recipe_search import find_recipe
 from hashnet.training.train_config import KINDS, TrainConfig
 
 logger = logging.getLogger(__name__)
-WARN_AFTER_EPOCHS, WARN_AFTER_STEPS = 3, 60  # sooner, a network that starts from scratch is slow, not stuck
+WARN_AFTER_EPOCHS, WARN_AFTER_STEPS = 3, 60  # before that, a network trained from scratch is slow, not stuck
 
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """What a training run came to; without ``sha256`` it is part of the model bundle."""
+    """The outcome of a training run; without ``sha256`` it is part of the model bundle."""
 
     variant: str
     backbone: str | None
@@ -136,7 +136,7 @@ def train_run(
     rank, n_workers = world()
     begun = from_first(float(rank == 0 and checkpoints.newest() is not None)) > 0.5
     itq = config.start == "itq"
-    labels = None if begun else rows.labels  # a run that goes on has found its recipe
+    labels = None if begun else rows.labels  # a resumed run has its recipe
     if config.head_epochs and model.modality == "image" and not head_only:
         frozen = None
         if not begun:
@@ -165,7 +165,7 @@ def train_run(
         kept_views = activations(config, model, parts, manifest, rows.source, device)
         if kept_views is not None:
             learner, source = last_blocks(model.to(device), parts), kept_views
-    if itq and rank == 0:  # a run that goes on is measured against its start, too
+    if itq and rank == 0:  # a resumed run is measured against its start, too
         assert isinstance(source, ArraySource)
         start_from_itq(learner, source, config.seed)
     monitor = _Monitor(

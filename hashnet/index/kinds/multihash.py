@@ -55,7 +55,7 @@ class Multihash(IndexKind):
         return with_ids(index, codes_in(flat), ids)
 
     def check_opened(self, rows: StoredRows, options: MultihashOptions, where: str) -> None:
-        """Fills the tables anew where the file lost one: a table whose rows all lie in one bucket.
+        """Refills the tables if the file lost one: a table whose rows all lie in one bucket.
 
         FAISS stores a bucket's size in as many bits as an id takes: of 2**m rows, m bits, where 2**m
         reads as 0. Filling always would take ten times as long as reading.

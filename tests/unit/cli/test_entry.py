@@ -161,12 +161,12 @@ def bad_inputs() -> dict[str, tuple[dict[str, str], list[str], str]]:
         "fewer images than the protocol needs": (
             {"list.txt": good},
             [*listfile, "--n-query", "1", "--n-train", "5000"],
-            "5,000 training rows were asked for, but there are only 2 to draw from; lower n_train",
+            "5,000 training rows were requested, but there are only 2 to draw from; lower n_train",
         ),
         "more queries than images": (
             {"list.txt": good},
             [*listfile, "--n-query", "4"],
-            "4 query rows were asked for, but there are only 3 to draw from; lower n_query",
+            "4 query rows were requested, but there are only 3 to draw from; lower n_query",
         ),
         "a number that is none": (
             {"list.txt": good},

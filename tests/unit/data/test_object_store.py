@@ -109,6 +109,6 @@ def test_parquet_paths_keep_the_options_of_their_file(bucket, tmp_path):
 
 def test_nothing_counts_when_writing_to_s3_fails(bucket):
     uri = storage.join(bucket, "failed", "m.parquet")
-    with pytest.raises(DataError, match="900 query rows were asked for"):
+    with pytest.raises(DataError, match="900 query rows were requested"):
         make_manifest("synthetic", uri, n_images=20, side=8, store="tar", n_query=900)
     assert not storage.exists(uri)

@@ -133,7 +133,7 @@ def test_nuswide_keeps_the_unlabelled_in_the_database_only(tmp_path):
 
 def test_nuswide_defaults_are_the_papers(tmp_path):
     nus(tmp_path / "n")
-    with pytest.raises(DataError, match="5,000 query rows were asked for"):
+    with pytest.raises(DataError, match="5,000 query rows were requested"):
         make_manifest("nuswide", str(tmp_path / "m"), path=str(tmp_path / "n"))
 
 
@@ -211,7 +211,7 @@ def test_coco_one_file_by_its_uri(tmp_path):
 def test_coco_mistakes(tmp_path):
     instances(tmp_path / "c")
     path = str(tmp_path / "c")
-    with pytest.raises(DataError, match="5,000 query rows were asked for, but there are only 10"):
+    with pytest.raises(DataError, match="5,000 query rows were requested, but there are only 10"):
         make_manifest("coco", str(tmp_path / "m"), path=path)
     with pytest.raises(
         DataError, match=r"1 of 1 classes are not in .*, the first is 'cars'; did you mean 'car'"
@@ -334,6 +334,6 @@ def test_synthetic_leaves_foreign_pictures_alone_and_nothing_behind(tmp_path):
     (tmp_path / "m-images" / "mine.txt").write_text("x")
     with pytest.raises(DataError, match="is not empty; remove it or choose another folder"):
         make_manifest("synthetic", str(tmp_path / "m.parquet"), n_images=20, side=8, store="tar")
-    with pytest.raises(DataError, match="900 query rows were asked for, but there are only 20"):
+    with pytest.raises(DataError, match="900 query rows were requested, but there are only 20"):
         make_manifest("synthetic", str(tmp_path / "n.parquet"), n_images=20, side=8, store="tar", n_query=900)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m-images"]

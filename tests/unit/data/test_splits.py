@@ -185,11 +185,11 @@ def test_everything_into_named_splits():
     [
         (
             Protocol(n_query=500, n_train=10),
-            "500 query rows were asked for, but there are only 100 to draw from; lower n_q",
+            "500 query rows were requested, but there are only 100 to draw from; lower n_q",
         ),
         (
             Protocol(n_query=50, n_train=51),
-            "51 training rows were asked for, but there are only 50 to draw from; lower n_t",
+            "51 training rows were requested, but there are only 50 to draw from; lower n_t",
         ),
         (
             Protocol(query_per_class=40),

@@ -212,7 +212,7 @@ def mistakes(index, codes, ids):
         (lambda: index.remove([123456]), errors.UnknownId, r"no id 123456 \(1 of 1 ids are unknown"),
         (lambda: index.remove([int(ids[0]), 123456]), errors.UnknownId, "1 of 2 ids are unknown"),
         (lambda: index.codes([123456]), errors.UnknownId, "no id 123456"),
-        (lambda: index.tune(), errors.Unsupported, "something to tune; this one is flat"),
+        (lambda: index.tune(), errors.Unsupported, "can be tuned; this one is flat"),
         (lambda: BinaryIndex.from_arrays(codes, [1] * 200), errors.IndexMismatch, "id 1 is given twice"),
         (lambda: BinaryIndex.from_arrays(codes, ids[:9]), errors.IndexMismatch, "200 codes came with 9 ids"),
         (lambda: BinaryIndex.from_arrays(codes[:0]), errors.DataError, "0 rows"),

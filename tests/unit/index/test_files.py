@@ -112,7 +112,7 @@ def test_versions_grow_and_are_followed(made):
     assert reader.refresh()
     assert len(reader) == 300
     for stale in (lambda: writer.remove(ids[20:21]), lambda: writer.save(folder)):
-        with pytest.raises(errors.IndexMismatch, match="is at version 5, this index at 4: somebody else"):
+        with pytest.raises(errors.IndexMismatch, match="is at version 5, this index at 4: another process"):
             stale()
     newest = writer.newest()
     assert (newest.version, writer.version) == (5, 4)  # looked at, not taken over
@@ -182,7 +182,7 @@ def test_deleted_and_built_anew_is_another_index(made, codes_of):
     shutil.rmtree(folder)
     other = codes_of("random", 400, 64, seed=9)
     BinaryIndex.from_arrays(other).save(folder)
-    stale = r"is at version 1, this index at another 1: somebody else wrote it; call refresh\(\)"
+    stale = r"is at version 1, this index at another 1: another process wrote it; call refresh\(\)"
     for write in (lambda: writer.remove(ids[:1]), lambda: writer.save(folder)):
         with pytest.raises(errors.StaleIndex, match=stale):
             write()

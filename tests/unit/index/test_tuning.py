@@ -78,6 +78,6 @@ def test_mistakes(index, codes_of):
         index.tune(codes_of("random", 1, 32))
     with pytest.raises(
         errors.Unsupported,
-        match="an ivf index, or one with features, has something to tune; this one is flat",
+        match="only an ivf index, or one with features, can be tuned; this one is flat",
     ):
         BinaryIndex.from_arrays(codes_of("random", 9, 64)).tune()

@@ -42,7 +42,7 @@ def test_changes_that_arrive_together_are_one_version(own_run: str) -> None:
     asyncio.run(main())
     other.refresh()
     assert other.contains(np.arange(8000, 8008)).all()
-    assert not other.contains([8100]).any()  # a change is made whole or not at all
+    assert not other.contains([8100]).any()  # a change is applied completely or not at all
 
 
 def test_a_writer_starts_from_what_another_process_wrote(own_run: str) -> None:

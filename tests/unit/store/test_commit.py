@@ -179,7 +179,7 @@ def test_a_run_of_a_shorter_plan_leaves_a_store_that_was_extended_alone(tmp_path
     StoreWriter(folder, longer).commit([*longer.ranges()][-1], rows_of([6]), bad_of([7]))
     StoreWriter(folder, longer).finish()
     before = files_of(tmp_path)
-    with pytest.raises(FormatError, match="was extended meanwhile by a job with more parts"):
+    with pytest.raises(FormatError, match="has been extended by a job with more parts"):
         StoreWriter(folder, PLAN).finish()
     assert files_of(tmp_path) == before
     assert CodeStore.open(folder).quarantine()["row_id"].to_pylist() == [2, 7]

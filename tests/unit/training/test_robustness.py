@@ -1,6 +1,6 @@
 """The default recipe on rows that are stored in unusual ways: its codes retrieve no worse than ITQ's.
 
-ITQ has no settings that could be wrong, and gets the same rows. Schedules are a tenth of the default ones or shorter.
+ITQ has no settings that could be wrong, and gets the same rows. Schedules are a tenth of the default or less.
 """
 
 from __future__ import annotations
