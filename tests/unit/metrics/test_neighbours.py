@@ -128,7 +128,7 @@ def test_correlation_is_scipy_s(data):
 
 def test_bad_input_is_told(data):
     queries, database, query_codes, codes = data
-    with pytest.raises(DataError, match="280 vectors, 281"):
+    with pytest.raises(DataError, match="280 vectors, but 281"):
         exact_neighbours(queries, [database], 281)
     with pytest.raises(CodeError, match="8 values, the database 4"):
         exact_neighbours(queries, [database[:, :4]], 3)
