@@ -225,7 +225,7 @@ class SlicedIndex:
         try:
             parts = await self._each("columns", 0, [(ids[own], names) for own in rows])
         except UnknownId:  # removed since it was found
-            raise ApiError("version_behind", "a hit was removed meanwhile; try again", 503) from None
+            raise ApiError("version_behind", "a hit was removed during the search; try again", 503) from None
         return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(rows))))
 
     async def _with_vectors(self, request: SearchRequest) -> tuple[Queries, int]:

@@ -132,7 +132,7 @@ def is_plain_jpeg(data: bytes | BadImage, preprocess: Preprocess) -> bool:
 
 @lru_cache(maxsize=1)
 def _quiet() -> None:
-    """Silences Pillow on large pictures (MAX_PIXELS refuses them) and of broken EXIF (ignored)."""
+    """Silences Pillow about large pictures (MAX_PIXELS refuses them) and broken EXIF (ignored)."""
     warnings.filterwarnings("ignore", module="PIL")
 
 

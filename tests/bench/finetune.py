@@ -1,13 +1,15 @@
 """What fine-tuning the last blocks of a backbone adds to a frozen one, by number of training pictures.
 
-    python tests/bench/finetune.py DATA FOLDER [KEY=VALUE …] [--rows 500,1000,2000] [--last 2] [--seconds 500]
+    python tests/bench/finetune.py DATA FOLDER [KEY=VALUE …] [--both KEY=VALUE …] [--rows 500,1000,2000]
+        [--last 2] [--seconds 500]
 
 DATA is a folder with train.txt, query.txt, database.txt and the pictures that they list (see `hashnet dataset
 listfile`). For each number of training pictures, a nested draw, HashNet+C learns at 48 bits by the defaults
 for EfficientNet-Lite0: the head alone on frozen features, with its settings searched as jobs/train.py does,
 and the last blocks with the head. Both have the same queries and database; the difference of MAP@1000 comes
 with the 95 % interval of a paired bootstrap over queries. One JSON row per number of pictures. KEY=VALUE
-changes a key of jobs/train.py for the fine-tuned model.
+changes a key of jobs/train.py for the fine-tuned model, after --both for both: ``--both hidden=0`` compares
+them with one linear layer.
 
 What lies below the last blocks is computed once, for the centre crop of every picture and for a few augmented
 views of the training pictures. Everything is kept in FOLDER: the same command goes on where an earlier one
@@ -58,8 +60,10 @@ class OutOfTime(Exception):
 
 
 class Study:
-    def __init__(self, data: str, folder: Path, last: int, until: float, changes: list[str]) -> None:
-        self.folder, self.until, self.last, self.changes = folder, until, last, changes
+    def __init__(
+        self, data: str, folder: Path, last: int, until: float, changes: list[str], both: list[str]
+    ) -> None:
+        self.folder, self.until, self.last, self.changes, self.both = folder, until, last, changes, both
         uri = str(folder / "manifest.parquet")
         if not (folder / "manifest.parquet" / "_manifest.json").exists():
             make_manifest("listfile", uri, path=data, root=data)
@@ -76,6 +80,7 @@ class Study:
             "weights=pretrained",
             "variant=hashnet+c",
             f"n_bits={BITS}",
+            *self.both,
         ]
         keys += ["freeze_backbone=true"] if frozen else [f"train_last={self.last}", *self.changes]
         return configs.load(TrainConfig, None, keys).resolved("image", n)
@@ -131,7 +136,12 @@ class Study:
     def train(self, n: int, frozen: bool) -> dict[str, object]:
         """Average precisions of a training on n pictures, kept in FOLDER."""
         name = "-".join(
-            ["frozen" if frozen else f"last-{self.last}", str(n), *([] if frozen else self.changes)]
+            [
+                "frozen" if frozen else f"last-{self.last}",
+                str(n),
+                *self.both,
+                *([] if frozen else self.changes),
+            ]
         )
         done = self.folder / f"{name}.json"
         if done.exists():
@@ -199,6 +209,7 @@ def main() -> int:
     parser.add_argument("data")
     parser.add_argument("folder", type=Path)
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--both", nargs="+", default=[], metavar="KEY=VALUE", help="keys of both models")
     parser.add_argument("--rows", default="500,1000,2000", help="numbers of training pictures")
     parser.add_argument("--last", type=int, default=2, help="blocks that learn")
     parser.add_argument(
@@ -208,12 +219,14 @@ def main() -> int:
     given.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(2)
     try:
-        study = Study(given.data, given.folder, given.last, time.monotonic() + given.seconds, given.changes)
+        until = time.monotonic() + given.seconds
+        study = Study(given.data, given.folder, given.last, until, given.changes, given.both)
         for n in map(int, given.rows.split(",")):
             frozen, tuned = study.train(n, frozen=True), study.train(n, frozen=False)
             found = paired_difference(tuned["ap"], frozen["ap"])
             row = {
                 "bench": "finetune", "pictures": n, "last": given.last, "changes": given.changes,
+                "both": given.both,
                 "map_frozen": round(frozen["map"], 4), "map_tuned": round(tuned["map"], 4),
                 "difference": round(found.mean, 4), "interval": [round(found.low, 4), round(found.high, 4)],
                 "in_ball": [round(frozen["in_ball"], 4), round(tuned["in_ball"], 4)],
