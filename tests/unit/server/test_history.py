@@ -119,10 +119,11 @@ def history(run: str, steps: int, kills: int) -> tuple[int, int, int]:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(dice.choice(workers).pid, signal.SIGKILL)
                         killed += 1
-        assert [fault for client in clients for fault in client.wrong] == []
-        assert served.end() == 0
+        wrong = [fault for client in clients for fault in client.wrong]
+        assert (wrong, served.end()) == ([], 0)
     finally:
         served.process.kill()
+        print(served.process.stderr.read())  # type: ignore[union-attr] # why it ended, where it did
     expected = {id_: code for client in clients for id_, code in client.model.items()}
     index = BinaryIndex.load(f"{run}/index")
     ids = index.ids()[index.ids() >= FIRST_ID]
