@@ -10,6 +10,7 @@ reports on a pipe that it is up, or why it is not, and ends when the supervisor 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import importlib
 import json
@@ -64,6 +65,7 @@ class Child:
     reports: int = -1  # the pipe, not blocking
     started: float = 0.0
     deaths: int = 0  # in a row, each soon after its start
+    was_up: bool = False  # whether it, or one before it, has been
     report: dict[str, Any] = field(default_factory=dict)  # {} while it is starting
 
 
@@ -87,12 +89,16 @@ class Supervisor:
             self.look_after(restart=False)
 
     def look_after(self, restart: bool = True) -> None:
-        """Reads reports and replaces children that died; raises what kept one from starting at all."""
+        """Reads reports and replaces children that died; raises what kept one from starting at all.
+
+        One that cannot start in place of one that died is tried again: the others serve.
+        """
         for child in self.children:
             if child.process is None:
                 continue
             self._read_report(child)
-            if "error" in child.report:
+            child.was_up |= bool(child.report) and "error" not in child.report
+            if "error" in child.report and not child.was_up:
                 error = HashnetError(child.report["error"])
                 error.exit_code = child.report["exit_code"]
                 raise error
@@ -104,7 +110,9 @@ class Supervisor:
             elif not restart:
                 raise HashnetError(f"the {child.role} process ended with code {code} while it was starting")
             elif time.monotonic() >= child.started + self._pause(child):
-                events.event("process replaced", role=child.role, exit_code=code)
+                events.event(
+                    "process replaced", role=child.role, exit_code=code, error=child.report.get("error", "")
+                )
                 self._start(child)
 
     def stop(self) -> None:
@@ -147,14 +155,15 @@ class Supervisor:
         child.process = subprocess.Popen(
             [sys.executable, "-m", "hashnet.server.standalone", child.role],
             stdin=subprocess.PIPE,
+            bufsize=0,
             pass_fds=shared,
             env=self._environment(child.role),
             start_new_session=True,  # the supervisor passes Ctrl-C on
         )
         os.close(writer)
         assert child.process.stdin is not None
-        child.process.stdin.write(json.dumps(task).encode() + b"\n")
-        child.process.stdin.flush()  # left open: a child ends when this end closes
+        with contextlib.suppress(BrokenPipeError):  # killed already: it is replaced like any other
+            child.process.stdin.write(json.dumps(task).encode() + b"\n")  # left open: a child ends with it
         child.reports, child.started, child.report = reports, time.monotonic(), {}
 
     def _environment(self, role: str) -> dict[str, str]:

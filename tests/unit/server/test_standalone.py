@@ -22,8 +22,9 @@ import pytest
 
 from hashnet import BinaryIndex, Client, Encoder, Run
 from hashnet.errors import ServerUnavailable
-from hashnet.server import Access
+from hashnet.server import Access, ServeConfig
 from hashnet.server.http_server import HttpProtocol
+from hashnet.server.standalone import Supervisor
 from tests.support.local_cluster import free_ports
 from tests.support.serving_app import WRITE
 from tests.support.small_run import some_codes
@@ -164,6 +165,60 @@ def test_a_killed_process_is_replaced_and_nobody_notices(served: Served, client:
     assert errors == []
     picture = client.thumbnail(int(client.search(codes[:1], k=1).ids[0, 0]))
     assert client.search(picture, k=1).distances[0, 0] == 0  # the new encoder
+
+
+def test_a_worker_that_cannot_come_back_is_tried_again(own_run: str) -> None:
+    served, codes = Served(own_run, "--workers", "2", "model=off"), some_codes(3)
+    index, away = Path(own_run) / "index", Path(own_run) / "away"
+    try:
+        with Client(served.url, retry_s=30) as client:
+            expected = client.search(codes, k=3)
+            index.rename(away)
+            old = [child.pid for child in served.children("worker")]
+            os.kill(old[0], signal.SIGKILL)
+            log = Path(served.said.split("are logged in ")[1].split()[0])
+
+            def refused() -> bool:
+                return any("holds no index" in path.read_text() for path in log.glob("*.jsonl"))
+
+            wait_until(refused)
+            assert client.search(codes, k=3) == expected  # by the other
+            away.rename(index)
+
+            def back() -> bool:
+                now = {child.pid for child in served.children("worker")}
+                return len(now) == 2 and old[0] not in now
+
+            wait_until(back)
+            assert client.search(codes, k=3) == expected
+        assert served.end() == 0
+    finally:
+        served.process.kill()
+
+
+def test_a_child_that_is_killed_as_it_starts_does_not_end_the_server(
+    run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end of the pipe is closed before its task is written."""
+
+    class Killed(subprocess.Popen):
+        def __init__(self, *words: Any, **options: Any) -> None:
+            super().__init__(["true"], stdin=subprocess.PIPE, bufsize=options["bufsize"])
+            self.wait()
+
+    supervisor = Supervisor(ServeConfig(run=run, port=free_ports(1)[0]))
+    supervisor.children = supervisor.children[:1]
+    (child,) = supervisor.children
+    child.was_up = True  # the one before it
+    monkeypatch.setattr(subprocess, "Popen", Killed)
+    try:
+        for deaths in range(3):
+            supervisor._start(child)
+            assert child.process is not None
+            assert child.process.poll() == 0
+            assert child.deaths == deaths
+    finally:
+        supervisor.stop()
 
 
 def talk(port: int, request: bytes, close: bool = False) -> bytes:
