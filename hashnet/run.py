@@ -141,9 +141,14 @@ class Run:
         """The URI of the folder of kept backbone features, which may be deleted at any time."""
         return storage.join(self.uri, "cache")
 
+    @property
+    def cells(self) -> str:
+        """The URI of the folder of a comparison's cells."""
+        return storage.join(self.uri, "cells")
+
     def cell(self, part: str, name: str) -> str:
         """The URI of the folder of one cell of a comparison."""
-        return storage.join(self.uri, "cells", part, name)
+        return storage.join(self.cells, part, name)
 
     def backbone(self, part: str) -> str:
         """The URI of the folder of the features that shallow methods of a comparison learn from."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,12 +21,16 @@ from hashnet.data import ManifestArtefact, PairTable, check_pictures
 from hashnet.dedup import DuplicatesArtefact
 from hashnet.errors import FormatError, HashnetError
 from hashnet.index import IndexArtefact
-from hashnet.io import Artefact, Description, config, storage
+from hashnet.io import Artefact, Description, config, counted, storage
 from hashnet.metrics import NeighbourArtefact, ReportArtefact
 from hashnet.models import ModelArtefact
 from hashnet.run import Run
 from hashnet.store import CodesArtefact, read_quarantine, read_records
 
+if TYPE_CHECKING:
+    from hashnet.comparison import CellResult
+
+COMPARISON_FILES = ("comparison.html", "tables.json")  # in RUN/report, written last
 BAD_ROWS = 20  # named in the output; RUN/codes/_quarantine has all
 
 EXAMPLES = """
@@ -59,18 +63,25 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if found.sound else 1
 
 
-def _lines(found: Description, indent: str = "") -> list[str]:
+def _lines(found: Description) -> list[str]:
+    """The verdict, then the details."""
+    verdict = "sound" if found.sound else f"NOT sound: {counted(_n_problems(found), 'problem')}"
+    return [verdict, *_details(found)]
+
+
+def _n_problems(found: Description) -> int:
+    return len(found.problems) + sum(map(_n_problems, found.parts))
+
+
+def _details(found: Description, indent: str = "") -> list[str]:
     lines = [f"{indent}{found.uri}: {found.kind}"]
     lines += _values(found.facts, indent + "  ")
     if found.lineage:
         lines.append(f"{indent}  made from")
         lines += _values(found.lineage, indent + "    ")
     for part in found.parts:
-        lines += _lines(part, indent + "  ")
-    lines += [f"{indent}  PROBLEM: {problem}" for problem in found.problems]
-    if not indent:
-        lines.append("sound" if found.sound else "NOT sound")
-    return lines
+        lines += _details(part, indent + "  ")
+    return lines + [f"{indent}  PROBLEM: {problem}" for problem in found.problems]
 
 
 def _values(values: dict[str, Any], indent: str) -> list[str]:
@@ -136,7 +147,8 @@ def _artefact_at(uri: str) -> Artefact | None:
 
 
 def _is_run(run: Run) -> bool:
-    return storage.exists(run.config) or sum(storage.exists(a.uri) for a in run.artefacts()) >= 2
+    there = (storage.exists(uri) for uri in (run.config, run.cells))
+    return any(there) or sum(storage.exists(a.uri) for a in run.artefacts()) >= 2
 
 
 def _inspected(artefact: Artefact, pictures: int) -> Description:
@@ -162,7 +174,10 @@ def _inspected(artefact: Artefact, pictures: int) -> Description:
 def _run(run: Run, pictures: int) -> Description:
     """Each artefact of a run, the optional ones too, and whether they were made for each other."""
     every = [*run.artefacts(), *run.further_artefacts()]
-    parts = [_inspected(one, pictures) for one in every if storage.exists(one.uri)]
+    compared = storage.exists(run.cells)  # then RUN/report is the comparison's
+    there = [one for one in every if storage.exists(one.uri) and not (compared and one.uri == run.report.uri)]
+    parts = [_inspected(one, pictures) for one in there]
+    parts += [_comparison(run)] if compared else []
     problems = _config_problems(run)
     model = next((part.facts.get("sha256") for part in parts if part.kind == "model"), None)
     for part in parts:
@@ -174,6 +189,52 @@ def _run(run: Run, pictures: int) -> Description:
             )
     stages = [storage.name_of(part.uri) for part in parts]
     return Description(run.uri, "run", {"stages": stages}, {}, problems, parts)
+
+
+def _comparison(run: Run) -> Description:
+    """The cells of a comparison by part, and its report."""
+    from hashnet.comparison import CellResult
+
+    names = {
+        part: storage.list_names(storage.join(run.cells, part)) for part in storage.list_names(run.cells)
+    }
+    found = {(part, name): _cell(run.cell(part, name)) for part in names for name in names[part]}
+    done = {place: cell for place, cell in found.items() if isinstance(cell, CellResult)}
+    problems = [cell for cell in found.values() if isinstance(cell, str)]
+    left = ["/".join(place) for place, cell in found.items() if cell is None]
+    again = "run the same jobs/compare.py again, which goes on from here"
+    if left:
+        problems.append(f"{counted(len(left), 'cell')} not finished, {left[0]} is the first; {again}")
+    missing = [name for name in COMPARISON_FILES if not storage.exists(storage.join(run.report.uri, name))]
+    if missing:
+        problems.append(f"{run.report.uri} has no {' and no '.join(missing)}; {again}")
+    inputs = [cell.made_from for cell in done.values()]
+    facts = {
+        "methods": sorted({one.method for one in inputs}),
+        "bits": sorted({one.n_bits for one in inputs}),
+        "seeds": sorted({one.seed for one in inputs}),
+        "cells": {
+            part: f"{sum(place[0] == part for place in done):,} of {len(names[part]):,} finished"
+            for part in names
+        },
+        "page": None if missing else storage.join(run.report.uri, COMPARISON_FILES[0]),
+    }
+    return Description(run.cells, "comparison", facts, {}, problems)
+
+
+def _cell(folder: str) -> CellResult | str | None:
+    """A cell that is finished and whole, or what is wrong with it; None where it is not finished."""
+    from hashnet.comparison import read_cell
+
+    try:
+        cell = read_cell(folder)
+        if cell is not None and cell.codes_sha256 is not None:
+            cell.codes()
+        return cell
+    except HashnetError as error:
+        return str(error)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        return f"{folder} is damaged ({type(error).__name__}: {error}); remove it to run this cell again"
 
 
 def _bad_rows(codes: CodesArtefact) -> dict[str, Any]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         RowValues,
         deep_config,
         finished_cell,
+        read_cell,
         run_cell,
     )
     from hashnet.comparison.methods import (

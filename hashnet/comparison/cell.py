@@ -468,21 +468,29 @@ def deep_config(
     return config if unscaled is None else dataclasses.replace(config, lr=unscaled * config.lr_scale)
 
 
+def read_cell(folder: str) -> CellResult | None:
+    """The result in a cell's folder, None where the cell is not done."""
+    where = storage.join(folder, FILE)
+    if not storage.exists(where):
+        return None
+    values = read_sealed(where, KIND, FORMAT_VERSION, "remove the folder of this cell to run it again")
+    return CellResult.from_dict(values, folder)
+
+
 def finished_cell(task: CellTask) -> CellResult | None:
     """The result of a cell that is done, None when it is not; LineageMismatch if it has other inputs.
 
     The depth of validation MAP is not the caller's choice: a trial that an older version measured at
     another depth is measured again.
     """
-    where = storage.join(task.folder, FILE)
-    if not storage.exists(where):
+    result = read_cell(task.folder)
+    if result is None:
         return None
-    values = read_sealed(where, KIND, FORMAT_VERSION, "remove the folder of this cell to run it again")
-    result = CellResult.from_dict(values, task.folder)
     differing = result.made_from.differences(task.inputs)
     if task.validation and set(differing) == {"k"}:
         return None
     if differing:
+        where = storage.join(task.folder, FILE)
         raise LineageMismatch(
             f"{where} was made with other settings: {'; '.join(differing.values())}. Use another run folder, "
             "or remove this cell to run it again"

@@ -191,7 +191,7 @@ def test_a_run_whose_stages_do_not_fit(tmp_path, capsys):
     assert main(["inspect", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "PROBLEM: codes was made with model" in out
-    assert out.rstrip().endswith("NOT sound")
+    assert out.startswith("NOT sound: 1 problem\n")
 
 
 def test_a_run_with_vectors_that_was_evaluated_without_labels(tmp_path):
@@ -206,6 +206,55 @@ def test_a_run_with_vectors_that_was_evaluated_without_labels(tmp_path):
         (kind, []) for kind in ("manifest", "model", "codes", "index", "neighbours", "codes", "features")
     ]
     assert inspect(run.report.uri).kind == "neighbours"
+
+
+def compared(folder) -> Run:
+    """A small comparison as jobs/compare.py leaves it: LSH and ITQ at 8 and 16 bits."""
+    from hashnet.comparison import Cell, CellTask, Features, RowValues, run_cell
+
+    rng, run = np.random.default_rng(0), Run(str(folder))
+    labels = np.eye(2, dtype=np.uint8)[np.arange(20) % 2]
+    rows = RowValues(rng.normal(size=(20, 16)).astype(np.float32), labels, np.arange(20))
+    for method, n_bits in (("lsh", 8), ("lsh", 16), ("itq", 8), ("itq", 16)):
+        cell = Cell("main", method, n_bits, 0)
+        run_cell(CellTask(cell, cell.folder(run.uri), "manifest", "00", 10), Features(rows, rows, rows))
+    report = folder / "report"
+    report.mkdir()
+    for name in ("comparison.html", "tables.json"):
+        (report / name).write_text("{}")
+    (folder / "config.yaml").write_text(f"run: {folder}\n")
+    return run
+
+
+def test_a_comparison(tmp_path, capsys):
+    run = compared(tmp_path / "compare")
+    assert main(["inspect", run.uri]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("sound\n")
+    for line in ("methods: itq, lsh", "bits: 8, 16", "main: 4 of 4 finished", "/comparison.html"):
+        assert line in out
+    damage(tmp_path / "compare/cells/main/itq-8-0/codes.npz")
+    (tmp_path / "compare/cells/main/lsh-8-0/cell.json").unlink()
+    (tmp_path / "compare/report/comparison.html").unlink()
+    (part,) = inspect(run.uri).parts
+    assert part.facts["cells"] == {"main": "2 of 4 finished"}
+    damaged, unfinished, missing = part.problems
+    assert "itq-8-0/codes.npz is damaged" in damaged
+    assert unfinished.startswith(
+        "1 cell not finished, main/lsh-8-0 is the first; run the same jobs/compare.py"
+    )
+    assert "has no comparison.html; run the same" in missing
+    assert main(["inspect", run.uri]) == 1
+    assert capsys.readouterr().out.startswith("NOT sound: 3 problems\n")
+
+
+def test_a_cell_of_a_comparison_that_is_not_what_it_should_be(tmp_path):
+    run = compared(tmp_path / "compare")
+    path = tmp_path / "compare/cells/main/lsh-16-0/cell.json"
+    kept = {key: json.loads(path.read_text())[key] for key in ("kind", "format_version")}
+    path.write_text(json.dumps(kept))
+    (part,) = inspect(run.uri).parts
+    assert "lsh-16-0 is damaged (KeyError" in part.problems[0]
 
 
 def test_what_is_nothing_of_ours(tmp_path, capsys):
