@@ -37,7 +37,6 @@ from hashnet.run import Run
 from hashnet.store import CodeStore
 
 log = logging.getLogger(__name__)
-MANY = 0.5  # share of the rows: where more would be removed, they are rarely all copies
 
 
 @dataclass(frozen=True)
@@ -110,13 +109,9 @@ def find_duplicates(config: DedupConfig) -> dict[str, Any]:
         found = _find(config, store, other, made_from)
     page = _write_report(config, found) if config.figures else None
     info = found.info
-    if info.n_against is None and info.n_removed > MANY * info.n_rows:
-        log.warning(
-            "%s of %s rows would be removed: so many are rarely all copies; "
-            "use a smaller radius, more bits, or confirm=vectors",
-            f"{info.n_removed:,}",
-            f"{info.n_rows:,}",
-        )
+    if info.warning is not None:
+        log.warning("%s", info.warning)
+    log.info("%s%s", info.sentence, "" if page is None else f"; look at {page}")
     return {
         "run": config.run,
         "duplicates": found.uri,
@@ -141,7 +136,7 @@ def _other_store(config: DedupConfig, store: CodeStore) -> CodeStore | None:
     if config.against == "query":
         artefact = config.artefacts.query_codes
         if not artefact.exists():
-            raise FormatError(f"{artefact.uri} is not there; jobs/evaluate.py encodes the queries")
+            raise FormatError(f"{artefact.uri} is not there; {_queries_hint(config)}")
         other = artefact.open()
     else:
         other = CodeStore.open(config.against)
@@ -156,6 +151,16 @@ def _other_store(config: DedupConfig, store: CodeStore) -> CodeStore | None:
             "distances between codes of two models mean nothing: encode both with the same one"
         )
     return other
+
+
+def _queries_hint(config: DedupConfig) -> str:
+    """How the run gets codes of queries."""
+    manifest, codes = config.artefacts.manifest, config.artefacts.query_codes
+    if not manifest.exists():  # codes from elsewhere
+        return f"import them with: hashnet dataset codes queries.parquet --out {codes.uri}"
+    if not manifest.open(verify=False).count("query"):
+        return f"{manifest.uri} has no queries, either: make one with --n-query of hashnet dataset"
+    return f"jobs/evaluate.py run={config.run} encodes the queries"
 
 
 def _finished(artefact: DuplicatesArtefact, made_from: dict[str, Any]) -> Duplicates | None:

@@ -1,7 +1,7 @@
 """Find near-duplicates among a run's codes: write RUN/duplicates with pairs, clusters and report.html.
 
     python jobs/dedup.py run=runs/demo radius=2
-    ray job submit --working-dir . -- python jobs/dedup.py run=$PWD/runs/demo radius=2 keep=largest
+    ray job submit --working-dir . -- python jobs/dedup.py run=$PWD/runs/demo radius=2 confirm=vectors
     python jobs/dedup.py run=runs/demo against=query
 
 All pairs of codes that differ in at most `radius` bits, exactly, and their connected components. With

@@ -26,10 +26,12 @@ from hashnet.data import FORMATS, Manifest, fetch_images
 from hashnet.dedup.blocks import FIX, PAIRS, BlockRecord, read_table, write_table
 from hashnet.dedup.pairs import connected_components
 from hashnet.errors import BadImage, DataError, FormatError
-from hashnet.io import Artefact, storage
+from hashnet.io import Artefact, counted, storage
 
 CLUSTERS, MATCHES, CONFIRMED = "clusters.parquet", "matches.parquet", "confirmed"
 FIRST, LARGEST = "first", "largest"  # ways to choose a representative, beside a column's name
+# Shares of the rows: where more would be removed, they are rarely all copies.
+MANY, MANY_CONFIRMED = 0.05, 0.5
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,28 @@ class DuplicatesInfo:
     keep: str = FIRST
     confirm: str | None = None  # by what pairs were confirmed
     n_candidates: int | None = None  # pairs within the radius before that
+
+    @property
+    def warning(self) -> str | None:
+        """What to do where so many rows would be removed that they are hardly all copies."""
+        if self.n_removed <= (MANY if self.confirm is None else MANY_CONFIRMED) * self.n_rows:
+            return None
+        told = f"{self.n_removed:,} of {self.n_rows:,} rows would be removed: so many are rarely all copies; "
+        if self.confirm is not None:
+            return told + "use a larger min_similarity, a smaller radius or more bits"
+        where = "" if self.n_against is None else " (with against=query)"  # other stores have no vectors here
+        return told + (
+            f"use confirm=vectors{where}, which keeps the pairs whose vectors agree, too, "
+            "or a smaller radius or more bits"
+        )
+
+    @property
+    def sentence(self) -> str:
+        """What was found, in short."""
+        candidates = sum(self.n_at) if self.n_candidates is None else self.n_candidates
+        confirmed = "" if self.n_candidates is None else f", {sum(self.n_at):,} confirmed"
+        pairs = f"{counted(candidates, 'pair')} within {counted(self.radius, 'bit')}{confirmed}"
+        return f"{pairs}; {self.n_removed:,} of {self.n_rows:,} rows would be removed"
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Confirmation of near-duplicates: of the pairs that codes find, those whose vectors agree, too.
 
-``vectors`` compares the vectors that the codes were made from, by cosine after centring on the rows in
-question. ``scores`` compares each item's float outputs with the other's bits, both ways: 1 where every bit
-agrees, and a bit near zero counts little. Memory: the vectors of the rows that have a near-duplicate.
+``vectors`` compares the vectors that the codes were made from, by cosine after centring on a sample of the
+store: the mean of the rows in question would lie between the two of a single pair. ``scores`` compares each
+item's float outputs with the other's bits, both ways: 1 where every bit agrees, and a bit near zero counts
+little. Memory: the vectors of the rows that have a near-duplicate, and of the sample.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from hashnet.run import Run
 VECTORS, SCORES = "vectors", "scores"
 THRESHOLDS = {VECTORS: 0.9, SCORES: 0.95}
 ROWS = 65_536  # pairs that are compared at once
+SAMPLE = 8192  # rows whose mean vectors are centred on
 Confirmation = Callable[[np.ndarray, np.ndarray], np.ndarray]  # ids a and b (n,) → bool (n,)
 
 
@@ -27,11 +29,14 @@ def confirmation(
 
     With ``others``, ids of queries, b is one of these.
     """
+    if not len(ids):
+        return lambda a, b: np.zeros(len(a), dtype=bool)
     least = THRESHOLDS[how] if threshold is None else threshold
-    left = _Rows(run, how, "database", ids)
+    sample = _sample(run) if how == VECTORS else ids
+    left = _Rows(run, how, "database", np.union1d(ids, sample))
     right = left if others is None else _Rows(run, how, "query", others)
     if how == VECTORS:
-        centre = left.values.mean(axis=0, dtype=np.float64).astype(np.float32)
+        centre = left.of(sample).mean(axis=0, dtype=np.float64).astype(np.float32)
         left.values -= centre
         if right is not left:
             right.values -= centre
@@ -45,6 +50,12 @@ def confirmation(
         return kept
 
     return confirm
+
+
+def _sample(run: Run) -> np.ndarray:
+    """Row ids int64, ascending, spread evenly over the code store."""
+    ids = np.sort(run.codes.open().ids())
+    return ids[np.linspace(0, len(ids) - 1, min(len(ids), SAMPLE)).astype(np.int64)]
 
 
 class _Rows:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hashnet.data import Manifest
-from hashnet.dedup import Duplicates
+from hashnet.dedup import Duplicates, DuplicatesInfo
 from hashnet.io import counted, storage
 from hashnet.reports.examples import thumbnails
 from hashnet.reports.style import PALETTE, Card, Plot, new_axes, write_run_page
@@ -35,6 +35,7 @@ class Member:
 class ShownCluster:
     title: str
     members: tuple[Member, ...]
+    more: int = 0  # that are not shown
 
 
 def write_dedup_report(found: Duplicates, run: Run, base_uri: str | None = None) -> str:
@@ -42,17 +43,11 @@ def write_dedup_report(found: Duplicates, run: Run, base_uri: str | None = None)
     artefact = run.manifest
     manifest = artefact.open(verify=False) if artefact.exists() else None
     info = found.info
-    plot = Plot(
-        "distances",
-        "Distances of the pairs",
-        "Every pair within the radius: 0 are equal codes.",
-        _distance_figure(info.n_at),
-    )
     crossed = info.n_against is not None
     return write_run_page(
         storage.join(found.uri, "report.html"),
         "dedup_page.html",
-        [plot],
+        _plots(info),
         [
             ("run", run.name),
             *((name, str(value)) for name, value in found.lineage.items() if value is not None),
@@ -64,6 +59,15 @@ def write_dedup_report(found: Duplicates, run: Run, base_uri: str | None = None)
         clusters=_matches(found, manifest, base_uri) if crossed else _clusters(found, manifest, base_uri),
         heading="The nearest matches" if crossed else "The largest clusters",
     )
+
+
+def _plots(info: DuplicatesInfo) -> list[Plot]:
+    """The distribution of distances, where there are pairs."""
+    if not any(info.n_at):
+        return []
+    confirmed = "" if info.confirm is None else f" that {info.confirm} confirmed"
+    note = f"Every pair within the radius{confirmed}: 0 are equal codes."
+    return [Plot("distances", "Distances of the pairs", note, _distance_figure(info.n_at))]
 
 
 def _subtitle(found: Duplicates) -> str:
@@ -95,11 +99,13 @@ def _cards(found: Duplicates) -> list[Card]:
 
 def _warnings(found: Duplicates) -> list[str]:
     info = found.info
+    warnings = [] if info.warning is None else [f"{info.warning}."]
     if info.complete_radius >= info.radius:
-        return []
+        return warnings
     return [
+        *warnings,
         f"The files hold the {info.n_pairs:,} pairs within {info.complete_radius} bits; max_pairs cut the "
-        "others. Clusters follow from all of them."
+        "others. Clusters follow from all of them.",
     ]
 
 
@@ -118,20 +124,23 @@ def _clusters(found: Duplicates, manifest: Manifest | None, base_uri: str | None
     sizes, kept = table["size"].to_numpy(), table["representative"].to_numpy()
     first = np.flatnonzero(np.diff(names, prepend=-1))  # the rows of a cluster lie together
     largest = first[np.argsort(-sizes[first], kind="stable")][:CLUSTERS]
-    shown: list[tuple[str, list[int], int]] = []
+    shown: list[tuple[str, list[int], int, int]] = []
     for start in largest.tolist():
         members = ids[start : start + sizes[start]]
         one = int(kept[start])
         rest = [int(i) for i in members[members != one][: MEMBERS - 1]]
-        shown.append((f"{sizes[start]:,} items, cluster {names[start]}", [one, *rest], one))
-    wanted = {i for _, members, _ in shown for i in members}
+        shown.append(
+            (f"{sizes[start]:,} items, cluster {names[start]}", [one, *rest], one, int(sizes[start]))
+        )
+    wanted = {i for _, members, *_ in shown for i in members}
     pictures = thumbnails(manifest, wanted, base_uri) if manifest is not None else {}
     return [
         ShownCluster(
             title,
-            tuple(Member(i, "kept" if i == one else "removed", i == one, pictures.get(i)) for i in members),
+            tuple(Member(i, "stays" if i == one else "would go", i == one, pictures.get(i)) for i in members),
+            size - len(members),
         )
-        for title, members, one in shown
+        for title, members, one, size in shown
     ]
 
 

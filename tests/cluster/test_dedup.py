@@ -7,6 +7,7 @@ import json
 import subprocess
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from hashnet.cli.entry import main
 from hashnet.data import Manifest
 from hashnet.dedup import BlockTask, DuplicatesArtefact
 from hashnet.errors import ConfigError, DataError, FormatError, LineageMismatch
+from hashnet.run import Run
 from hashnet.store import write_store
 from tests.support.picture_run import make_picture_run
 
@@ -146,18 +148,69 @@ def test_the_summary_the_clusters_and_the_page(pictures, tmp_path):
     assert "3 items, cluster 0" in text
     assert text.count("data:image/") == 7
     assert text.count('<li class="item hit">') == 3
+    assert text.count("stays</span>") == 3
+    assert text.count("would go</span>") == 4
+    assert " more</p>" not in text
     assert "<script" not in text
     again = find_duplicates(DedupConfig(run=pictures.uri, radius=2, out=str(out), keep="largest"))
     assert {**told, "seconds": 0} == {**again, "seconds": 0}
 
 
-def test_a_radius_that_would_remove_most_rows_is_told(run, tmp_path, caplog):
-    config = DedupConfig(run=str(run), out=str(tmp_path / "near"), radius=2, figures=False)
+def test_the_page_says_how_many_items_it_leaves_out(tmp_path):
+    """A cluster of 39 equal codes, of which 11 are shown; without any pair there is no chart."""
+    codes = np.random.default_rng(0).integers(0, 256, (50, 8), dtype=np.uint8)
+    write_store(str(tmp_path / "none/codes"), codes)
+    codes[:39] = codes[0]
+    write_store(str(tmp_path / "some/codes"), codes)
+    pages = {}
+    for name in ("none", "some"):
+        page = find_duplicates(DedupConfig(run=str(tmp_path / name)))["page"]
+        pages[name] = Path(page).read_text(encoding="utf-8")
+    assert "39 items, cluster 0" in pages["some"]
+    assert pages["some"].count('<li class="item') == 11
+    assert "and 28 more" in pages["some"]
+    assert "Distances of the pairs" in pages["some"]
+    assert "Distances of the pairs" not in pages["none"]
+    assert "<svg" not in pages["none"]
+    assert "No pairs: nothing would be removed." in pages["none"]
+
+
+def test_what_would_remove_more_than_a_twentieth_unconfirmed_is_told(tmp_path, caplog):
+    """100 codes, far apart; the first 5 or 6 have a copy: 5 of 105 rows (4.8 %), 6 of 106 (5.7 %)."""
+    codes = np.random.default_rng(0).integers(0, 256, (100, 8), dtype=np.uint8)
+    for copies in (5, 6):
+        write_store(str(tmp_path / f"{copies}/codes"), np.concatenate([codes, codes[:copies]]))
+    find_duplicates(DedupConfig(run=str(tmp_path / "5")))
+    assert "rarely all copies" not in caplog.text + (tmp_path / "5/duplicates/report.html").read_text()
+    find_duplicates(DedupConfig(run=str(tmp_path / "6")))
+    told = "6 of 106 rows would be removed: so many are rarely all copies; use confirm=vectors"
+    assert told in caplog.text
+    assert told in (tmp_path / "6/duplicates/report.html").read_text()  # what a reader looks at
+
+
+def test_what_is_confirmed_may_remove_up_to_half(vectors, tmp_path, caplog):
+    """10 of 60 rows are copies, which vectors confirm; all 59 but one agree at a similarity of -1."""
+    config = DedupConfig(run=vectors, radius=0, out=str(tmp_path / "some"), figures=False)
+    config = replace(config, confirm="vectors", min_similarity=0.99)
     find_duplicates(config)
-    assert "rows would be removed: so many are rarely all copies" in caplog.text
-    caplog.clear()
-    find_duplicates(replace(config, radius=0, out=str(tmp_path / "equal")))
-    assert "would be removed" not in caplog.text
+    assert "rarely all copies" not in caplog.text
+    find_duplicates(replace(config, radius=16, min_similarity=-1, out=str(tmp_path / "all")))
+    assert "59 of 60 rows would be removed" in caplog.text
+    assert "use a larger min_similarity" in caplog.text
+
+
+def test_it_ends_with_a_sentence(vectors, pictures, tmp_path, caplog):
+    caplog.set_level("INFO")
+    out = tmp_path / "out"
+    find_duplicates(DedupConfig(run=pictures.uri, radius=2, out=str(out)))
+    assert caplog.messages[-1] == (
+        f"5 pairs within 2 bits; 4 of 24 rows would be removed; look at {out}/report.html"
+    )
+    config = DedupConfig(run=vectors, radius=0, out=str(out), figures=False, confirm="vectors")
+    n_found = find_duplicates(config)["n_candidates"]
+    assert caplog.messages[-1] == (
+        f"{n_found} pairs within 0 bits, 10 confirmed; 10 of 60 rows would be removed"
+    )
 
 
 def test_radius_and_keep_are_part_of_what_is_up_to_date(pictures, tmp_path):
@@ -270,7 +323,25 @@ def test_leakage(pictures, tmp_path):
     assert "Leakage in" in (tmp_path.parent / told["page"]).read_text(encoding="utf-8")
 
 
-def test_codes_from_elsewhere(tmp_path):
+def test_leakage_without_queries_is_told(tmp_path):
+    from hashnet.data import make_manifest
+
+    run = Run(str(tmp_path / "run"))
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32))
+    config = DedupConfig(run=run.uri, against="query")
+    write_store(run.codes.uri, np.zeros((20, 1), np.uint8))
+    with pytest.raises(FormatError, match="import them with: hashnet dataset codes"):
+        find_duplicates(config)
+    source = {"path": str(tmp_path / "x.npy")}
+    make_manifest("npy", run.manifest.uri, **source, all_in=["train", "database"])
+    with pytest.raises(FormatError, match="has no queries, either: make one with --n-query"):
+        find_duplicates(config)
+    make_manifest("npy", run.manifest.uri, **source, n_query=5, n_train=5, overwrite=True)
+    with pytest.raises(FormatError, match=r"jobs/evaluate.py run=.*/run encodes the queries"):
+        find_duplicates(config)
+
+
+def test_codes_from_elsewhere(tmp_path, caplog):
     """No model and no manifest; rows 3 and 7 are copies of row 0, query 1 of row 5."""
     rng = np.random.default_rng(1)
     codes = rng.integers(0, 256, (12, 8), dtype=np.uint8)
@@ -285,6 +356,33 @@ def test_codes_from_elsewhere(tmp_path):
     assert found.removed().tolist() == [3, 7]
     leaked = DuplicatesArtefact(find_duplicates(DedupConfig(run=uri, against="query"))["duplicates"]).open()
     assert leaked.removed().tolist() == [5]
+    assert "1 of 12 rows would be removed: so many are rarely all copies" in caplog.text
+    assert "use confirm=vectors (with against=query)" in caplog.text
+
+
+def test_a_single_pair_is_confirmed(vectors, tmp_path):
+    """Row 40 is row 0 with little noise, and they alone are near: their own mean would lie between them."""
+    codes = np.random.default_rng(0).integers(0, 256, (60, 8), dtype=np.uint8)
+    codes[40] = codes[0]
+    apart = write_store(str(tmp_path / "codes"), codes).uri
+    config = DedupConfig(run=vectors, codes=apart, confirm="vectors", out=str(tmp_path / "out"))
+    told = find_duplicates(replace(config, figures=False))
+    assert (told["n_candidates"], told["n_pairs"], told["n_removed"]) == (1, 1, 1)
+    codes[40], codes[1] = codes[41], codes[0]  # row 1 is another vector than row 0
+    other = write_store(str(tmp_path / "other"), codes[:40]).uri
+    told = find_duplicates(replace(config, codes=other, figures=False))
+    assert (told["n_candidates"], told["n_pairs"]) == (1, 0)
+
+
+@pytest.mark.parametrize("confirm", ["vectors", "scores"])
+@pytest.mark.filterwarnings("error")
+def test_nothing_to_confirm(vectors, tmp_path, confirm):
+    """Codes that are all far apart: no pair, so no vector is read."""
+    codes = np.random.default_rng(0).integers(0, 256, (60, 8), dtype=np.uint8)
+    apart = write_store(str(tmp_path / "codes"), codes).uri
+    config = DedupConfig(run=vectors, codes=apart, radius=2, confirm=confirm, out=str(tmp_path / "out"))
+    told = find_duplicates(replace(config, figures=False))
+    assert (told["n_candidates"], told["n_pairs"], told["n_removed"]) == (0, 0, 0)
 
 
 def test_bad_input_is_told(pictures, tmp_path):
