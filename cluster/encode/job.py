@@ -219,7 +219,12 @@ def _manifest(config: EncodeConfig, info: BundleInfo) -> Manifest:
             f"{info.n_features}"
         )
     if manifest.count(config.split) == 0:
-        raise ConfigError(f"{manifest.uri} has no {config.split} rows; its splits are {manifest.splits}")
+        there = ", ".join(f"{n:,} {split}" for split, n in manifest.splits.items()) or "none"
+        flag = {"query": "--n-query", "train": "--n-train"}.get(config.split, "--all-in")
+        raise ConfigError(
+            f"{manifest.uri} has no {config.split} rows (its rows by split: {there}); "
+            f"make a manifest that has some with {flag} of hashnet dataset"
+        )
     return manifest
 
 

@@ -24,7 +24,7 @@ from hashnet.codes import pack_signs
 from hashnet.data import make_manifest
 from hashnet.data.columns import feature_matrix
 from hashnet.data.writer import SourceRows, write_manifest
-from hashnet.errors import DataError, FormatError, LineageMismatch
+from hashnet.errors import ConfigError, DataError, FormatError, LineageMismatch
 from hashnet.io import events
 from hashnet.metrics import QueryMeasures
 from hashnet.models.bundle import save_bundle
@@ -227,6 +227,21 @@ def test_pictures_without_labels_are_measured_by_the_features_of_their_backbone(
     assert [page.count(f"{kind} query") for kind in ("Best", "Median", "Worst")] == [2, 2, 2]
     assert page.count("data:image/png") >= 6 * 11  # each with its ten nearest
     assert evaluate_run(EvaluateConfig(run=folder))["recall"] == told["recall"]
+
+
+def test_a_manifest_without_queries_is_told(tmp_path):
+    run = Run(str(tmp_path / "run"))
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(30, 8)).astype(np.float32))
+    source = {"path": str(tmp_path / "x.npy"), "all_in": ["train", "database"]}
+    make_manifest("npy", run.manifest.uri, **source)
+    save_bundle(run.model.uri, build_model("features", 16, n_features=8))
+    encode_database(EncodeConfig(run=run.uri, device="cpu"))
+    with pytest.raises(ConfigError) as caught:
+        evaluate_run(EvaluateConfig(run=run.uri))
+    assert str(caught.value).endswith(
+        "has no query rows (its rows by split: 30 train, 30 database); "
+        "make a manifest that has some with --n-query of hashnet dataset"
+    )
 
 
 def test_neighbours_are_measured_beside_labels_on_request(run, tmp_path):
