@@ -30,10 +30,10 @@ from cluster.evaluate import EvaluateConfig, evaluate_run
 from cluster.runtime import connection
 from cluster.train import train
 from hashnet.codes import check_n_bits
-from hashnet.comparison import FULL_NAMES, TITLES, Cell
+from hashnet.comparison import FROM_NEIGHBOURS, FULL_NAMES, TITLES, Cell
 from hashnet.data import Manifest, fetch_images
 from hashnet.errors import BadImage, ConfigError
-from hashnet.io import REQUIRED, duration, key, storage
+from hashnet.io import REQUIRED, counted, duration, key, storage
 from hashnet.io import config as configs
 from hashnet.run import Run
 from hashnet.store import ItemLookup
@@ -46,17 +46,23 @@ RANDOM = "a random order"
 UNLABELLED_METHODS = ["hashnet", "itq", "lsh", "sign"]
 DIGITS = str(Path(connection.CHECKOUT) / "jobs" / "configs" / "digits.yaml")
 STAGES = {  # what each one does, for someone seeing it for the first time
-    "train": """A network learns codes in which similar items differ in few bits. First a few settings are
-tried on items that are held out; then its progress shows:
-  epoch  passes over the training items so far, one batch of them per step
+    "train": """A network learns codes in which similar items differ in few bits. Its progress shows:
+  epoch  which pass over the training items this is, one batch of them per step
   beta   how close the outputs are to bits: it doubles from stage to stage (continuation)
   lr     the learning rate, the size of a step
-  J, L   the loss of the outputs and of their signs, which are the bits: both should fall, and meet""",
+  J, L   the loss of the outputs and of their signs, which are the bits, as means of the last steps: both
+         should fall, and meet""",
     "encode": "The network turns every item of the database into a code.",
     "index": "The codes are put into an index, searched by Hamming distance: the number of bits that differ.",
     "evaluate": "Queries that were kept aside are encoded and searched for, and the results are measured.",
     "compare": "Other methods learn from the same data and are measured alike; the table below names them.",
 }
+NOTHING, REDRAWN = "done before: nothing to do", "done before: only what is missing, and the page again"
+DONE = {"train": NOTHING, "encode": NOTHING, "index": NOTHING, "evaluate": REDRAWN, "compare": REDRAWN}
+OF_DIGITS = (
+    "1,797 pictures of handwritten digits (scikit-learn's): 1,600 to search, 1,000 of them to learn "
+    "from, 197 queries; five stages, less than a minute on two idle cores"
+)
 C = TypeVar("C")
 
 
@@ -108,14 +114,21 @@ class QueryHits:
 def demo(config: DemoConfig) -> dict[str, Any]:
     """Runs every stage; returns the table, where the report is and what a query found."""
     started = time.monotonic()
-    trained = _stage("train", train, _train_config(config))
-    _stage("encode", encode_database, EncodeConfig(run=config.run, device=config.device))
-    _stage("index", build_index, IndexConfig(run=config.run, kind="flat"))
-    measured = _stage("evaluate", evaluate_run, EvaluateConfig(run=config.run, k=config.k))
+    settings, run = _train_config(config), Run(config.run)
+    print(_data_text(config, settings), file=sys.stderr)
+    trained = _stage("train", train, settings, run.model.exists())
+    _stage("encode", encode_database, EncodeConfig(run=config.run, device=config.device), run.codes.exists())
+    _stage("index", build_index, IndexConfig(run=config.run, kind="flat"), run.index.exists())
+    measured = _stage(
+        "evaluate",
+        evaluate_run,
+        EvaluateConfig(run=config.run, k=config.k),
+        run.report.exists() or run.neighbours.exists(),
+    )
     beside = _compare_config(config)
-    _share_model(Run(config.run), beside)
-    compared = _stage("compare", compare, beside)
-    found = _query(Run(config.run))
+    _share_model(run, beside)
+    compared = _stage("compare", compare, beside, storage.exists(_tables(run)))
+    found = _query(run)
     table = _table(config, measured, compared)
     seconds = time.monotonic() - started
     lines = _table_text(table, measured) + _summary_text(config, measured, compared, found, seconds)
@@ -132,9 +145,15 @@ def demo(config: DemoConfig) -> dict[str, Any]:
     }
 
 
-def _stage(name: str, function: Callable[[C], dict[str, Any]], config: C) -> dict[str, Any]:
-    """Runs a stage: says what it does and how long it took, without what its job would log."""
-    print(f"\n── {name} ".ljust(80, "─"), STAGES[name], sep="\n", file=sys.stderr, flush=True)
+def _stage(
+    name: str, function: Callable[[C], dict[str, Any]], config: C, done: bool = False
+) -> dict[str, Any]:
+    """Runs a stage: says what it does and how long it took, without what its job would log.
+
+    ``done``: an earlier call finished it.
+    """
+    intro = DONE[name] if done else STAGES[name]
+    print(f"\n── {name} ".ljust(80, "─"), intro, sep="\n", file=sys.stderr, flush=True)
     started = time.monotonic()
     loggers = [logging.getLogger(package) for package in ("cluster", "hashnet")]
     levels = [logger.level for logger in loggers]
@@ -148,8 +167,25 @@ def _stage(name: str, function: Callable[[C], dict[str, Any]], config: C) -> dic
     if result.get("bad_rows"):
         reasons = ", ".join(f"{n:,} {reason}" for reason, n in result["bad_reasons"].items())
         print(f"left out, as they cannot be read: {reasons}", file=sys.stderr)
-    print(f"({name} took {duration(time.monotonic() - started)})", file=sys.stderr, flush=True)
+    if not done:
+        print(f"({name} took {duration(time.monotonic() - started)})", file=sys.stderr, flush=True)
     return result
+
+
+def _data_text(config: DemoConfig, settings: TrainConfig) -> str:
+    """What the demo runs on, in a sentence."""
+    if config.images is None:
+        return OF_DIGITS
+    assert settings.manifest is not None
+    manifest = Manifest.open(settings.manifest)
+    classes = "without classes" if manifest.n_classes is None else f"in {manifest.n_classes} classes"
+    folder = storage.absolute(config.images)
+    everything = f"hashnet dataset imagefolder {shlex.quote(folder)} --all-in train,database --out FILE"
+    return (
+        f"{len(manifest):,} pictures {classes} from {folder}: {manifest.count('database'):,} to search "
+        f"(the index), {manifest.count('query'):,} kept aside as queries, which are not in the index and so "
+        f"cannot be found by id (`{everything}` puts all into it); five stages"
+    )
 
 
 def _train_config(config: DemoConfig) -> TrainConfig:
@@ -170,12 +206,19 @@ def _picture_manifest(config: DemoConfig) -> Manifest:
     assert config.images is not None
     own = Run(config.run).pictures
     folder = storage.absolute(config.images)
-    rows = load_source("imagefolder", path=folder).rows
     if not own.exists():
-        if rows.n_classes == 1 or rows.n < MIN_PICTURES:
+        _refuse_strays(folder)
+        rows = load_source("imagefolder", path=folder).rows
+        if rows.n < MIN_PICTURES:
             raise ConfigError(
-                f"{folder} has {rows.n} pictures in {rows.n_classes or 'no'} class folders; give at least "
-                f"{MIN_PICTURES} pictures, in at least two folders, one folder per class, or in none"
+                f"{folder} has {counted(rows.n, 'picture')}; give at least {MIN_PICTURES}, of which a tenth "
+                "become queries"
+            )
+        if rows.n_classes == 1:
+            (name,) = rows.class_names or ()
+            raise ConfigError(
+                f"{folder} has one class folder, {name}; give at least two, or images={folder}/{name} (with "
+                f"make, IMAGES=…), whose pictures are then taken without classes"
             )
         split = {"n_query": rows.n // 10, "n_train": rows.n - rows.n // 10} if rows.labels is None else {}
         make_manifest("imagefolder", own.uri, path=folder, **split)
@@ -187,6 +230,21 @@ def _picture_manifest(config: DemoConfig) -> Manifest:
             "run=FOLDER (with make, RUN=FOLDER)"
         )
     return manifest
+
+
+def _refuse_strays(folder: str) -> None:
+    """ConfigError for pictures that lie beside class folders: are they without a class, or misplaced?"""
+    from hashnet.data import load_source
+
+    names = load_source("imagefolder", path=folder, layout="flat").rows.names
+    assert names is not None
+    stray = [name for name in names.to_pylist() if "/" not in name]
+    if 0 < len(stray) < len(names):
+        raise ConfigError(
+            f"{len(stray):,} of the {len(names):,} pictures in {folder} are in no class folder, such as "
+            f"{stray[0]}; move each into the folder of its class, or all pictures into one folder, to do "
+            "without classes"
+        )
 
 
 def _compare_config(config: DemoConfig) -> CompareConfig:
@@ -206,6 +264,11 @@ def _share_model(run: Run, beside: CompareConfig) -> None:
     shared = Run(cell.folder(beside.run)).model
     if beside.pairs is None and beside.variant == "hashnet" and not shared.exists():
         run.model.copy_to(shared.uri)
+
+
+def _tables(run: Run) -> str:
+    """The URI of what the comparison found, written when it is finished."""
+    return storage.join(run.comparison.report.uri, "tables.json")
 
 
 def _query(run: Run) -> QueryHits:
@@ -240,8 +303,9 @@ def _query(run: Run) -> QueryHits:
 
 def _table(config: DemoConfig, measured: dict[str, Any], compared: dict[str, Any]) -> list[TableLine]:
     if "recall" in measured:
+        titles = TITLES | {"hashnet": FROM_NEIGHBOURS}
         found = [
-            TableLine(TITLES[name], FULL_NAMES[name], config.n_bits, recall=by_bits[str(config.n_bits)])
+            TableLine(titles[name], FULL_NAMES[name], config.n_bits, recall=by_bits[str(config.n_bits)])
             for name, by_bits in compared["recall"].items()
         ]
         chance = min(1.0, measured["within"] / measured["n_database"])
@@ -266,20 +330,26 @@ def _table_text(table: list[TableLine], measured: dict[str, Any]) -> list[str]:
             f"that are among the first {measured['within']} by code; 1 is perfect"
         )
     width = len(name) + 3
-    rows = [f"{line.method:<10}{line.n_bits or '':>4}{line.value:>{width}.4f}  {line.name}" for line in table]
+    left = max(len(line.method) for line in table) + 3
+    rows = [
+        f"{line.method:<{left}}{line.n_bits or '':>4}{line.value:>{width}.4f}  {line.name}" for line in table
+    ]
     counts = [
         f"{measured['n_queries']:,} queries against a database of {measured['n_database']:,} items. The "
         "queries were kept aside: they are not in the index, and so do not find themselves."
     ]
     if measured["n_queries"] < FEW_QUERIES:
-        low, high = (f"{end:.2f}" for end in measured.get("map_interval") or measured["recall_interval"])
+        ends = measured.get("map_interval") or measured["recall_interval"]
+        low, high = (f"{end:.2f}" for end in ends)
+        chance = table[-1].value
+        lost = f", not distinguishable from chance ({chance:.2f})" if ends[0] <= chance <= ends[1] else ""
         counts.append(
             f"That is few queries: with others, HashNet's {table[0].value:.2f} might have been anything "
-            f"from {low} to {high} (95 % interval)."
+            f"from {low} to {high} (95 % interval){lost}."
             if low < high
             else "That is few queries: too few to tell good methods apart."
         )
-    return ["", *counts, meaning, "", f"{'method':<10}{'bits':>4}{name:>{width}}", *rows]
+    return ["", *counts, meaning, "", f"{'method':<{left}}{'bits':>4}{name:>{width}}", *rows]
 
 
 def _summary_text(
@@ -289,19 +359,26 @@ def _summary_text(
     found: QueryHits,
     seconds: float,
 ) -> list[str]:
-    hits = ", ".join("/".join(labels) or "-" for labels in found.hit_labels)
+    of_items = zip(found.ids, found.hit_labels, strict=True)
+    hits = ", ".join(f"{item} ({'/'.join(labels) or '-'})" for item, labels in of_items)
+    aside = f"row {found.row_id} of the data, kept aside and so not in the index"
     example = [
-        f"example query: row {found.row_id} of the data, class {'/'.join(found.labels)}",
-        f"classes of its ten nearest items: {hits}",
+        f"example query: {aside}, class {'/'.join(found.labels)}",
+        f"ids (and classes) of its ten nearest items: {hits}",
     ]
     if "recall" in measured:
         names = [os.path.basename(uri) for uri in found.hit_uris]
         near = ", ".join(f"{name} ({d})" for name, d in zip(names, found.distances, strict=True))
         example = [
-            f"example query: row {found.row_id} of the data, {found.uri}",
+            f"example query: {aside}, {found.uri}",
             f"its ten nearest items (and the bits that differ): {near}",
         ]
-    query = shlex.quote(found.uri) if os.path.isfile(found.uri) else f"--id {found.ids[0]}"
+    query, what = f"--id {found.ids[0]}", "an item of the index, by its id"
+    if os.path.isfile(found.uri):
+        query, what = (
+            shlex.quote(found.uri),
+            f"a picture; by id only what is in the index: --id {found.ids[0]}",
+        )
     run = shlex.quote(config.run)
     return [
         "",
@@ -313,7 +390,7 @@ def _summary_text(
         "",
         "try next:",
         f"  {command('hashnet')} serve {run}      # a search page at http://127.0.0.1:8000/",
-        f"  {command('hashnet')} query {query} --run {run} -k 10",
+        f"  {command('hashnet')} query {query} --run {run} -k 10      # {what}",
     ]
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from hashnet.comparison.methods import (
         DEEP,
+        FROM_NEIGHBOURS,
         FULL_NAMES,
         GROUPS,
         OWN,

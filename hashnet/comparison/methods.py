@@ -42,6 +42,7 @@ FULL_NAMES = {  # for the reader who meets a title for the first time
     "sign": "signs of the vectors' own columns with the greatest variance",
     "pq": "product quantisation by FAISS to as many bytes, ranked by distance to the quantised vectors",
 }
+FROM_NEIGHBOURS = "HashNet from neighbours"  # what HashNet is where there are no labels
 OWN = tuple(name for name, method in METHODS.items() if method.own)  # not in the paper, nor in its tables
 PQ = "pq"  # product quantisation: no binary codes, so it is measured by neighbour recall alone
 VECTOR_METHODS = ("rotation", "sign", PQ)  # what vector databases do; not in the paper either

@@ -16,8 +16,9 @@ import hashnet
 import hashnet.server
 from cluster import demo
 from cluster.compare import CompareConfig
+from hashnet.cli import entry as cli
 from hashnet.comparison import Cell
-from hashnet.data import Manifest
+from hashnet.data import Manifest, make_manifest
 from hashnet.data.sources import digits
 from hashnet.errors import ConfigError
 from hashnet.store import CodeStore, write_store
@@ -39,7 +40,7 @@ def test_too_few_pictures_without_class_folders_are_refused_each_time(tmp_path):
     flat = pictures(tmp_path / "flat", 3, classes=False)
     settings = demo.DemoConfig(run=str(tmp_path / "run"), images=flat)
     for _ in range(2):  # nothing half-made is found the second time
-        with pytest.raises(ConfigError, match="has 3 pictures in no class folders"):
+        with pytest.raises(ConfigError, match="has 3 pictures; give at least 20, of which"):
             demo._train_config(settings)
 
 
@@ -51,10 +52,87 @@ def test_pictures_without_class_folders_are_learnt_from_neighbours(tmp_path):
 
 
 def test_too_few_pictures_are_refused_before_anything_is_trained(tmp_path):
-    for name, n in (("few", 6), ("none", 1)):
+    for name, n, found in (("few", 6, "6 pictures"), ("none", 1, "1 picture")):
         settings = demo.DemoConfig(run=str(tmp_path / "run"), images=pictures(tmp_path / name, n))
-        with pytest.raises(ConfigError, match=rf"has {n} pictures in {n} class folders.*at least 20"):
+        with pytest.raises(ConfigError, match=rf"has {found}; give at least 20, of which"):
             demo._train_config(settings)
+
+
+def test_a_single_class_folder_is_refused_with_what_may_be_given_instead(tmp_path):
+    pictures(tmp_path / "pets" / "cats", 25, classes=False)
+    settings = demo.DemoConfig(run=str(tmp_path / "run"), images=str(tmp_path / "pets"))
+    with pytest.raises(
+        ConfigError, match=r"has one class folder, cats; give at least two, or images=.*/cats"
+    ):
+        demo._train_config(settings)
+
+
+def test_pictures_beside_class_folders_are_refused_with_advice_that_make_can_follow(tmp_path):
+    folder = pictures(tmp_path / "pets", 30)
+    (tmp_path / "pets" / "stray.png").write_bytes((tmp_path / "pets" / "digit 0" / "000.png").read_bytes())
+    settings = demo.DemoConfig(run=str(tmp_path / "run"), images=folder)
+    with pytest.raises(ConfigError, match=r"1 of the 31 pictures in .*such as stray\.png; move") as refused:
+        demo._train_config(settings)
+    assert "layout" not in str(refused.value)
+
+
+def test_the_first_sentence_says_what_the_digits_are(tmp_path):
+    config = demo.DemoConfig(run=str(tmp_path / "run"))
+    settings = demo._train_config(config)
+    manifest = make_manifest(settings.dataset, str(tmp_path / "digits.parquet"), modality=settings.modality)
+    splits = [manifest.count(split) for split in ("database", "train", "query")]
+    counts = [f"{n:,}" for n in (len(manifest), *splits)]
+    said = demo._data_text(config, settings)
+    assert re.findall(r"\d[\d,]*\d(?= |:)", said) == counts
+
+
+def test_the_first_sentence_counts_pictures_and_says_which_cannot_be_found_by_id(tmp_path):
+    flat = pictures(tmp_path / "flat", 30, classes=False)
+    config = demo.DemoConfig(run=str(tmp_path / "run"), images=flat)
+    said = demo._data_text(config, demo._train_config(config))
+    assert said.startswith(f"30 pictures without classes from {flat}: 27 to search (the index), 3 kept aside")
+    (advice,) = re.findall(r"`hashnet (.*)` puts", said)
+    words = [*shlex.split(advice)[:-1], str(tmp_path / "all.parquet")]
+    assert cli.main(words) == 0
+    everything = Manifest.open(str(tmp_path / "all.parquet"))
+    assert everything.count("database") == everything.count("train") == 30
+
+
+def test_a_stage_that_was_done_before_says_so_once(capsys):
+    demo._stage("encode", lambda _: {}, None, done=True)
+    said = capsys.readouterr().err.splitlines()
+    assert said[2:] == ["done before: nothing to do"]
+
+
+MEASURED = {"k": 10, "n_queries": 30, "n_database": 270, "page": "/run/report/report.html"}
+
+
+@pytest.mark.parametrize(("interval", "lost"), [((0.42, 0.62), True), ((0.5, 0.62), False)])
+def test_an_interval_that_holds_chance_is_said_to_prove_nothing(interval, lost):
+    table = [
+        demo.TableLine("HashNet", "HashNet", 48, map=0.5132),
+        demo.TableLine("chance", demo.RANDOM, None, map=0.4990),
+    ]
+    said = "\n".join(demo._table_text(table, MEASURED | {"map_interval": interval}))
+    assert ("not distinguishable from chance (0.50)" in said) == lost
+
+
+def test_without_labels_hashnet_is_called_what_the_page_calls_it():
+    measured = MEASURED | {"recall": 0.5, "within": 100, "recall_interval": (0.4, 0.6)}
+    compared = {"recall": {"hashnet": {"48": 0.5}, "itq": {"48": 0.4}}}
+    table = demo._table(demo.DemoConfig(run="/run"), measured, compared)
+    assert [line.method for line in table] == ["HashNet from neighbours", "ITQ", "chance"]
+    rows = demo._table_text(table, measured)[-3:]
+    assert len({row.index("0.") for row in rows}) == 1  # one below the other
+
+
+def test_what_to_try_next_names_an_id_of_the_index():
+    found = demo.QueryHits(0, "", ["3"], [1403, 55], [1, 2], [["3"], ["8"]], ["", ""])
+    measured, compared = MEASURED, {"report": "/run/compare/report/comparison.html"}
+    lines = demo._summary_text(demo.DemoConfig(run="/run"), measured, compared, found, 1.0)
+    assert lines[1] == "example query: row 0 of the data, kept aside and so not in the index, class 3"
+    assert lines[2] == "ids (and classes) of its ten nearest items: 1403 (3), 55 (8)"
+    assert "query --id 1403 --run /run -k 10 " in lines[-1]
 
 
 def test_a_run_keeps_to_its_pictures(tmp_path):

@@ -15,7 +15,7 @@ import numpy as np
 import hashnet
 from hashnet.comparison import FULL_NAMES, TITLES, CellResult
 from hashnet.data import Manifest, ManifestArtefact
-from hashnet.io import storage
+from hashnet.io import counted, storage
 from hashnet.reports.comparison import tables
 from hashnet.reports.comparison.figures import ComparisonFigure, draw
 from hashnet.reports.comparison.tables import Entries, Entry, Table, gaps, gather, main_entries
@@ -29,6 +29,7 @@ from hashnet.reports.examples import (
     pick_queries,
 )
 from hashnet.reports.style import Card, render
+from hashnet.run import Run
 
 KIND, FORMAT_VERSION = "comparison", 1
 PAGE = "comparison.html"
@@ -56,6 +57,7 @@ class Contents:
     """What the page of a comparison shows."""
 
     title: str
+    subtitle: str
     cards: list[Card]
     grids: list[tables.Grid]
     notes: list[str]
@@ -69,7 +71,8 @@ def write_comparison_report(uri: str, cells: list[CellResult], info: ComparisonI
     differences = gaps(found)
     rows = tables.table_rows(found)
     shown = Contents(
-        "Comparison of hashing methods",
+        f"Comparison of hashing methods: {run_name(info.run)}",
+        _subtitle(found),
         _cards(found),
         [*map(tables.table_grid, found), *tables.difference_grids(differences)],
         comparison_notes(found, info),
@@ -107,7 +110,6 @@ def write_contents(
         storage.write_bytes(storage.join(uri, "figures", f"{figure.name}.png"), figure.png)
     page = render(
         "comparison_page.html",
-        subtitle=storage.name_of(info.run),
         made_from_title="Settings and versions",
         made_from=settings_of(info, versions),
         **vars(shown),
@@ -128,8 +130,27 @@ def _cards(found: list[Table]) -> list[Card]:
     for n in table.bits:
         if (first := table.first(n)) is not None:
             meaning = f"The highest MAP@{first.reports[0].k:,} of {len(table.methods)} methods."
-            cards.append(Card(f"first at {n} bits", f"{first.mean():.4f}", TITLES[first.method], meaning))
+            name = f"highest MAP at {n} bits"
+            cards.append(Card(name, f"{first.mean():.4f}", TITLES[first.method], meaning))
     return cards
+
+
+def run_name(uri: str) -> str:
+    """The name of a comparison's run; of the demo's, which lies in RUN/compare, that of RUN."""
+    parent, _, name = uri.rstrip("/").rpartition("/")
+    return storage.name_of(parent if parent and Run(parent).comparison.name == name else uri)
+
+
+def _subtitle(found: list[Table]) -> str:
+    """What is compared, in a line: of the first table."""
+    if not found:
+        return ""
+    table, report = found[0], next(iter(found[0].entries.values())).reports[0]
+    lengths = ", ".join(map(str, table.bits))
+    return (
+        f"{counted(len(table.methods), 'method')} at {lengths} bits: {report.n_queries:,} queries against "
+        f"{report.n_database:,} items, ranked to k = {report.k:,}."
+    )
 
 
 def _map_by_method(table: Table) -> dict[str, dict[str, float]]:
@@ -191,6 +212,11 @@ def comparison_notes(found: list[Table], info: ComparisonInfo) -> list[str]:
         "fit s: seconds (and CPU seconds) to fit, at the slowest code length of the row; encode rows/s: rows "
         "that it encodes per second.",
     ]
+    if any(tables.trained_before(entry) for table in found for entry in table.entries.values()):
+        notes.append(
+            "From the run: the network was trained before this comparison or by other processes; the seconds "
+            "are those of its training, of which the CPU time is not known."
+        )
     if info.paper:
         notes.append("In brackets: the paper's number (AlexNet, its own splits).")
     if info.settings:

@@ -26,6 +26,7 @@ REFERENCES = {  # what each method is compared with
     "hashnet": "Difference of MAP to HashNet",
     "first": "Difference of MAP to the first at each code length",
 }
+MIN_CPU_SHARE = 0.05  # of the seconds: with less, a network was not trained by the process that measured it
 SELF = {"hashnet": "0", "first": "first"}  # shown where a method would be compared with itself
 
 
@@ -255,8 +256,13 @@ def _fit_text(entries: list[Entry]) -> str:
     """Seconds and CPU seconds to fit, of the slowest code length."""
     slowest = max(entries, key=lambda entry: entry.seconds("fit_s"))
     wall, cpu = slowest.seconds("fit_s"), slowest.seconds("fit_cpu_s")
-    # A network that was trained before the comparison, by a job or by several workers, has no CPU time.
-    return f"{wall:.1f} (–)" if cpu < 0.1 < wall else f"{wall:.1f} ({cpu:.1f})"
+    return f"{wall:.1f} (from the run)" if trained_before(slowest) else f"{wall:.1f} ({cpu:.1f})"
+
+
+def trained_before(entry: Entry) -> bool:
+    """Whether a network was trained before the comparison, by a job, or in other processes by its workers."""
+    trained = any(cell.training is not None for cell in entry.cells)
+    return trained and entry.seconds("fit_cpu_s") < MIN_CPU_SHARE * entry.seconds("fit_s")
 
 
 def difference_grids(gaps: Iterable[Gap]) -> list[Grid]:

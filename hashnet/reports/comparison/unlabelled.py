@@ -9,12 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from hashnet.comparison import PQ, TITLES, CellResult
-from hashnet.io import storage
+from hashnet.comparison import FROM_NEIGHBOURS, PQ, TITLES, CellResult
+from hashnet.io import counted, storage
 from hashnet.metrics import NeighbourReport
 from hashnet.reports.comparison import tables
 from hashnet.reports.comparison.figures import SIZE, ComparisonFigure, drawn
-from hashnet.reports.comparison.report import PAGE, ComparisonInfo, Contents, full_names, write_contents
+from hashnet.reports.comparison.report import (
+    PAGE,
+    ComparisonInfo,
+    Contents,
+    full_names,
+    run_name,
+    write_contents,
+)
 from hashnet.reports.comparison.tables import Grid, GridCell
 from hashnet.reports.style import Card, legend, line_style, new_axes
 
@@ -42,7 +49,8 @@ class NeighbourRow:
 def write_neighbour_comparison(uri: str, cells: list[CellResult], info: ComparisonInfo) -> dict[str, Any]:
     """Writes tables, figures and page into the folder ``uri``; returns the result that the job prints."""
     rows = gather_rows(cells)
-    shown = Contents("Comparison without labels", _cards(rows), _grids(rows), _notes(rows), _figures(rows))
+    title = f"Comparison without labels: {run_name(info.run)}"
+    shown = Contents(title, _subtitle(rows), _cards(rows), _grids(rows), _notes(rows), _figures(rows))
     values = [row.values() for row in rows]
     write_contents(
         uri, shown, info, {"tables.csv": tables.csv_text(list(values[0]), values)}, {"rows": values}
@@ -104,7 +112,7 @@ def _methods(rows: list[NeighbourRow]) -> list[str]:
 
 
 def _title(row: NeighbourRow) -> str:
-    return "HashNet from neighbours" if row.method == "hashnet" else TITLES[row.method]
+    return FROM_NEIGHBOURS if row.method == "hashnet" else TITLES[row.method]
 
 
 def _cards(rows: list[NeighbourRow]) -> list[Card]:
@@ -116,8 +124,18 @@ def _cards(rows: list[NeighbourRow]) -> list[Card]:
             best = max(binary, key=lambda row: row.recall)
             one = best.reports[0]
             meaning = f"The highest share of {one.k} nearest vectors among the first {one.within} by code."
-            cards.append(Card(f"best of {n_bits} bits", f"{best.recall:.4f}", _title(best), meaning))
+            name = f"highest recall at {n_bits} bits"
+            cards.append(Card(name, f"{best.recall:.4f}", _title(best), meaning))
     return cards
+
+
+def _subtitle(rows: list[NeighbourRow]) -> str:
+    """What is compared, in a line."""
+    report, lengths = rows[0].reports[0], ", ".join(map(str, _bits(rows)))
+    return (
+        f"{counted(len(_methods(rows)), 'method')} at {lengths} bits: {report.n_queries:,} queries against "
+        f"{report.n_database:,} items."
+    )
 
 
 def _grids(rows: list[NeighbourRow]) -> list[Grid]:
@@ -161,7 +179,7 @@ def _notes(rows: list[NeighbourRow]) -> list[str]:
         f"The same number is the recall of the first {report.k} hits after the first {report.within} were "
         "rescored with the vectors.",
         "Asymmetric score: the query's float outputs against the items' bits, which needs no more storage.",
-        "HashNet from neighbours: trained on pairs from the training vectors alone, starting at ITQ.",
+        f"{FROM_NEIGHBOURS}: trained on pairs from the training vectors alone, starting at ITQ.",
         *full_names(_methods(rows)),
         f"{report.n_queries:,} queries, {report.n_database:,} items, seeds {', '.join(map(str, seeds))}.",
     ]

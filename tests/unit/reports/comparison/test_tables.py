@@ -13,6 +13,8 @@ from hashnet.reports.comparison.report import ComparisonInfo, comparison_notes, 
 from hashnet.reports.comparison.tables import gaps, gather
 from hashnet.reports.style import new_axes
 
+INFO = ComparisonInfo("/run", 100)
+
 
 def cell(method, n_bits, seed, good, part="main", n_queries=60, n_database=300):
     """A cell that nothing computed: codes that carry the class in a share ``good`` of their bytes."""
@@ -184,6 +186,32 @@ def test_the_report_is_one_page_without_outside_requests(records, tmp_path):
     assert "<li>ITQ: Iterative Quantisation, without labels (Gong and Lazebnik, 2011).</li>" in page
     assert "<dt>configuration</dt><dd>bits=16,32</dd>" in page
     assert result["first"] == {"16": "itq", "32": "itq"}
+
+
+def test_a_network_of_the_run_has_no_cpu_time_but_a_footnote():
+    before, here = cell("hashnet", 16, 0, 0.9), cell("dhn", 16, 0, 0.5)
+    before = dataclasses.replace(before, training=TrainedNetwork(), fit_s=103.4, fit_cpu_s=0.1)
+    here = dataclasses.replace(here, training=TrainedNetwork(), fit_s=90.0, fit_cpu_s=85.0)
+    text = tables.markdown(grids([before, here]), [])
+    assert "| 103.4 (from the run) |" in text
+    assert "| 90.0 (85.0) |" in text
+
+    def footnotes(*cells):
+        return [note for note in comparison_notes(gather(cells), INFO) if note.startswith("From the run: ")]
+
+    assert len(footnotes(before, here)) == 1
+    assert footnotes(here) == []
+
+
+@pytest.mark.parametrize(("run", "name"), [("table", "table"), ("digits/compare", "digits")])
+def test_a_page_is_named_after_its_run(records, tmp_path, run, name):
+    info = ComparisonInfo(str(tmp_path / run), 100)
+    shallow = [r for r in records if r.made_from.method in ("itq", "lsh")]
+    write_comparison_report(str(tmp_path / "report"), shallow, info)
+    page = (tmp_path / "report" / "comparison.html").read_text()
+    assert f"<title>Comparison of hashing methods: {name}</title>" in page
+    assert f"<h1>Comparison of hashing methods: {name}</h1>" in page
+    assert "2 methods at 16, 32 bits: 60 queries against 300 items, ranked to k = 100." in page
 
 
 def test_one_code_length_gives_no_curve_over_code_lengths():
