@@ -96,12 +96,9 @@ def _train_here(config: TrainConfig) -> TrainingSummary:
     if config.cpus_per_worker:
         torch.set_num_threads(config.cpus_per_worker)
     on_gpu = config.device != "cpu" and torch.cuda.is_available()
-    report = _Report(config, rank=0, in_ray=False)
-    try:
+    with _Report(config, rank=0, in_ray=False) as report:
         callbacks = Callbacks(step=report.step, stage=report.stage)
         summary = train_run(config, device="cuda" if on_gpu else "cpu", callbacks=callbacks)
-    finally:
-        report.close()
     assert summary is not None  # of the first worker
     return summary
 
@@ -201,10 +198,10 @@ def _train_in_group(settings: dict[str, Any]) -> TrainingSummary | None:
         return None
     torch.set_num_threads(max(1, int(settings["cpus"])))
     rank = ray.train.get_context().get_world_rank()
-    report = _Report(config, rank)
     try:
-        callbacks = Callbacks(step=report.step, stage=report.stage)
-        return train_run(config, device=_device(config, settings["gpus"]), callbacks=callbacks)
+        with _Report(config, rank) as report:
+            callbacks = Callbacks(step=report.step, stage=report.stage)
+            return train_run(config, device=_device(config, settings["gpus"]), callbacks=callbacks)
     except HashnetError as error:
         if isinstance(error, StorageError) and FULL_DISK not in str(error):
             logger.warning("a worker stopped: %s", error)
@@ -213,8 +210,6 @@ def _train_in_group(settings: dict[str, Any]) -> TrainingSummary | None:
         with suppress(StorageError):  # a disk may be too full even for this
             storage.write_json(left, about)
         raise
-    finally:
-        report.close()
 
 
 def _device(config: TrainConfig, gpus: float) -> Any:
@@ -291,8 +286,11 @@ class _Report:
             self.last_report = time.monotonic()
             ray.train.report({name: value for name, value in record.to_dict().items() if value is not None})
 
-    def close(self) -> None:
-        self.progress.close()
+    def __enter__(self) -> _Report:
+        return self
+
+    def __exit__(self, kind: object, *exc: object) -> None:
+        self.progress.close(finished=kind is None)
 
 
 def stage_line(record: StageRecord) -> str:

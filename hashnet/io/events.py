@@ -51,6 +51,7 @@ class Progress:
     ) -> None:
         self.total, self.unit, self.label = total, unit, label
         self.at_most = "at most " if at_most else ""
+        self.outcome: str | None = None  # what the work came to, for its last line
         self.done = self._start_done = done
         self.file = file or sys.stderr
         self._started = time.monotonic()
@@ -92,13 +93,26 @@ class Progress:
         elif time.monotonic() - self._last_line >= LINE_EVERY_S:
             self._line()
 
-    def close(self) -> None:
+    def close(self, *, finished: bool = True) -> None:
+        """Ends it. With ``at_most``, units that are left of finished work need not be done."""
+        outcome = self.outcome
+        if outcome is None and finished and self.at_most and self.total and self.done < self.total:
+            outcome = "stopped early, as no more are needed"
         if self._bar is not None:
             self._bar.close()
-        elif self._said not in (None, self.done):  # something was said: say the end, too
-            self._line()
+            if outcome is not None:
+                print(f"{self.label}: {outcome}", file=self.file, flush=True)
+        elif self._said is not None and (
+            outcome or self._said != self.done
+        ):  # something was said: say the end
+            self._line(outcome)
 
-    def _line(self) -> None:
+    @property
+    def said(self) -> bool:
+        """Whether anything was shown; short work shows nothing without a terminal."""
+        return self._bar is not None or self._said is not None
+
+    def _line(self, outcome: str | None = None) -> None:
         self._last_line, self._said = time.monotonic(), self.done
         rate = self.rate
         parts = [f"{self.label}: {self.done:,}"]
@@ -106,7 +120,9 @@ class Progress:
             parts[0] += f"/{self.total:,} ({self.done / self.total:.0%})"
         parts[0] += f" {self.unit}"
         parts.append(speed(rate))
-        if self.total and rate > 0:
+        if outcome is not None:
+            parts.append(outcome)
+        elif self.total and rate > 0:
             parts.append(f"{self.at_most}{duration((self.total - self.done) / rate)} left")
         parts += [f"{name} {value}" for name, value in self._info.items()]
         print(", ".join(parts), file=self.file, flush=True)
@@ -114,8 +130,8 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *exc: object) -> None:
+        self.close(finished=kind is None)
 
 
 def counted(n: int, noun: str) -> str:

@@ -120,9 +120,15 @@ class History:
     def __len__(self) -> int:
         return len(self.steps["step"])
 
-    def means_since(self, step: int) -> dict[str, float | None]:
-        """Mean of each of ``MEANS`` from ``step`` on; None where nothing was measured."""
-        first = int(np.searchsorted(np.asarray(self.steps["step"]), step))
+    def means_since(self, step: int, of_stage: int) -> dict[str, float | None]:
+        """Mean of each of ``MEANS`` from ``step`` on; None where nothing was measured.
+
+        A stage that ended early may have no row there: its last one counts. ``of_stage`` is its first step.
+        """
+        steps = np.asarray(self.steps["step"])
+        first = int(np.searchsorted(steps, step))
+        if first == len(steps) > 0 and steps[-1] >= of_stage:
+            first -= 1
         means: dict[str, float | None] = {}
         for name in MEANS:
             column = np.array(self.steps[name][first:], dtype=np.float64)  # None becomes NaN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -27,18 +28,21 @@ BINARY = 0.99  # an entry with |g| above this counts as binary
 NEAR = 0.97  # a loss above this share of guessing's means that relaxed codes are still near 0
 FAR_ABOVE = 1.1
 MIN_ROWS = 50  # on fewer rows, equal bits prove nothing
+SMOOTHED = 20  # rows of the history that progress shows the mean of
 MANY_DEAD = 0.25  # share of dead bits that counts as a failure
 
 
 class StepProgress:
     """Shows the steps of a training with rate and time left, from the first step on.
 
-    ``at_most``: stages may end before their last step.
+    J and L are means of the last rows: those of a single batch jump. ``at_most``: stages may end before their
+    last step.
     """
 
     def __init__(self, at_most: bool = False) -> None:
         self.at_most = at_most
         self._shown: Progress | None = None
+        self._last: deque[tuple[float, float]] = deque(maxlen=SMOOTHED)  # J and L
 
     def step(self, row: StepRecord) -> int:
         """Shows this row of the history; returns how many steps it adds."""
@@ -46,26 +50,28 @@ class StepProgress:
             self._shown = Progress(row.total_steps, "steps", "train", done=row.step, at_most=self.at_most)
         self._shown.total = row.total_steps
         new = max(row.step + 1 - self._shown.done, 0)  # steps since the last row
+        self._last.append((row.J, row.L))
+        j, binary = np.mean(self._last, axis=0)
         self._shown.update(
             new,
-            epoch=row.epoch,
+            epoch=row.epoch + 1,
             beta=f"{row.beta:g}",
             lr=f"{row.lr:.2g}",
-            J=f"{row.J:.4f}",
-            L=f"{row.L:.4f}",
+            J=f"{j:.4f}",
+            L=f"{binary:.4f}",
             rows_per_s=f"{row.rows_per_s:.0f}",
         )
         return new
 
-    def close(self) -> None:
+    def close(self, finished: bool = True) -> None:
         if self._shown is not None:
-            self._shown.close()
+            self._shown.close(finished=finished)
 
     def __enter__(self) -> StepProgress:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *exc: object) -> None:
+        self.close(finished=kind is None)
 
 
 @dataclass(frozen=True)

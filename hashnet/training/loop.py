@@ -373,7 +373,7 @@ class _Loop:
             steps=state.step - first_step,
             epochs=(state.step - first_step) // per_epoch,
             seconds=round(seconds, 3),
-            **self.history.means_since(state.step - per_epoch),
+            **self.history.means_since(state.step - per_epoch, first_step),
         )
         if self._best is not None or self.average is not None:
             self.model.load_state_dict(self._best or self._result())

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1  # of checkpoints/data.json
 HELD_OUT, PATIENCE = 0.1, 5  # learning from neighbours stops when held-out rows gain no more
+# What ``learn_from_neighbours`` derives from pairs=neighbours.
+FOLLOW_PAIRS = ("backbone", "weights", "freeze_backbone", "class_weights", "start", "validation", "patience")
 C = TypeVar("C", bound=TrainConfig)
 Nearest = Callable[[np.ndarray], np.ndarray]  # vectors (n, d) → rows of the nearest, int64 (n, m)
 
@@ -162,14 +164,15 @@ def refuse_other_config(
 ) -> None:
     """LineageMismatch when a run folder is used again with settings that would train another model."""
     new, old = configs.to_dict(config), configs.to_dict(before)
-    differing = [
-        f"{name} was {old[name]}, now {new[name]}"
-        for name in new
-        if name not in may_change and new[name] != old[name]
-    ]
+    differing = {name for name in new if name not in may_change and new[name] != old[name]}
+    if "variant" in differing and AUTO in (new["variant"], old["variant"]):
+        differing -= {"pairs", *FOLLOW_PAIRS}  # nobody gave them
+    elif "pairs" in differing:
+        differing -= set(FOLLOW_PAIRS)
     if differing:
+        listed = "; ".join(f"{name} was {old[name]}, now {new[name]}" for name in new if name in differing)
         raise LineageMismatch(
-            f"{config.run} was started with another configuration: {'; '.join(differing)}. Use another run "
+            f"{config.run} was started with another configuration: {listed}. Use another run "
             "folder, or the same settings to continue it"
         )
 

@@ -53,7 +53,7 @@ class Recipe:
     hidden: int = 0  # units of a hidden layer
 
     def __str__(self) -> str:
-        return f"noise={self.noise:.3g} lr={self.lr:.3g} hidden={self.hidden}"
+        return f"lr {self.lr:.3g}, noise {self.noise:.3g}, hidden {self.hidden}"
 
     def model(self, like: HashModel, seed: int) -> HashModel:
         """A model like the given one, with this noise; a copy of it where the hidden layer is the same."""
@@ -101,12 +101,15 @@ def find_recipe(
     logger.info("trying settings of noise, learning rate and a hidden layer on held-out rows")
     trials = _Trials(config, model, source, labels, device)
     n_steps = STEPS * (1 + len(levels) + len(rates) + deeper) + 2 * deeper * trials.longer
-    with Progress(n_steps, "steps", "trying settings", at_most=True) as trials.progress:
+    with Progress(n_steps, "steps", "trying settings", at_most=True) as progress:
+        trials.progress = progress
         best = trials.best([first] + [dataclasses.replace(first, noise=level) for level in levels])
         best = trials.best([best] + [dataclasses.replace(best, lr=lr) for lr in rates])
         if deeper:
             best = trials.deeper(best, Recipe(config.lr or default * FACTOR, best.noise, HIDDEN))
-    logger.info("chosen: %s", best)
+        progress.outcome = f"chose {best}"
+    if not progress.said:
+        logger.info("%s", progress.outcome)
     values = {"kind": "recipe", "format_version": 1, **dataclasses.asdict(best)}
     storage.write_json(kept, values)
     return best

@@ -36,6 +36,45 @@ def test_work_that_may_end_early_says_at_most(monkeypatch):
     assert out.getvalue() == "train: 20/60 (33%) steps, 1.0/s, at most 40s left\n"
 
 
+def _some(total, done, **options):
+    """What the last of ``done`` updates and the end say; every update is a line."""
+    out = io.StringIO()
+    with Progress(total, "steps", "try", file=out, **options) as bar:
+        for _ in range(done):
+            bar.update(1)
+    return out.getvalue().splitlines()
+
+
+def test_work_that_ended_early_says_so(monkeypatch):
+    monkeypatch.setattr(events, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(events, "speed", lambda rate: "fast")
+    last = _some(7, 5, at_most=True)[-1]
+    assert last == "try: 5/7 (71%) steps, fast, stopped early, as no more are needed"
+    assert "early" not in _some(5, 5, at_most=True)[-1]
+    assert "early" not in _some(7, 5)[-1]  # it did not say that it may
+
+
+def test_work_that_failed_did_not_stop_early(monkeypatch):
+    monkeypatch.setattr(events, "LINE_EVERY_S", 0.0)
+    out = io.StringIO()
+    bar = Progress(7, "steps", "try", at_most=True, file=out)
+    bar.update(5)
+    bar.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert out.getvalue().count("\n") == 1
+    assert "early" not in out.getvalue()
+
+
+def test_the_last_line_says_what_the_work_came_to(monkeypatch):
+    monkeypatch.setattr(events, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(events, "speed", lambda rate: "fast")
+    out = io.StringIO()
+    with Progress(7, "steps", "try", at_most=True, file=out) as bar:
+        bar.update(5)
+        bar.outcome = "chose lr 0.1"
+    assert bar.said
+    assert out.getvalue().splitlines()[-1] == "try: 5/7 (71%) steps, fast, chose lr 0.1"
+
+
 def test_a_slow_start_does_not_spoil_the_time_left(monkeypatch):
     """Actors may take a minute to start, and what an earlier run has kept comes all at once."""
     now = 0.0

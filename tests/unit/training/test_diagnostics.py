@@ -14,8 +14,14 @@ from hashnet.losses.methods import METHODS, make_loss
 from hashnet.losses.pairwise import LabelSimilarity
 from hashnet.models import build_model
 from hashnet.training import diagnostics
-from hashnet.training.checkpoints import StageRecord
-from hashnet.training.diagnostics import explain_codes, explain_loss, held_out_score, measure
+from hashnet.training.checkpoints import History, StageRecord, StepRecord
+from hashnet.training.diagnostics import (
+    StepProgress,
+    explain_codes,
+    explain_loss,
+    held_out_score,
+    measure,
+)
 from hashnet.training.inputs import ArraySource
 from hashnet.training.train_config import TrainConfig
 from hashnet.training.trainer import _warnings
@@ -110,3 +116,24 @@ def test_pictures_are_decoded_while_the_batch_before_them_is_computed(monkeypatc
     found = held_out_score(model, Decoded(), labels, "cpu")
     assert next(computed, None) is None
     assert (found.value, found.ap.tolist()) == (expected.value, expected.ap.tolist())
+
+
+def test_progress_shows_means_of_the_last_rows_and_counts_epochs_from_one(monkeypatch, capsys):
+    monkeypatch.setattr("hashnet.io.events.LINE_EVERY_S", 0.0)
+    with StepProgress() as progress:
+        for step, j in enumerate((0.25, 0.0, 0.5)):
+            progress.step(StepRecord(step, epoch=step // 2, stage=0, beta=1.0, J=j, L=1.0, total_steps=3))
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert "epoch 1, " in first
+    assert "J 0.2500, L 1.0000" in first
+    assert "epoch 2, " in last
+    assert "J 0.2500" in last  # (0.25 + 0 + 0.5) / 3, not 0.5
+
+
+def test_a_stage_that_ended_between_rows_has_the_figures_of_its_last_one():
+    history = History()
+    for step, j in ((0, 0.5), (10, 0.25), (20, 0.125)):
+        history.add(StepRecord(step, 0, 0, 1.0, J=j))
+    assert history.means_since(5, 0)["J"] == 0.1875  # (0.25 + 0.125) / 2
+    assert history.means_since(21, 0)["J"] == 0.125
+    assert history.means_since(25, 21)["J"] is None  # that row is of the stage before

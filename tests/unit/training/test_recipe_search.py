@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -60,6 +61,31 @@ def test_a_clearly_better_rate_is_taken_and_kept(problem, monkeypatch):
     assert search.find_recipe(*problem) == better
     trained_with(monkeypatch, {})  # a run that goes on does not search again
     assert search.find_recipe(*problem) == better
+
+
+def test_what_a_search_chose_is_said_in_one_line(problem, monkeypatch, caplog, capsys):
+    scores = {
+        FIRST: of([0.5, 0.4]),
+        (better := Recipe(LR / 3, 0.0)): of([0.6, 0.5]),
+        Recipe(LR * 3, 0.0): None,
+    }
+
+    def train(self, recipe, steps):
+        self._count(steps)
+        return scores[recipe]
+
+    monkeypatch.setattr(search._Trials, "_train", train)
+    caplog.set_level("INFO", "hashnet.training.recipe_search")
+    search.find_recipe(*problem)
+    chose = f"chose lr {better.lr:.3g}, noise 0, hidden 0"
+    assert caplog.messages.count(chose) == 1  # it was too short for a line of progress
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("hashnet.io.events.LINE_EVERY_S", 0.0)
+    shutil.rmtree(problem[0].run)
+    caplog.clear()
+    search.find_recipe(*problem)
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f", {chose}")
+    assert chose not in caplog.messages
 
 
 def test_the_best_of_several_winners_is_taken(problem, monkeypatch):

@@ -105,6 +105,19 @@ def test_another_configuration_is_refused_once_something_was_learnt(tmp_path, ma
     prepare(_config(tmp_path, manifest, num_workers=2))
 
 
+def test_a_forgotten_variant_is_told_without_what_followed_from_it(tmp_path):
+    """Another length is given and variant=auto left out: the six keys that auto set are not the user's."""
+    unlabelled = str(tmp_path / "vectors.parquet")
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(120, 8)).astype(np.float32))
+    make_manifest("npy", unlabelled, path=str(tmp_path / "x.npy"), n_query=10, n_train=100)
+    prepare(TrainConfig(run=str(tmp_path / "run"), manifest=unlabelled, variant="auto", n_bits=16))
+    (tmp_path / "run" / "checkpoints" / "step-00000005").mkdir()
+    with pytest.raises(LineageMismatch) as refused:
+        prepare(TrainConfig(run=str(tmp_path / "run"), manifest=unlabelled, n_bits=8))
+    told = str(refused.value).partition("configuration: ")[2].partition(". Use")[0]
+    assert told == "n_bits was 16, now 8; variant was auto, now hashnet"
+
+
 def test_other_data_is_refused(tmp_path, manifest):
     prepare(_config(tmp_path, manifest))
     other = str(tmp_path / "other.parquet")
