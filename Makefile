@@ -33,7 +33,7 @@ help:  ## this list
 	@echo "  PYTHON=CMD   the Python to make it with (default python3; 3.11 or newer)"
 	@echo "  ARGS=WORDS   for make test, bench, scale and test-cluster: what to run, and its flags"
 	@echo "  EXTRA=gpu    install FAISS for GPUs instead of faiss-cpu"
-	@echo "  IMAGES=DIR   make demo on your own pictures, one folder per class or all in one"
+	@echo "  IMAGES=DIR   make demo on your own pictures: one folder per class, or all of them in DIR itself"
 	@echo "  RUN=DIR      where make demo keeps its run (default runs/demo, with IMAGES runs/pictures)"
 	@echo "  OPEN=1       make demo ends with the report and the search page in a browser"
 

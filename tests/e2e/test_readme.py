@@ -373,3 +373,23 @@ def test_everything_the_library_needs_is_packaged():
     for path in (REPO / "hashnet").rglob("*.*"):
         if path.suffix != ".py" and "__pycache__" not in path.parts:
             assert any(path.match(pattern.removeprefix("**/")) for pattern in patterns), path
+
+
+DOWNLOADED = "Downloading https://host/p/torch-2.1-cp311.whl (821.0 MB)\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("Collecting torch\n  Downloading torch-2.1-x.whl.metadata (25 kB)\n", "reading what is needed"),
+        (f"Collecting moto[server]==5\n{DOWNLOADED}", "fetching torch (821.0 MB)"),
+        (f"{DOWNLOADED}Installing collected packages: torch\n", "unpacking"),
+        ("Installing collected packages: wheel\nObtaining file:///clone\n", "reading what is needed"),
+    ],
+)
+def test_set_up_says_what_pip_is_doing(tmp_path, log, said):
+    (tmp_path / "install.log").write_text(log)
+    done = subprocess.run(
+        [REPO / ".ci/pip-stage", tmp_path / "install.log"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{said}\n"

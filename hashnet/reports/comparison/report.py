@@ -214,7 +214,7 @@ def comparison_notes(found: list[Table], info: ComparisonInfo) -> list[str]:
     ]
     if any(tables.trained_before(entry) for table in found for entry in table.entries.values()):
         notes.append(
-            "From the run: the network was trained before this comparison or by other processes; the seconds "
+            "(run): the network was trained before this comparison or by other processes; the seconds "
             "are those of its training, of which the CPU time is not known."
         )
     if info.paper:

@@ -256,7 +256,7 @@ def _fit_text(entries: list[Entry]) -> str:
     """Seconds and CPU seconds to fit, of the slowest code length."""
     slowest = max(entries, key=lambda entry: entry.seconds("fit_s"))
     wall, cpu = slowest.seconds("fit_s"), slowest.seconds("fit_cpu_s")
-    return f"{wall:.1f} (from the run)" if trained_before(slowest) else f"{wall:.1f} ({cpu:.1f})"
+    return f"{wall:.1f} (run)" if trained_before(slowest) else f"{wall:.1f} ({cpu:.1f})"
 
 
 def trained_before(entry: Entry) -> bool:

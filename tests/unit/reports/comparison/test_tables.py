@@ -193,11 +193,11 @@ def test_a_network_of_the_run_has_no_cpu_time_but_a_footnote():
     before = dataclasses.replace(before, training=TrainedNetwork(), fit_s=103.4, fit_cpu_s=0.1)
     here = dataclasses.replace(here, training=TrainedNetwork(), fit_s=90.0, fit_cpu_s=85.0)
     text = tables.markdown(grids([before, here]), [])
-    assert "| 103.4 (from the run) |" in text
+    assert "| 103.4 (run) |" in text
     assert "| 90.0 (85.0) |" in text
 
     def footnotes(*cells):
-        return [note for note in comparison_notes(gather(cells), INFO) if note.startswith("From the run: ")]
+        return [note for note in comparison_notes(gather(cells), INFO) if note.startswith("(run): ")]
 
     assert len(footnotes(before, here)) == 1
     assert footnotes(here) == []
