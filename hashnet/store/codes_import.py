@@ -28,6 +28,7 @@ from hashnet.store.commit import ROWS_PER_SHARD, write_store
 
 CONVENTIONS = ("packed", "ubinary", "binary", "signs")
 CODE_COLUMNS = ("code", "codes", "embedding", "embeddings")  # tried in this order
+BESIDE = {"id": "ids", "label": "labels", "key": "keys"}  # column in Parquet → file beside an .npy
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class CodesOptions:
     columns: list[str] = key([], "Parquet: further columns to keep; all: every other column")
     ids: str | None = key(None, "ids.npy, for an .npy of codes")
     labels: str | None = key(None, "labels.npy, for an .npy of codes: class ids, or 0 and 1 per class")
+    keys: str | None = key(None, "names.txt (one per line) or names.npy, for an .npy of codes: their keys")
     n_classes: int | None = key(None, "number of classes, where ids of the last ones may be missing", low=1)
     class_names: list[str] = key([], "names of the classes in order, or a text file with one per line")
     rows_per_shard: int = key(ROWS_PER_SHARD, "rows per shard", low=1)
@@ -112,18 +114,46 @@ def _as_bytes(values: np.ndarray, low: int, what: str, where: str) -> np.ndarray
 
 def _from_numpy(options: CodesOptions) -> dict[str, Any]:
     """The arguments of ``write_store`` from an .npy, with files beside it, or from an .npz."""
-    given = [name for name in ("code", "id", "uri", "label", "key") if getattr(options, name)]
-    if given or options.columns:
-        raise DataError(f"{(given or ['columns'])[0]} names a column, and {options.path} is not Parquet")
+    given = [name for name in ("code", "id", "uri", "label", "key", "columns") if getattr(options, name)]
+    if given:
+        instead = f"give a file beside it, --{BESIDE[given[0]]}" if given[0] in BESIDE else "leave it out"
+        instead += " names.txt (one per line) or names.npy" if given[0] == "key" else ""
+        raise DataError(f"{given[0]} names a column, and {options.path} is not Parquet: {instead}")
     arrays = _load(options.path)
-    if isinstance(arrays, np.ndarray):
-        beside = {"ids": options.ids, "labels": options.labels}
-        arrays = {"codes": arrays} | {name: _load(uri) for name, uri in beside.items() if uri}
+    arrays = {"codes": arrays} if isinstance(arrays, np.ndarray) else arrays
     if "codes" not in arrays:
         raise DataError(f"{options.path} has no array 'codes'; it has {', '.join(arrays)}")
+    beside = {"ids": options.ids, "labels": options.labels}
+    arrays |= {name: _load(uri) for name, uri in beside.items() if uri}
     known = {name: arrays[name] for name in ("codes", "ids", "labels") if name in arrays}
+    if options.keys or "keys" in arrays:
+        keys = _read_keys(options.keys) if options.keys else arrays["keys"]
+        known["columns"] = _key_column(keys, options.keys or options.path, arrays["codes"].shape)
     names = read_names(options.class_names) or None
     return known | {"n_classes": options.n_classes or (len(names) if names else None), "class_names": names}
+
+
+def _read_keys(uri: str) -> Any:
+    """The keys in a text file, one per line, or in an .npy."""
+    if storage.name_of(uri).lower().endswith((".npy", ".npz")):
+        return _load(uri)
+    if not storage.exists(uri):
+        raise DataError(f"{uri} does not exist; check the path")
+    try:
+        text = storage.read_bytes(uri).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{uri} is not UTF-8 text with a key per line: {error}") from error
+    return np.array([line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")])
+
+
+def _key_column(keys: Any, where: str, shape: tuple[int, ...]) -> pa.Table:
+    """The keys as a column; DataError unless they are a text or a whole number per code."""
+    if not isinstance(keys, np.ndarray) or keys.ndim != 1 or keys.dtype.kind not in "Uiu":
+        what = f"{keys.dtype} of shape {keys.shape}" if isinstance(keys, np.ndarray) else "several arrays"
+        raise DataError(f"{where} holds {what}; keys are one text or whole number per code")
+    if keys.shape != shape[:1]:
+        raise DataError(f"{where} holds {len(keys)} keys for codes of shape {shape}; give one per code")
+    return pa.table({"key": pa.array(keys.astype(str), pa.string())})
 
 
 def _load(uri: str) -> Any:
@@ -139,6 +169,9 @@ def _load(uri: str) -> Any:
 
 def _from_parquet(options: CodesOptions) -> dict[str, Any]:
     """The arguments of ``write_store`` from the columns of Parquet files."""
+    if given := [name for name in BESIDE.values() if getattr(options, name)]:
+        column = next(column for column, name in BESIDE.items() if name == given[0])
+        raise DataError(f"{given[0]} goes with .npy codes; in Parquet name the column with --{column}")
     files = expand_pattern(options.path, ".parquet")
     try:
         schema = pq.read_schema(storage.open_input(files[0]))

@@ -177,7 +177,12 @@ def test_the_command_line(tmp_path, vectors, capsys):
             {"convention": "binary"},
             "row 0 holds 128; binary .* -128 to 127",
         ),
-        (np.ones((3, 8), np.uint8), {"key": "url"}, "key names a column, and .* is not Parquet"),
+        (
+            np.ones((3, 8), np.uint8),
+            {"key": "url"},
+            r"key names a column, and .* is not Parquet: give a file beside it, --keys names\.txt \(one per",
+        ),
+        (np.ones((3, 8), np.uint8), {"id": "n"}, "id names a column, .*: give a file beside it, --ids"),
     ],
 )
 def test_mistakes_are_named(tmp_path, values, options, sentence):
@@ -185,6 +190,48 @@ def test_mistakes_are_named(tmp_path, values, options, sentence):
     with pytest.raises(DataError, match=sentence):
         import_codes(CodesOptions(path=str(tmp_path / "codes.npy"), **options), str(tmp_path / "codes"))
     assert not (tmp_path / "codes").exists()
+
+
+@pytest.mark.parametrize("suffix", ["txt", "npy", "npz"])
+def test_keys_of_arrays(tmp_path, suffix, capsys):
+    keys = ["ä.jpg", " b c.jpg", "7"]
+    if suffix == "txt":
+        (tmp_path / "keys.txt").write_bytes("ä.jpg\r\n b c.jpg\r\n7\r\n".encode())
+    elif suffix == "npy":
+        np.save(tmp_path / "keys.npy", np.array(keys))
+    codes = tmp_path / f"codes.{'npz' if suffix == 'npz' else 'npy'}"
+    arrays = {"codes": np.arange(24, dtype=np.uint8).reshape(3, 8), "keys": np.array(keys)}
+    if suffix == "npz":
+        np.savez(codes, **arrays)
+    else:
+        np.save(codes, arrays["codes"])
+    given = [] if suffix == "npz" else ["--keys", str(tmp_path / f"keys.{suffix}")]
+    out = str(tmp_path / "codes")
+    assert main(["dataset", "codes", str(codes), *given, "--out", out]) == 0
+    assert CodeStore.open(out).read(["key"])["key"].to_pylist() == keys
+    assert BinaryIndex.build(CodeStore.open(out)).ids_of("7").tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("a\nb\n", r"keys.txt holds 2 keys for codes of shape \(3, 8\); give one per code"),
+        ("a\nb\na\n", "both have id 'a'"),
+        ("a\n\n\n", "both have id ''"),
+        (None, "keys.txt does not exist"),
+    ],
+)
+def test_keys_that_cannot_be_used(tmp_path, content, sentence):
+    np.save(tmp_path / "codes.npy", np.ones((3, 8), np.uint8))
+    if content is not None:
+        (tmp_path / "keys.txt").write_text(content)
+    options = CodesOptions(path=str(tmp_path / "codes.npy"), keys=str(tmp_path / "keys.txt"))
+    with pytest.raises(DataError, match=sentence):
+        import_codes(options, str(tmp_path / "codes"))
+    pq.write_table(pa.table({"code": pa.array([b"a"])}), tmp_path / "codes.parquet")
+    options = CodesOptions(path=str(tmp_path / "codes.parquet"), keys="keys.txt")
+    with pytest.raises(DataError, match=r"keys goes with \.npy codes; .* with --key"):
+        import_codes(options, str(tmp_path / "codes"))
 
 
 def test_mistakes_in_parquet_are_named(tmp_path):
