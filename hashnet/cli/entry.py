@@ -142,7 +142,7 @@ def _configure_items(parser: argparse.ArgumentParser, words: list[str]) -> None:
     parser.epilog = ITEMS_EXAMPLES
     parser.add_argument("action", choices=("add", "remove"), help="what to do")
     parser.add_argument(
-        "queries", metavar="PICTURE", nargs="*", help="picture files, or one .npy of features"
+        "queries", metavar="PICTURE", nargs="*", help="picture files, or one .npy of features or codes"
     )
     parser.add_argument("--url", required=True, help="the server, as hashnet serve prints it")
     parser.add_argument("--id", dest="ids", type=int, action="append", metavar="ID", help="one per item")
@@ -157,7 +157,7 @@ def _configure_items(parser: argparse.ArgumentParser, words: list[str]) -> None:
 
 def _items(arguments: argparse.Namespace) -> int:
     """Adds items to a served index or removes some; prints how many, and the version with the change."""
-    from hashnet.cli.query import read_queries
+    from hashnet.cli.query import codes_or_features, read_queries
     from hashnet.client import Client
 
     with Client(arguments.url, token=os.environ.get("HASHNET_WRITE_TOKEN"), retry_s=10) as client:
@@ -170,9 +170,14 @@ def _items(arguments: argparse.Namespace) -> int:
             print(f"removed {len(arguments.ids or arguments.keys)} items: index version {version}")
             return 0
         if not arguments.queries or not (arguments.ids or arguments.keys):
-            sentence = "give the pictures to add, or a .npy file of features, and one --id or --key for each"
-            raise DataError(sentence)
+            raise DataError(
+                "give the pictures to add, or a .npy file of features or codes, and one --id or --key "
+                "for each"
+            )
         queries = read_queries(arguments.queries)
+        if not isinstance(queries, list):
+            info = client.info()
+            queries = codes_or_features(queries, info["n_bits"], "features" in info["accepts"])
         labels = None if arguments.label is None else [arguments.label] * len(queries)
         columns = {"uri": list(queries)} if isinstance(queries, list) else None
         if arguments.keys is not None and len(arguments.keys) != len(queries):

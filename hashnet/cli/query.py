@@ -23,6 +23,7 @@ examples:
   hashnet query cat.jpg --url http://127.0.0.1:8000 -k 10
   hashnet query cat.jpg --run runs/demo --radius 2
   hashnet query features.npy --run runs/demo          rows of an array, for models that take features
+  hashnet query codes.npy --run runs/demo             uint8 rows of n_bits / 8 bytes, with or without a model
   hashnet query --id 17 --url http://127.0.0.1:8000   by an item of the index, or --key cat.jpg
   hashnet query cat.jpg --run runs/demo --rescore     where the database was encoded with its features
 
@@ -33,7 +34,7 @@ def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
     parser.set_defaults(run=run)
     parser.epilog = EXAMPLES
     parser.add_argument(
-        "queries", metavar="PICTURE", nargs="*", help="picture files, or one .npy file of features"
+        "queries", metavar="PICTURE", nargs="*", help="picture files, or one .npy file of features or codes"
     )
     parser.add_argument(
         "--id", dest="ids", type=int, action="append", metavar="ID", help="search by an indexed item"
@@ -43,7 +44,12 @@ def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
     )
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--url", metavar="URL", help="a server, as hashnet serve prints it")
-    where.add_argument("--run", dest="folder", metavar="RUN", help="a run's folder with model/ and index/")
+    where.add_argument(
+        "--run",
+        dest="folder",
+        metavar="RUN",
+        help="a run's folder with index/; pictures and features need model/, too",
+    )
     how_many = parser.add_mutually_exclusive_group()
     how_many.add_argument(
         "-k", type=int, default=None, metavar="N", help="number of nearest items (default 10)"
@@ -78,12 +84,15 @@ def configure(parser: argparse.ArgumentParser, words: list[str]) -> None:
         help="candidates per hit, with --rescore (default 4, or what the index was tuned to) or "
         "--ranking asymmetric",
     )
+    parser.add_argument(
+        "--exclude-self", action="store_true", help="leave the item of --id or --key out of its own hits"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 @dataclass(frozen=True)
 class Search:
-    """What to search for: pictures, features, or indexed items by ids or keys; either ``k`` or ``radius``."""
+    """What to search for: pictures, features, codes, or indexed items by ids or keys; ``k`` or ``radius``."""
 
     queries: Any
     ids: np.ndarray | None
@@ -96,6 +105,7 @@ class Search:
     columns: list[str] | None = None
     rescore: str | None = None  # "features"
     oversample: float | None = None
+    exclude_self: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,6 +134,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise DataError("--oversample is for --rescore or --ranking asymmetric")
     if arguments.oversample is not None and not arguments.oversample >= 1:
         raise IndexMismatch(f"--oversample must be at least 1, got {arguments.oversample:g}")
+    if arguments.exclude_self and not indexed:
+        raise DataError("--exclude-self is for --id and --key; other queries are not items of the index")
     if arguments.k is not None and arguments.k < 1:
         raise IndexMismatch(f"-k must be at least 1, got {arguments.k}")
     search = Search(
@@ -135,9 +147,11 @@ def run(arguments: argparse.Namespace) -> int:
         labels=arguments.label,
         ranking=arguments.ranking,
         where=arguments.where,
-        columns=arguments.columns,
+        # each hit has its uri, whether or not the index has that column
+        columns=[name for name in arguments.columns or [] if name != "uri"] or None,
         rescore="features" if arguments.rescore else None,
         oversample=arguments.oversample,
+        exclude_self=arguments.exclude_self,
     )
     source = _Server(arguments.url) if arguments.url else _Run(arguments.folder)
     names = [f"id {id_}" for id_ in arguments.ids or []] or arguments.keys or list(arguments.queries)
@@ -145,54 +159,82 @@ def run(arguments: argparse.Namespace) -> int:
     rows = found.per_query() if isinstance(found, SearchResult) else found
     if len(names) == 1 and len(rows) > 1:
         names = [f"{names[0]} row {i}" for i in range(len(rows))]
-    results = [(name, _hits(source, row)) for name, row in zip(names, rows, strict=True)]
+    results = [(name, _hits(source, row, arguments.columns)) for name, row in zip(names, rows, strict=True)]
     if arguments.json:
         listed = [{"query": name, "hits": [asdict(hit) for hit in hits]} for name, hits in results]
         found_in = next((row.version for row in rows), None)
         print(json.dumps({"version": found_in, "results": listed}, default=str))
     else:
-        _print(results)
+        _print(results, within_radius=search.radius is not None)
     return 0
 
 
-def _hits(source: _Server | _Run, row: SearchResult) -> list[Hit]:
+def _hits(source: _Server | _Run, row: SearchResult, columns: list[str] | None) -> list[Hit]:
     scores = [None] * len(row) if row.scores is None else [round(float(score), 6) for score in row.scores]
-    columns = [None] * len(row) if row.columns is None else row.columns.to_pylist()
-    return [
-        replace(source.hit(int(id_), int(distance)), score=score, columns=shown)
-        for id_, distance, score, shown in zip(row.ids, row.distances, scores, columns, strict=True)
-    ]
+    found = [{}] * len(row) if row.columns is None else row.columns.to_pylist()
+    hits = []
+    for id_, distance, score, values in zip(row.ids, row.distances, scores, found, strict=True):
+        hit = source.hit(int(id_), int(distance))
+        values = values | {"uri": hit.uri}
+        shown = None if columns is None else {name: values[name] for name in columns}
+        hits.append(replace(hit, score=score, columns=shown))
+    return hits
 
 
-def _print(results: list[tuple[str, list[Hit]]]) -> None:
+def _print(results: list[tuple[str, list[Hit]]], within_radius: bool) -> None:
     for name, hits in results:
-        print(f"{name}: {len(hits)} hits")
+        hint = "; nothing is that near, try a larger --radius" if within_radius and not hits else ""
+        print(f"{name}: {len(hits)} hits{hint}")
+        if hits:
+            score = "" if hits[0].score is None else f"  {'score':>9}"
+            print(f"rank  bits{score}  {'id':>10}  {'labels':<24}  key/uri")
         for place, hit in enumerate(hits, 1):
-            bits = f"{hit.distance:3} bit{' ' if hit.distance == 1 else 's'}"
-            bits += "" if hit.score is None else f"  {hit.score:9.4f}"
+            bits = f"{hit.distance:4}" + ("" if hit.score is None else f"  {hit.score:9.4f}")
             named = hit.uri if hit.key in (None, hit.uri) else f"{hit.key}  {hit.uri or ''}".rstrip()
             line = f"{place:4}  {bits}  {hit.id:>10}  {', '.join(hit.labels) or '-':<24}  {named or '-'}"
             print(line + "".join(f"  {name}={value}" for name, value in (hit.columns or {}).items()))
 
 
 def read_queries(paths: list[str]) -> Any:
-    """Paths of pictures as they are, or the features in a .npy file."""
+    """Paths of pictures as they are, or the rows of a .npy file: uint8 as they are, others float32."""
     if any(path.endswith(".npy") for path in paths):
         if len(paths) > 1:
             raise DataError("give one .npy file, or pictures")
         try:
-            features = np.load(paths[0], allow_pickle=False)
+            rows = np.load(paths[0], allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"cannot read {paths[0]}: {error}") from error
-        if not isinstance(features, np.ndarray):
-            raise DataError(f"{paths[0]} holds several arrays; save the one of features as .npy")
-        if features.size == 0:
+        if not isinstance(rows, np.ndarray):
+            raise DataError(f"{paths[0]} holds several arrays; save the one of features or codes as .npy")
+        if rows.size == 0:
             raise DataError(f"{paths[0]} holds no row")
-        return features.astype(np.float32) if features.dtype.kind in "fiu" else features
+        return rows.astype(np.float32) if rows.dtype.kind in "fiu" and rows.dtype != np.uint8 else rows
     for path in paths:
         if not os.path.isfile(path):
             raise DataError(f"{path} is not a file; give the path of a picture")
     return list(paths)
+
+
+def codes_or_features(queries: Any, n_bits: int, takes_features: bool) -> Any:
+    """Rows of uint8 that are as wide as a code, or that no model takes, stay codes; others are features."""
+    if not isinstance(queries, np.ndarray) or queries.dtype != np.uint8:
+        return queries
+    if queries.shape[-1:] == (n_bits // 8,) or not takes_features:
+        return np.atleast_2d(queries)
+    return queries.astype(np.float32)
+
+
+def _with_codes(search: Search, n_bits: int, takes_features: bool) -> Search:
+    """The search with its rows as codes or as features; what codes lack is refused."""
+    queries = codes_or_features(search.queries, n_bits, takes_features)
+    if isinstance(queries, np.ndarray) and queries.dtype == np.uint8:
+        if search.rescore is not None:
+            raise DataError("--rescore needs vectors of the queries, which codes lack; leave it out")
+        if search.ranking == "asymmetric":
+            raise DataError(
+                "--ranking asymmetric needs logits of the queries, which codes lack; leave it out"
+            )
+    return replace(search, queries=queries)
 
 
 def _ids(ids: list[int]) -> np.ndarray:
@@ -211,6 +253,9 @@ class _Server:
         self.client = Client(url, retry_s=2)  # a person is waiting
 
     def search(self, search: Search) -> SearchResult | list[SearchResult]:
+        if isinstance(search.queries, np.ndarray):
+            info = self.client.info()
+            search = _with_codes(search, info["n_bits"], "features" in info["accepts"])
         if search.radius is not None:
             return self.client.search_radius(
                 search.queries,
@@ -218,6 +263,7 @@ class _Server:
                 ids=search.ids,
                 keys=search.keys,
                 labels=search.labels,
+                exclude_self=search.exclude_self,
                 where=search.where,
                 columns=search.columns,
             )
@@ -227,6 +273,7 @@ class _Server:
             ids=search.ids,
             keys=search.keys,
             labels=search.labels,
+            exclude_self=search.exclude_self,
             ranking=search.ranking,
             where=search.where,
             columns=search.columns,
@@ -241,7 +288,7 @@ class _Server:
 
 
 class _Run:
-    """Searches a run's folder, with its model and index loaded in this process."""
+    """Searches a run's folder, with its index and, where that is needed, its model in this process."""
 
     def __init__(self, run: str) -> None:
         self.run = Run(run)
@@ -250,12 +297,15 @@ class _Run:
         self.items: ItemLookup | None = None
 
     def search(self, search: Search) -> SearchResult | list[SearchResult]:
+        search = _with_codes(search, self.index.n_bits, self.run.model.begun())
         vectors: dict[str, Any] = {}
         ids = search.ids if search.keys is None else self.index.ids_of(search.keys)
         if ids is not None:
             codes = self.index.codes(ids)
             if search.rescore:
                 vectors = {"features": self.index.features(ids)}
+        elif isinstance(search.queries, np.ndarray) and search.queries.dtype == np.uint8:
+            codes = search.queries
         else:
             if search.rescore:
                 self._check_vectors()
@@ -264,16 +314,25 @@ class _Run:
             codes = pack_signs(logits)
             vectors = {} if features is None else {"features": features}
         self._open_items()
-        labels = search.labels
-        where: Any = {} if labels is None else {"labels": [self._class_id(label) for label in labels]}
-        where = (where | ({} if search.where is None else {"condition": search.where})) or None
+        how: dict[str, Any] = {"where": self._where(search), "columns": search.columns}
+        how["exclude_self"] = ids if search.exclude_self else None
         if search.radius is not None:
-            return self.index.search_radius(codes, search.radius, where=where, columns=search.columns)
-        how: dict[str, Any] = {"columns": search.columns}
-        how |= {"k": search.k, "where": where, "rescore": search.rescore, "oversample": search.oversample}
+            return self.index.search_radius(codes, search.radius, **how)
+        how |= {"k": search.k, "rescore": search.rescore, "oversample": search.oversample}
         if search.ranking == "asymmetric":
             return self.index.search(logits=logits, **how, **vectors)
         return self.index.search(codes, **how, **vectors)
+
+    def _where(self, search: Search) -> dict[str, Any] | None:
+        """The filter by labels and by a condition, with class ids for names."""
+        from hashnet.index import with_class_ids
+
+        where: dict[str, Any] = {}
+        if search.labels is not None:
+            where["labels"] = [self._class_id(label) for label in search.labels]
+        if search.where is not None:
+            where["condition"] = with_class_ids(search.where, self.class_names)
+        return where or None
 
     def _check_vectors(self) -> None:
         made_with = self.index.features_model
@@ -288,14 +347,20 @@ class _Run:
         labels = (item.labels if item is not None else None) or []
         names = self.class_names
         shown = [str(label) if names is None else names[label] for label in labels]
-        keyed = self.index.schema is not None and "key" in self.index.schema.names
-        key = self.index.columns([id_], ["key"])["key"][0].as_py() if keyed else None
-        return Hit(id_, distance, shown, item.uri if item is not None else None, key)
+        schema = self.index.schema
+        own = [] if schema is None else [name for name in ("key", "uri") if name in schema.names]
+        found = self.index.columns([id_], own).to_pylist()[0] if own else {}
+        uri = item.uri if item is not None else found.get("uri")
+        return Hit(id_, distance, shown, uri, found.get("key"))
 
     def _encode(self, queries: Any, features: bool) -> tuple[np.ndarray, np.ndarray | None]:
         """(logits, the backbone's features if requested) of the queries."""
         from hashnet.encoding import Encoder
 
+        if not self.run.model.begun():
+            raise DataError(
+                f"{self.run.uri} has codes without a model; search with codes (.npy), --id or --key"
+            )
         model = self.run.model.uri
         encoder = Encoder.load(model, engine="cpu-eager", batch_rows=4)
         made_with = self.index.lineage.get("model_sha256")

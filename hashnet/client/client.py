@@ -249,7 +249,7 @@ class BaseClient:
             params["exclude_self"] = "true"
         params |= self._own_writes()
         requests = [
-            ApiRequest("POST", "/v1/search", params, wire.write_queries(part))
+            ApiRequest("POST", "/v1/search", params, wire.write_queries(part), names=part.names)
             for part in queries.parts(self.batch)
         ]
         parts = [wire.read_hits(body) for body in (yield requests)]
@@ -269,7 +269,7 @@ class BaseClient:
             raise DataError(f"only pictures and features can be encoded, got {queries.kind}")
         params = {"vectors": "true"} if vectors else {}
         bodies = yield [
-            ApiRequest("POST", "/v1/encode", params, wire.write_queries(part))
+            ApiRequest("POST", "/v1/encode", params, wire.write_queries(part), names=part.names)
             for part in queries.parts(self.batch)
         ]
         return [wire.read_queries(wire.read_table(body)) for body in bodies]
@@ -366,7 +366,7 @@ class Client(BaseClient):
         return list(self._pool.map(lambda request: self._send(request).content, requests))
 
     def _send(self, request: ApiRequest) -> httpx.Response:
-        for attempt in self.retry_policy.attempts(request.idempotent):
+        for attempt in self.retry_policy.attempts(request.idempotent, request.names):
             if attempt.pause_s:
                 time.sleep(attempt.pause_s)
             with attempt:
@@ -428,7 +428,7 @@ class AsyncClient(BaseClient):
             raise
 
     async def _send(self, request: ApiRequest) -> httpx.Response:
-        for attempt in self.retry_policy.attempts(request.idempotent):
+        for attempt in self.retry_policy.attempts(request.idempotent, request.names):
             if attempt.pause_s:
                 await asyncio.sleep(attempt.pause_s)
             with attempt:

@@ -12,8 +12,9 @@ Both clients loop over the same attempts and only differ in how they send and sl
 from __future__ import annotations
 
 import random
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from itertools import count
@@ -36,6 +37,7 @@ class ApiRequest:
     params: dict[str, Any] = field(default_factory=dict)
     body: bytes | None = None
     idempotent: bool = True
+    names: tuple[str, ...] = ()  # paths of the pictures in the body
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of ``httpx.Client.request``."""
@@ -90,8 +92,10 @@ class RetryPolicy:
     url: str
     retry_s: float
 
-    def attempts(self, idempotent: bool) -> Iterator[Attempt]:
+    def attempts(self, idempotent: bool, names: Sequence[str] = ()) -> Iterator[Attempt]:
         """Attempts until one has a good response; raises the last one's error when time is up.
+
+        The error about one of several pictures has its path, of ``names``, in place of its number.
 
         A request that is not idempotent is repeated only when the server cannot have carried it out.
         """
@@ -104,7 +108,7 @@ class RetryPolicy:
             pause_s = min(FIRST_PAUSE_S * 2**number, LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
             pause_s = max(pause_s, failure.retry_after_s)
             if not failure.retry or time.monotonic() - started + pause_s > self.retry_s:
-                raise failure.error from attempt.error
+                raise _with_path(failure.error, names) from attempt.error
             attempt = Attempt(pause_s)
 
     def _failure(self, attempt: Attempt, idempotent: bool) -> Failure | None:
@@ -142,6 +146,16 @@ class RetryPolicy:
         timed_out = isinstance(error, httpx.TimeoutException)
         what = "did not respond in time" if timed_out else "broke the connection"
         return Failure(ServerUnavailable(f"{self.url} {what} ({type(error).__name__})"), retry=idempotent)
+
+
+def _with_path(error: Exception, names: Sequence[str]) -> Exception:
+    """The error with the path of a refused picture, which a server knows as "the file" or "image 3"."""
+    if isinstance(error, RequestRejected) and error.code in ("not_an_image", "image_too_large"):
+        found = re.match(r"the file|image (\d+)", str(error.args[0]))
+        number = int(found[1] or 0) if found else 0
+        if found and number < len(names) and names[number]:
+            error.args = (names[number] + error.args[0][found.end() :], *error.args[1:])
+    return error
 
 
 def _content_type(response: httpx.Response) -> str:

@@ -352,6 +352,7 @@ class Queries:
     kind: str  # codes | images | features | ids | keys
     values: Any
     vectors: np.ndarray | None = None
+    names: tuple[str, ...] = ()  # paths of pictures, for errors; "" where one came as bytes
 
     def __len__(self) -> int:
         return len(self.values)
@@ -359,7 +360,7 @@ class Queries:
     def rows(self, rows: slice) -> Queries:
         """Some of the queries."""
         vectors = None if self.vectors is None else self.vectors[rows]
-        return Queries(self.kind, self.values[rows], vectors)
+        return Queries(self.kind, self.values[rows], vectors, self.names[rows])
 
     def parts(self, rows: int, max_bytes: int = 8 << 20) -> Iterator[Queries]:
         """The queries in parts of at most ``rows`` rows (pictures: MAX_PICTURES) and ``max_bytes``."""
@@ -370,16 +371,14 @@ class Queries:
                 yield self.rows(slice(first, first + rows))
             return
         most = min(rows, MAX_PICTURES) if self.kind == "images" else rows
-        part: list[bytes | str] = []
-        size = 0
-        for value in self.values:
-            if part and (len(part) == most or size + len(value) > max_bytes):
-                yield Queries(self.kind, part)
-                part, size = [], 0
-            part.append(value)
+        first = size = 0
+        for end, value in enumerate(self.values):
+            if end > first and (end - first == most or size + len(value) > max_bytes):
+                yield self.rows(slice(first, end))
+                first, size = end, 0
             size += len(value)
-        if part:
-            yield Queries(self.kind, part)
+        if len(self) > first:
+            yield self.rows(slice(first, len(self)))
 
 
 def with_vectors(queries: Queries, vectors: Any) -> Queries:
@@ -409,9 +408,10 @@ def as_queries(queries: Any = None, ids: Any = None, keys: Any = None) -> Querie
     if hasattr(queries, "detach"):  # a torch tensor, without importing torch
         queries = queries.detach().cpu().numpy()
     if _is_picture(queries):
-        return Queries("images", [_picture(queries)])
+        queries = [queries]
     if isinstance(queries, (list, tuple)) and queries and _is_picture(queries[0]):
-        return Queries("images", [_picture(one) for one in queries])
+        names = tuple(str(one) if isinstance(one, (str, os.PathLike)) else "" for one in queries)
+        return Queries("images", [_picture(one) for one in queries], names=names)
     array = as_array(queries, "queries")
     if array.dtype == np.uint8 and array.ndim <= 2:
         return Queries("codes", check_codes(array))

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hashnet.index.artefact import IndexArtefact
     from hashnet.index.binary import BinaryIndex
     from hashnet.index.changelog import CodeBlock
+    from hashnet.index.expressions import with_class_ids
     from hashnet.index.kinds import KINDS, parse_options
     from hashnet.index.product_quantisation import quantised_neighbours
     from hashnet.index.search import check_ids, check_search_size, check_width

@@ -76,6 +76,46 @@ def parse_condition(text: str, schema: pa.Schema, n_classes: int | None) -> Cond
     return Condition(expression, parser.label_sets)
 
 
+def with_class_ids(text: str, class_names: Sequence[str] | None) -> str:
+    """The condition with class ids where ``labels`` are compared with names; IndexMismatch for unknown ones.
+
+    >>> with_class_ids("labels in ('cat', 2) and city = 'cat'", ["dog", "cat", "owl"])
+    "labels in (1, 2) and city = 'cat'"
+    """
+    if class_names is None or LABELS not in text:
+        return text
+    parser = _Parser(text, pa.schema([]), None)
+    ids = {name: i for i, name in reversed(list(enumerate(class_names)))}
+    parts, end = [], 0
+    for token in _compared_with_labels(parser.tokens):
+        if token.kind == "text":
+            if token.value not in ids:
+                hint = nearest_name(token.value, list(ids)[:1000])
+                parser._fail(token.at, f"there is no label {token.shown}; {hint}")
+            parts += [text[end : token.at], str(ids[token.value])]
+            end = token.at + len(token.shown)
+    return "".join([*parts, text[end:]])
+
+
+def _compared_with_labels(tokens: Sequence[Token]) -> list[Token]:
+    """The values beside ``labels =``, ``= labels`` and in ``labels in (…)``."""
+    found: list[Token] = []
+    for i, token in enumerate(tokens):
+        if token.kind != "name" or token.value != LABELS:
+            continue
+        if i >= 2 and tokens[i - 1].is_(*COMPARISONS):
+            found.append(tokens[i - 2])
+        j = i + 1
+        if tokens[j].is_(*COMPARISONS):
+            found.append(tokens[j + 1])
+        j += tokens[j].is_("not")
+        if tokens[j].is_("in"):
+            after = tokens[j + 1 :]
+            ends = [n for n, one in enumerate(after) if one.is_(")") or one.kind == "end"]
+            found += after[: ends[0]]
+    return sorted({token.at: token for token in found}.values(), key=lambda token: token.at)
+
+
 def nearest_name(name: str, names: Sequence[str]) -> str:
     """``; did you mean "year"?``, or the names there are."""
     spelt = {known.casefold(): known for known in names}

@@ -402,7 +402,10 @@ def find_keys(table: pa.Table, keys: pa.Array) -> np.ndarray:
 def check_keyed(schema: pa.Schema | None) -> None:
     """Unsupported unless the items have keys."""
     if schema is None or KEY not in schema.names:
-        raise Unsupported("the items of this index have no keys; build it with keys= to name them")
+        raise Unsupported(
+            "the items of this index have no keys; make the manifest or the codes with --key (of arrays: "
+            "--keys), or give keys to BinaryIndex.from_arrays"
+        )
 
 
 def check_names(names: Any, schema: pa.Schema | None) -> list[str]:

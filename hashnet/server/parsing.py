@@ -144,6 +144,7 @@ def check_queries(queries: Queries, limits: Limits | None, served: ServedRun) ->
     _check_rows(len(queries), limits)
     if queries.kind not in served.accepts:
         sentence = f"this server takes {', '.join(served.accepts)}, not {queries.kind}"
+        sentence += "" if served.model else ": it has no model to encode them with"
         raise ApiError("not_accepted", sentence)
     if queries.kind == "codes" and queries.values.shape[1] * 8 != served.n_bits:
         sentence = f"the index has {served.n_bits} bits, the codes have {queries.values.shape[1] * 8}"
@@ -180,7 +181,8 @@ def _search_request(
         k = min(DEFAULT_K, limits.max_k) if k is None else k
         _check_k(k, len(queries), limits)
     elif radius > (most := min(limits.max_radius, served.n_bits)):
-        raise ApiError("radius_out_of_range", f"radius must be from 0 to {most}, got {radius}")
+        limit = "the server's max_radius" if most == limits.max_radius else "the bits of a code"
+        raise ApiError("radius_out_of_range", f"radius must be from 0 to {most} ({limit}), got {radius}")
     exclude_self, with_items = bool(given.get("exclude_self")), bool(given.get("items"))
     if exclude_self and queries.kind not in ("ids", "keys"):
         raise ApiError("invalid_request", "exclude_self is for queries by ids or keys")
@@ -203,7 +205,7 @@ def _search_request(
             labels=_class_ids(given.get("labels"), served.class_names or []),
             exclude_self=exclude_self,
             asymmetric=asymmetric,
-            where=given.get("where"),
+            where=_condition(given.get("where"), served),
             columns=None if given.get("columns") is None else tuple(given["columns"]),
             rescore=given.get("rescore") is not None,
             oversample=given.get("oversample"),
@@ -215,6 +217,15 @@ def _search_request(
         text_ids=bool(given.get("text_ids")),
         deadline=time.time() + limits.timeout_s,
     )
+
+
+def _condition(where: str | None, served: ServedRun) -> str | None:
+    """The condition with class ids for class names."""
+    if where is None or served.class_names is None:
+        return where
+    from hashnet.index import with_class_ids
+
+    return with_class_ids(where, served.class_names)
 
 
 def _check_rescoring(queries: Queries, given: Mapping[str, Any], k: int | None, limits: Limits) -> None:

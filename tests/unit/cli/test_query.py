@@ -75,7 +75,10 @@ def test_keys_and_columns_are_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "sku 7: 3 hits"
-    assert [line.split("-")[-1].strip() for line in lines[1:]] == [keys[i] for i in nearest]
+    assert lines[1].split() == ["rank", "bits", "id", "labels", "key/uri"]
+    assert [line.split("-")[-1].strip() for line in lines[2:]] == [keys[i] for i in nearest]
+    starts = [lines[1].index(name) for name in ("labels", "key/uri")]
+    assert [lines[2][start : start + 5] for start in starts] == ["-    ", "sku 7"]
     assert main([*words, "--columns", "year", "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert [hit["key"] for hit in result["hits"]] == [keys[i] for i in nearest]
@@ -85,9 +88,78 @@ def test_keys_and_columns_are_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     for wrong, sentence in (
         (["--key", "sku 99"], "no key 'sku 99'"),
         (["--key", "a", "--id", "1"], "one of them"),
+        (["x.npy", "--exclude-self"], "--exclude-self is for --id and --key"),
     ):
         assert main(["query", *wrong, "--run", run]) == 2
         assert sentence in capsys.readouterr().err
+
+
+def test_an_item_is_left_out_of_its_own_hits(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    index = BinaryIndex.load(f"{run}/index")
+    id_ = int(index.ids()[5])
+    nearest = index.search(index.codes([id_]), k=40).ids[0].tolist()
+    others = [other for other in nearest if other != id_][:4]
+    assert id_ in nearest
+    words = ["query", "--id", str(id_), "--run", run, "--exclude-self", "--json"]
+    for bound in (["-k", "4"], ["--radius", "64"]):
+        assert main([*words, *bound]) == 0
+        (result,) = json.loads(capsys.readouterr().out)["results"]
+        assert [hit["id"] for hit in result["hits"]][:4] == others
+        assert id_ not in [hit["id"] for hit in result["hits"]]
+
+
+def test_a_radius_without_hits_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    BinaryIndex.from_arrays(np.array([[0, 0], [255, 255]], np.uint8)).save(f"{tmp_path}/index")
+    np.save(tmp_path / "code.npy", np.array([[15, 0]], np.uint8))  # 4 bits from one, 12 from the other
+    words = ["query", str(tmp_path / "code.npy"), "--run", str(tmp_path), "--radius"]
+    assert main([*words, "3"]) == 0
+    assert "0 hits; nothing is that near, try a larger --radius\n" in capsys.readouterr().out
+    assert main([*words, "4"]) == 0
+    assert capsys.readouterr().out.splitlines()[2].split() == ["1", "4", "0", "-", "-"]
+
+
+def test_codes_need_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, codes = str(tmp_path / "run"), some_codes(30)
+    BinaryIndex.build(write_store(f"{run}/codes", codes)).save(f"{run}/index")
+    np.save(tmp_path / "codes.npy", codes[4:6])
+    np.save(tmp_path / "wide.npy", np.zeros((1, 16), np.uint8))
+    np.save(tmp_path / "vectors.npy", np.zeros((1, 8), np.float32))
+    assert main(["query", str(tmp_path / "codes.npy"), "--run", run, "-k", "1", "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [[(hit["id"], hit["distance"]) for hit in one["hits"]] for one in results] == [[(4, 0)], [(5, 0)]]
+    for words, sentence in (
+        (["vectors.npy"], "run has codes without a model; search with codes (.npy), --id or --key"),
+        (["wide.npy"], "128"),
+        (["codes.npy", "--rescore"], "--rescore needs vectors of the queries, which codes lack"),
+        (["codes.npy", "--ranking", "asymmetric"], "needs logits of the queries, which codes lack"),
+    ):
+        assert main(["query", str(tmp_path / words[0]), *words[1:], "--run", run]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_codes_beside_a_model_of_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows of uint8 that are as wide as a code are codes, others features."""
+    run = make_run(tmp_path / "run", modality="features")
+    index = BinaryIndex.load(f"{run}/index")
+    np.save(tmp_path / "codes.npy", index.codes(index.ids()[:2]))
+    rows = np.random.default_rng(0).integers(0, 17, (1, 64), dtype=np.uint8)  # digits of 8 x 8 pixels
+    np.save(tmp_path / "bytes.npy", rows)
+    np.save(tmp_path / "floats.npy", rows.astype(np.float32))
+    found = {}
+    for name in ("codes", "bytes", "floats"):
+        assert main(["query", str(tmp_path / f"{name}.npy"), "--run", run, "-k", "3", "--json"]) == 0
+        results = json.loads(capsys.readouterr().out)["results"]
+        found[name] = [[(hit["id"], hit["distance"]) for hit in one["hits"]] for one in results]
+    expected = index.search(index.codes(index.ids()[:2]), k=3)
+    assert [[id_ for id_, _ in one] for one in found["codes"]] == expected.ids.tolist()
+    assert found["bytes"] == found["floats"]
+
+
+def test_the_uri_is_a_column_of_hits(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    id_ = int(BinaryIndex.load(f"{run}/index").ids()[5])
+    assert main(["query", "--id", str(id_), "--run", run, "--columns", "uri", "-k", "40", "--json"]) == 0
+    hits = json.loads(capsys.readouterr().out)["results"][0]["hits"]
+    assert [hit["columns"] for hit in hits] == [{"uri": f"digits/{hit['id']:04d}.png"} for hit in hits]
 
 
 def test_codes_from_elsewhere_keep_their_class_names(
@@ -103,6 +175,12 @@ def test_codes_from_elsewhere_keep_their_class_names(
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert sorted(hit["id"] for hit in result["hits"]) == list(range(0, 20, 2))
     assert {name for hit in result["hits"] for name in hit["labels"]} == {"cat"}
+    words = ["query", "--id", "3", "--run", run, "-k", "20", "--where"]
+    assert main([*words, "labels in ('cat') and id < 9", "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert sorted(hit["id"] for hit in result["hits"]) == [0, 2, 4, 6, 8]
+    assert main([*words, "labels = 'cta'"]) == 2
+    assert "there is no label 'cta'; did you mean 'cat'?" in capsys.readouterr().err
 
 
 def test_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

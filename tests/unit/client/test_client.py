@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -175,6 +176,33 @@ def test_what_the_server_refuses_is_not_repeated() -> None:
         "wrong_width it is",
     )
     assert len(tries) == 1
+
+
+def test_a_picture_that_is_refused_is_named(tmp_path: Path) -> None:
+    """By its path, whichever request it was sent in; one that came as bytes has its number."""
+    paths = [tmp_path / f"{i}.jpg" for i in range(5)]
+    for path in paths:
+        path.write_bytes(b"text" if path.name == "4.jpg" else b"picture")
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        values = wire.read_queries(wire.read_table(request.content)).values
+        if b"text" not in values:
+            none = np.zeros((len(values), 1))
+            return arrow(wire.write_hits(SearchResult(none.astype(np.int64), none.astype(np.int32)), 3))
+        name = "the file" if len(values) == 1 else f"image {values.index(b'text')}"
+        error = {"code": "not_an_image", "message": f"{name} is not a picture", "request_id": "x"}
+        return httpx.Response(422, json={"error": error})
+
+    for queries, batch, name in (
+        (paths, 10, str(paths[4])),
+        (paths, 3, str(paths[4])),
+        (str(paths[4]), 3, str(paths[4])),
+        ([b"picture", b"text"], 3, "image 1"),
+    ):
+        with client(handler, batch=batch) as one, pytest.raises(RequestRejected) as caught:
+            one.search(queries, k=1)
+        assert str(caught.value) == f"{name} is not a picture"
+        assert (caught.value.code, caught.value.status) == ("not_an_image", 422)
 
 
 @pytest.mark.parametrize("response", [httpx.Response(302), httpx.Response(200, html="<h1>log in</h1>")])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hashnet import BinaryIndex, errors
 from hashnet.codes import unpack_codes
-from hashnet.index.expressions import parse_condition
+from hashnet.index.expressions import parse_condition, with_class_ids
 from hashnet.index.filters import _unpacked
 from tests.support.slow_search import KINDS
 
@@ -37,6 +37,34 @@ def rows(text, table=TABLE):
     condition = parse_condition(text, table.schema, None)
     numbered = table.append_column("row", pa.array(range(table.num_rows)))
     return numbered.filter(condition.expression)["row"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("labels = 'cat'", "labels = 1"),
+        ("'cat' != `labels`", "1 != `labels`"),
+        (
+            "labels not in ('cat', 2, \"a'b, (c)\") and city in ('cat')",
+            "labels not in (1, 2, 0) and city in ('cat')",
+        ),
+        ("city = 'labels' or 'cat' = city", "city = 'labels' or 'cat' = city"),
+        ("not (labels in ('3') or labels = 3)", "not (labels in (2) or labels = 3)"),
+        ("'cat' = labels = 'cat' = labels", "1 = labels = 1 = labels"),  # which the grammar refuses
+        ("labels", "labels"),
+        ("labels in ('cat'", "labels in (1"),
+    ],
+)
+def test_names_of_classes_become_ids(text, expected):
+    assert with_class_ids(text, ["a'b, (c)", "cat", "3", "cat"]) == expected
+    assert with_class_ids(text, None) == text
+
+
+def test_a_name_that_no_class_has():
+    with pytest.raises(
+        errors.IndexMismatch, match=r"at position 9: there is no label 'cta'; did you mean 'cat'"
+    ):
+        with_class_ids("labels = 'cta'", ["dog", "cat"])
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,11 @@ def test_a_class_id_is_not_taken_for_a_name(run: str, encoder: BatchEncoder, ind
     both = http.post("/v1/search?k=5&labels=1&label_ids=1", json=body).json()["results"][0]
     assert both["ids"] == index.search(code, k=5, where={"labels": [1, 8]}).ids[0].tolist()
     assert error_of(http.post("/v1/search?label_ids=x", json=body)) == (422, "invalid_request")
+    named = body | {"where": "labels in ('1', 1)", "k": 5}
+    assert http.post("/v1/search", json=named).json()["results"][0]["ids"] == both["ids"]
+    unknown = http.post("/v1/search", json=body | {"where": "labels = 'cat'"})
+    assert error_of(unknown) == (422, "invalid_request")
+    assert "there is no label 'cat'" in unknown.text
 
 
 def test_items_and_thumbnails(http: TestClient, index: BinaryIndex) -> None:

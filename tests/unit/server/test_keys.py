@@ -113,8 +113,10 @@ def test_an_index_without_keys_says_so(tmp_path: Path) -> None:
     BinaryIndex.from_arrays(some_codes(3)).save(str(tmp_path / "run/index"))
 
     async def use(client: AsyncClient) -> None:
-        with pytest.raises(RequestRejected, match="have no keys"):
+        with pytest.raises(RequestRejected, match=r"have no keys; .* --key .* BinaryIndex\.from_arrays"):
             await client.search(keys="a")
+        with pytest.raises(RequestRejected, match="not images: it has no model to encode them with"):
+            await client.search(b"picture")
         with pytest.raises(RequestRejected, match="without columns and keys"):
             await client.search(some_codes(1), columns=["key"])
         with pytest.raises(RequestRejected, match="holds no key 'a'"):

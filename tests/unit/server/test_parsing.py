@@ -81,6 +81,8 @@ def test_other_refusals(http: TestClient) -> None:
     assert error_of(post("/v1/search", content=narrow, headers=arrow)) == (422, "wrong_width")
     codes = wire.write_queries(Queries("codes", some_codes(2)))
     assert error_of(post("/v1/encode", content=codes, headers=arrow)) == (422, "invalid_request")
+    near = post("/v1/search", json={"codes": [CODE], "radius": 20}).json()["error"]["message"]
+    assert near == "radius must be from 0 to 16 (the server's max_radius), got 20"
     assert error_of(http.get("/v1/items/abc")) == (422, "invalid_request")
     assert error_of(http.get("/v1/items/99999")) == (404, "unknown_id")
     assert error_of(http.get("/v1/items/../../etc/passwd")) == (404, "not_found")
