@@ -18,6 +18,7 @@ RUN/pictures.parquet/ and RUN/compare/, a run of its own.
 
 from __future__ import annotations
 
+import difflib
 import os
 from typing import TYPE_CHECKING
 
@@ -231,6 +232,23 @@ class Run:
         """Whether a stage has written here; a manifest alone is data, not yet a run."""
         made = (self.model.uri, self.codes.uri, self.index.uri)
         return any(storage.exists(uri) for uri in (self.config, self.checkpoints, *made))
+
+    def check_folder(self) -> None:
+        """DataError where a run without an index does not exist, or its folder is an artefact of one."""
+        from hashnet.errors import DataError
+
+        if self.index.exists():
+            return
+        uri = self.uri.rstrip("/")
+        parent, name = storage.parent_folder(uri), storage.name_of(uri)
+        if not storage.exists(uri):
+            near = difflib.get_close_matches(name, storage.list_names(parent), n=1)
+            beside = uri.removesuffix(name)
+            hint = f"did you mean {beside}{near[0]}?" if near else "check the path"
+            raise DataError(f"{self.uri} does not exist; {hint}")
+        parts = [*Run(parent).artefacts(), *Run(parent).further_artefacts()]
+        if name in {storage.name_of(part.uri) for part in parts}:
+            raise DataError(f"{self.uri} is a part of a run; give the run, {parent}, not its {name}/")
 
     def _place(self, artefact: str, name: str) -> str:
         return self._elsewhere.get(artefact) or storage.join(self.uri, name)

@@ -16,6 +16,7 @@ from typing import Any
 
 from hashnet import __version__
 from hashnet.errors import ConfigError, DataError, HashnetError, NotInstalled
+from hashnet.run import Run
 
 COMMANDS = {  # name → what it does
     "dataset": "make a manifest: the list of a data set's pictures or features, with labels and splits",
@@ -61,7 +62,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 return _not_installed(name, error)
     arguments, settings = parser.parse_known_args(words)
     if settings and not hasattr(arguments, "settings"):
-        parser.error(f"unrecognized arguments: {' '.join(settings)}")
+        parser.error(f"unrecognized arguments: {' '.join(settings)}{_nearest_option(parser, settings)}")
     arguments.settings = settings  # KEY=VALUE words, between and after the options
     try:
         return arguments.run(arguments)
@@ -76,6 +77,25 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `hashnet … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _nearest_option(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
+    """``; did you mean --label?`` for the first word like an option of the parser or its subcommands."""
+    known = _options(parser)
+    for word in words:
+        if near := difflib.get_close_matches(word.partition("=")[0], known, n=1):
+            return f"; did you mean {near[0]}?"
+    return ""
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    """The long options of a parser and of its subcommands."""
+    found: list[str] = []
+    for action in parser._actions:
+        found += [option for option in action.option_strings if option.startswith("--")]
+        if isinstance(action, argparse._SubParsersAction):
+            found += [option for sub in action.choices.values() for option in _options(sub)]
+    return found
 
 
 def _not_installed(command: str, error: ModuleNotFoundError) -> int:
@@ -121,7 +141,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     words = [f"run={arguments.run_folder}", *arguments.settings]
     flags = {"host": arguments.host, "port": arguments.port, "replicas": arguments.workers}
     words += [f"{name}={value}" for name, value in flags.items() if value is not None]
-    config = configs.with_absolute_paths(configs.load(ServeConfig, overrides=words))
+    config = configs.load(ServeConfig, overrides=words)
+    if config.index is None:
+        Run(config.run).check_folder()
+    config = configs.with_absolute_paths(config)
     if config.slices is not None:
         raise ConfigError("slices= spreads an index over a Ray cluster: use jobs/serve.py")
     return serve_standalone(config)

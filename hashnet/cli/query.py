@@ -292,6 +292,7 @@ class _Run:
 
     def __init__(self, run: str) -> None:
         self.run = Run(run)
+        self.run.check_folder()
         self.index = self.run.index.open()
         self.class_names: list[str] | None = None
         self.items: ItemLookup | None = None

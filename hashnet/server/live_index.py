@@ -233,6 +233,13 @@ class LiveIndex:
             lineage=index.lineage,
         )
 
+    def key_of(self, id_: int) -> str | None:
+        """The key of an item; None where it has none, or is not indexed."""
+        index = self.index
+        if index.schema is None or "key" not in index.schema.names or not index.contains([id_])[0]:
+            return None
+        return index.columns([id_], ["key"])["key"][0].as_py()
+
     def follow(self) -> bool:
         """Switches to a new version on disk while searches go on; True when it did.
 

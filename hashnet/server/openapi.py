@@ -41,10 +41,10 @@ _REFERENCE = "#/components/schemas/{model}"
 DESCRIPTION = (
     "Search learned binary codes by Hamming distance. Requests and responses are JSON or, for bulk, Arrow "
     f"IPC streams ({wire.ARROW}; in responses when the Accept header names it). An Arrow request has one "
-    "column: code (fixed-size binary), image (binary), feature (list of float) or id (int64). An Arrow "
-    "response has the columns ids and distances, one row per query with -1 in unused slots, and `version` in "
-    "the schema's metadata. Errors are JSON with a stable `code` and a sentence. A server with a token "
-    "expects it as Authorization: Bearer TOKEN."
+    "column: code (fixed-size binary), image (binary), feature (list of float), id (int64) or key (text). An "
+    "Arrow response has the columns ids and distances, one row per query with -1 in unused slots, and "
+    "`version` in the schema's metadata. Errors are JSON with a stable `code` and a sentence. A server "
+    "with a token expects it as Authorization: Bearer TOKEN."
 )
 
 

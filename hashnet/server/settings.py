@@ -161,6 +161,8 @@ class ServedRun:
         """
         model_uri = None if config.model == NO_MODEL else config.model
         run = Run(config.run, index=config.index, codes=config.codes, model=model_uri)
+        if config.index is None:
+            run.check_folder()
         about = run.index.read() if config.slices is None or run.index.exists() else _sliced(run)
         sha256 = modality = n_features = class_names = None
         has_model = config.model != NO_MODEL and (config.model is not None or run.model.begun())

@@ -15,6 +15,7 @@ import fcntl
 import importlib
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -23,12 +24,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hashnet.errors import ConfigError, HashnetError
 from hashnet.io import config as configs
 from hashnet.io import events
 from hashnet.server.settings import READ_TOKEN, WRITE_TOKEN, Access, ServeConfig, ServedRun
+
+if TYPE_CHECKING:
+    from hashnet.server.live_index import LiveIndex
 
 GRACE_S = 8.0  # for children to end by themselves
 RESTART_S = (0.0, 0.5, 5.0)  # before the first, second and any further restart of a child that dies young
@@ -39,8 +43,11 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 NOT_NEEDED = ("pandas", "scipy", "cffi")
 
 
-def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A listening socket; ``shared`` ones of several processes on one port share its connections."""
+def listen(host: str, port: int, *, shared: bool = False, option: str = "port=") -> socket.socket:
+    """A listening socket; ``shared`` ones of several processes on one port share its connections.
+
+    ``option`` is how a user chooses the port, for the error.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -50,7 +57,8 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
         sock.bind((host, port))
     except OSError as error:
         sock.close()
-        reason = f"port {port} is in use on {host} ({error.strerror}); choose another: port=8001"
+        other = port + 1 if port < 65_535 else 8000
+        reason = f"port {port} is in use on {host} ({error.strerror}); choose another: {option}{other}"
         raise ConfigError(reason) from error
     sock.listen(2048)
     return sock
@@ -75,7 +83,7 @@ class Supervisor:
     def __init__(self, config: ServeConfig) -> None:
         self.config = config
         self.access = Access.from_environment(config.host)
-        self.socket = listen(config.address, config.port)
+        self.socket = listen(config.address, config.port, option="--port ")
         self.folder = config.log_dir or tempfile.mkdtemp(prefix=f"hashnet-serve-{config.port}-")
         os.makedirs(os.path.join(self.folder, METRICS), mode=0o700, exist_ok=True)
         self.children = [Child("worker") for _ in range(config.replicas)] + [Child("encoder")]
@@ -217,24 +225,29 @@ def serve_standalone(config: ServeConfig, when_up: Callable[[str], object] = lam
 # ---------------------------------------------------------------- inside a child
 
 
-def welcome(config: ServeConfig, served: ServedRun, access: Access, log: str) -> str:
+def welcome(
+    config: ServeConfig, served: ServedRun, access: Access, log: str, index: LiveIndex | None = None
+) -> str:
     """What a person should know when the server is up; ``log`` is where its log is."""
     url = config.url
     accepts = {"image": "pictures, ", "features": "features, "}.get(served.modality or "", "")
     token = ' -H "authorization: Bearer $HASHNET_TOKEN"' if access.read else ""
     items = served.open_items()
-    some = items.sample(1) if items is not None else []
+    id_ = next(iter(items.sample(1) if items is not None else []), 0)
+    key = None if index is None else index.key_of(id_)
     lines = [
         f"serving {served.size:,} codes of {served.n_bits} bits ({served.kind}): "
-        f"search by {accepts}codes and ids",
+        f"search by {accepts}{'codes and ids' if key is None else 'codes, ids and keys'}",
         f"  {url}/",
         "try",
         f"  curl{token} {url}/v1/info",
     ]
     if served.modality == "image":
         lines.append(f"  hashnet query PICTURE --url {url} -k 10")
+    lines.append(f"  hashnet query --id {id_} --url {url}")
+    if key is not None:
+        lines.append(f"  hashnet query --key {shlex.quote(key)} --url {url}")
     lines += [
-        f"  hashnet query --id {some[0] if some else 0} --url {url}",
         f"writing is {'on' if access.write else 'off (set HASHNET_WRITE_TOKEN to turn it on)'}",
         f"requests and errors are logged in {log}",
         "Ctrl-C stops it",
@@ -274,7 +287,7 @@ async def _work(config: ServeConfig, access: Access, folder: str, fd: int, repor
     model = EncoderProcess(os.path.join(folder, SOCKET)) if served.model is not None else None
     backend = Backend(served, index, model, writer.write, config.timeout_s)
     app = build_app(backend, config.limits, access, telemetry)
-    text = welcome(config, served, access, folder)
+    text = welcome(config, served, access, folder, live)
     server = HttpServer(app, config, when_up=lambda: report(welcome=text))
     _when_orphaned(lambda: setattr(server, "should_exit", True))
     await server.serve([socket.socket(fileno=fd)])

@@ -20,7 +20,7 @@ import pytest
 from hashnet import BinaryIndex
 from hashnet.data.manifest import Manifest
 from tests.support.local_cluster import free_ports
-from tests.support.small_run import with_features
+from tests.support.small_run import some_codes, with_features
 
 pytestmark = pytest.mark.browser
 DESKTOP = {"viewport": {"width": 1280, "height": 860}}
@@ -200,6 +200,61 @@ def test_k_radius_and_filter(visit: Visit, run: str) -> None:
     assert visit.complaints == []
 
 
+def test_an_item_by_its_id(visit: Visit, run: str) -> None:
+    index = BinaryIndex.load(f"{run}/index")
+    id_ = int(index.ids()[3])
+    page = visit.open()
+    assert page.locator("#ranking-row").is_visible()  # a picture can be ranked in two ways
+    page.get_by_label("Item by id or key").fill(str(id_))
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/#item={id_}")
+    page.wait_for_selector(".distance")
+    expected = index.search(index.codes([id_]), k=12, exclude_self=[id_]).ids[0].tolist()
+    ids = "cards => cards.map(card => Number(card.dataset.id))"
+    assert page.eval_on_selector_all(".hit", ids) == expected
+    assert page.locator("#ranking-row").is_hidden()  # an item only in one
+    page.get_by_label("Item by id or key").fill("cat.jpg")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#error:not([hidden])")
+    assert (
+        page.inner_text("#error-text") == "The items of this index have no keys. Enter an id, a whole number."
+    )
+
+
+def test_a_run_with_keys_and_without_a_model(browser: Any, tmp_path: Path, python: str, repo: Path) -> None:
+    codes, keys = some_codes(40), [f"größe {i}&x.jpg" for i in range(38)] + ["0", "-"]
+    index = BinaryIndex.from_arrays(codes, keys=keys)
+    index.save(str(tmp_path / "run/index"))
+    port = free_ports(1)[0]
+    words = [python, "-m", "hashnet.cli", "serve", str(tmp_path / "run"), "--port", str(port)]
+    process = subprocess.Popen(words, cwd=repo, stderr=subprocess.PIPE, text=True)
+    try:
+        _wait(f"http://127.0.0.1:{port}", process)
+        one = Visit(browser, f"http://127.0.0.1:{port}", **PHONE)
+        one.page.goto(one.url)
+        one.page.wait_for_selector("#lookup:not([hidden])")
+        why = "This index has no model to encode pictures with: click an item, or enter an id or a key."
+        assert one.page.inner_text("#nopictures") == why
+        one.page.wait_for_function("() => document.querySelector('#title').textContent.includes('id or key')")
+        one.keep("no-model")
+        for typed, id_ in ((keys[7], 7), ("0", 38), ("5", 5)):  # a key first, then an id
+            one.page.get_by_label("Item by id or key").fill(typed)
+            one.page.keyboard.press("Enter")
+            one.page.wait_for_url(f"**/#item={id_}")
+            nearest = int(index.search(codes[[id_]], k=1, exclude_self=[id_]).ids[0, 0])
+            one.page.wait_for_selector(f".hit[data-id='{nearest}']")
+            assert one.page.inner_text("#query-name") == keys[id_]
+        assert one.page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
+        one.page.get_by_label("Item by id or key").fill("none")
+        one.page.keyboard.press("Enter")
+        one.page.wait_for_selector("#error:not([hidden])")
+        assert "holds no key 'none'" in one.page.inner_text("#error-text")
+        one.end()
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
 def test_rescoring_by_vectors(visit: Visit, picture: tuple[int, Path], run: str) -> None:
     """A choice where the index has vectors, for items and pictures alike, and none where it has not."""
     index = BinaryIndex.load(f"{run}/index")
@@ -310,10 +365,10 @@ def test_a_token_is_asked_for(visit: Visit) -> None:
 def test_keyboard(visit: Visit) -> None:
     page = visit.open()
     reached = set()
-    for _ in range(9):
+    for _ in range(11):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("() => document.activeElement.id"))
-    assert reached >= {"file", "k", "rescore", "filter"}
+    assert reached >= {"file", "name", "k", "rescore", "filter"}
     page.evaluate("() => document.activeElement.blur()")
     asked: list[Any] = []
     page.on("filechooser", lambda chooser: asked.append(chooser))

@@ -3,9 +3,11 @@
 import ast
 import re
 
+import numpy as np
 import pytest
 
-from hashnet import Run
+from hashnet import BinaryIndex, Run
+from hashnet.errors import DataError
 from hashnet.io import Artefact
 
 VERBS = ("exists", "open", "write", "describe", "verify")
@@ -34,6 +36,24 @@ def test_an_object_store_keeps_its_options():
     run = Run("s3://bucket/runs/demo?region=x")
     assert run.model.uri == "s3://bucket/runs/demo/model?region=x"
     assert run.name == "demo"
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    BinaryIndex.from_arrays(np.zeros((1, 8), np.uint8)).save("runs/demo/index")
+    Run("runs/demo").check_folder()
+    (tmp_path / "runs/demo/codes").mkdir()
+    for uri, sentence in (
+        ("runs/dmeo", "runs/dmeo does not exist; did you mean runs/demo?"),
+        ("rusn/", "rusn/ does not exist; did you mean runs?"),
+        (f"{tmp_path}/runs/demmo", f"runs/demmo does not exist; did you mean {tmp_path}/runs/demo?"),
+        ("elsewhere/x", "elsewhere/x does not exist; check the path"),
+        ("runs/demo/codes", "give the run, runs/demo, not its codes/"),
+        ("runs/demo/index/", "give the run, runs/demo, not its index/"),
+    ):
+        with pytest.raises(DataError, match=re.escape(sentence)):
+            Run(uri).check_folder()
+    Run("runs").check_folder()  # exists, and what is missing in it is said by what reads it
 
 
 def test_artefacts_may_lie_elsewhere(tmp_path):

@@ -371,15 +371,42 @@ function showScore() {
 function go(query, remember = true) {
   if (state.query?.url) URL.revokeObjectURL(state.query.url);
   state.query = query;
+  $("name").value = "";
+  showControls();
   if (remember) history.pushState(null, "", query.kind === "id" ? `#item=${query.id}` : "#picture");
   window.scrollTo({ top: 0 });
   search();
 }
 
+// By its key or, where no item has that key, its id. What cannot be found leaves the page as it was typed.
+async function lookUp(name) {
+  const number = ++state.latest;
+  state.abort?.abort();
+  $("error").hidden = true;
+  waiting();
+  let id = /^-?\d+$/.test(name) ? name : null;
+  try {
+    const params = new URLSearchParams({ key: name, text_ids: "true" });
+    id = (await (await call(`/v1/items?${params}`)).json()).items[0].id;
+  } catch (error) {
+    if (number !== state.latest) return;
+    if (!["unknown_key", "unsupported"].includes(error.code) || id === null) {
+      fail(error.code === "unsupported" ? new ApiError("no_keys", "The items of this index have no keys. Enter an id, a whole number.", 422) : error);
+      return;
+    }
+  }
+  if (number === state.latest) go({ kind: "id", id });
+}
+
+function whyNoPictures() {
+  const why = state.info.modality === null ? "This index has no model to encode pictures with" : "This index was made from feature vectors";
+  return `${why}: click an item, or enter an id or a key.`;
+}
+
 function take(file) {
   if (!file || !state.info) return;
   if (!state.info.accepts.includes("images")) {
-    fail(new ApiError("not_accepted", "This index was made from feature vectors; it cannot be searched by picture.", 0));
+    fail(new ApiError("not_accepted", whyNoPictures(), 0));
     return;
   }
   $("truth-label").value = "";
@@ -394,6 +421,7 @@ async function fromAddress() {
   }
   state.query = null;
   state.results = null;
+  showControls();
   $("query").hidden = true;
   document.body.classList.remove("asked");
   await showSample();
@@ -411,8 +439,9 @@ async function showSample() {
     $("took").textContent = "";
     $("results").replaceChildren(...items.map((item) => card(item, null, null, null)));
     $("empty").hidden = items.length > 0;
+    if (!items.length) $("title").textContent = "Search by id or key";
     $("empty").textContent = state.info.size
-      ? "Items cannot be listed here: the server was started without their codes."
+      ? "Items cannot be listed here: the server was started without their codes. Enter an id or a key."
       : "The index is empty.";
   } catch (error) {
     if (number === state.latest) fail(error);
@@ -446,11 +475,17 @@ function onKey(event) {
   }
 }
 
+function showControls() {
+  const nearest = mode() === "k";
+  $("k-row").hidden = !nearest;
+  $("radius-row").hidden = nearest;
+  $("ranking-row").hidden = !nearest || !state.info?.accepts.includes("images") || state.query?.kind === "id";
+  $("rescore-row").hidden = !nearest || !state.info?.n_vector;
+}
+
 let pause = null; // a slider being dragged searches once it rests
 function onControl() {
-  $("k-row").hidden = mode() !== "k";
-  $("radius-row").hidden = mode() !== "radius";
-  $("rescore-row").hidden = mode() !== "k" || !state.info?.n_vector;
+  showControls();
   $("k-value").textContent = $("k").value;
   $("radius-value").textContent = $("radius").value;
   clearTimeout(pause);
@@ -482,6 +517,11 @@ function listen() {
   });
   document.addEventListener("keydown", onKey);
   $("controls").addEventListener("input", onControl);
+  $("lookup").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const name = $("name").value.trim();
+    if (name && state.info) lookUp(name);
+  });
   $("controls").addEventListener("submit", (event) => event.preventDefault());
   $("truth-label").addEventListener("change", (event) => {
     state.query.truth = event.target.value === "" ? undefined : Number(event.target.value);
@@ -498,9 +538,10 @@ function showInfo() {
   const pictures = info.accepts.includes("images");
   $("drop").hidden = !pictures;
   $("nopictures").hidden = pictures;
+  $("nopictures").textContent = pictures ? "" : whyNoPictures();
   $("open-key").hidden = !pictures;
-  $("ranking-row").hidden = !pictures;
-  $("rescore-row").hidden = mode() !== "k" || !info.n_vector;
+  $("lookup").hidden = !info.size;
+  showControls();
   $("k").max = Math.min(info.limits.max_k, 100);
   $("radius").max = Math.min(info.limits.max_radius, info.n_bits);
   if (info.n_classes !== null) {

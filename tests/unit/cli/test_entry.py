@@ -190,6 +190,21 @@ def test_the_nearest_command_is_suggested(capsys):
     assert "there is no 'querry'; did you mean 'query'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["query", "--id", "1", "--run", "r", "--lables", "x"], "--lables; did you mean --label?"),
+        (["query", "--id", "1", "--run", "r", "--colums=a"], "--colums=a; did you mean --columns?"),
+        (["dataset", "npy", "f.npy", "--out", "m", "--lables", "x"], "--lables x; did you mean --labels?"),
+        (["query", "--id", "1", "--run", "r", "--zzz"], "arguments: --zzz\n"),
+    ],
+)
+def test_the_nearest_option_is_suggested(capsys, words, said):
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("case", bad_inputs())
 def test_bad_input_is_one_sentence_and_nothing_is_written(tmp_path, capsys, case):
     files, words, sentence = bad_inputs()[case]

@@ -203,7 +203,7 @@ def test_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--run", "RUN"], 2, "give pictures"),
         (["--id", "99999999", "--run", "RUN"], 2, "no id 99999999"),
         (["--id", "99999999999999999999", "--run", "RUN"], 2, "--id must fit into int64, got 99999999999"),
-        (["--id", "1", "--run", "/no/such/run"], 2, "holds no index"),
+        (["--id", "1", "--run", "/no/such/run"], 2, "/no/such/run does not exist; check the path"),
         (["--id", "ID", "--run", "RUN", "--label", "cat"], 2, "no label 'cat'"),
         (["--id", "ID", "--run", "RUN", "--label", "²"], 2, "no label '²'"),
         (["--id", "0", "--run", "RUN", "-k", "0"], 2, "at least 1"),

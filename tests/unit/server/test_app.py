@@ -14,6 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from hashnet import AsyncClient, BinaryIndex, Encoder
+from hashnet.client import wire
 from hashnet.index.kinds import KINDS
 from hashnet.server import Access, BatchEncoder, ServeConfig, ServedRun
 from hashnet.server.http_server import RequestMiddleware
@@ -30,7 +31,9 @@ def test_health_info_and_description(http: TestClient, index: BinaryIndex) -> No
     assert info["accepts"] == ["codes", "ids", "keys", "images"]
     assert info["class_names"] == list("0123456789")
     assert info["writable"] is False
-    paths = http.get("/openapi.json").json()["paths"]
+    described = http.get("/openapi.json").json()
+    paths = described["paths"]
+    assert all(f" {column} (" in described["info"]["description"] for column in wire.COLUMNS.values())
     assert set(paths) >= {
         "/healthz",
         "/readyz",

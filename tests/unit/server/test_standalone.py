@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -22,9 +23,9 @@ import pytest
 
 from hashnet import BinaryIndex, Client, Encoder, Run
 from hashnet.errors import ServerUnavailable
-from hashnet.server import Access, ServeConfig
+from hashnet.server import Access, LiveIndex, ServeConfig, ServedRun
 from hashnet.server.http_server import HttpProtocol
-from hashnet.server.standalone import Supervisor
+from hashnet.server.standalone import Supervisor, welcome
 from tests.support.local_cluster import free_ports
 from tests.support.serving_app import WRITE
 from tests.support.small_run import some_codes
@@ -324,11 +325,14 @@ def test_an_orphaned_server_ends(run: str) -> None:
         client.info()
 
 
-def test_mistakes_are_one_sentence(run: str, tmp_path: Path) -> None:
+def test_mistakes_are_one_sentence(run: str) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
     cases = [
-        ([str(tmp_path / "none")], "index"),
-        ([run, "--port", str(taken.getsockname()[1])], "in use"),
+        ([f"{run}s"], f"{run}s does not exist; did you mean {run}?"),
+        ([f"{run}/codes"], f"give the run, {run}, not its codes/"),
+        ([run, "--port", str(port)], f"port {port} is in use on 127.0.0.1"),
+        ([run, "--port", str(port)], f"choose another: --port {port + 1}"),
         ([run, "host=0.0.0.0"], "HASHNET_TOKEN"),
         ([run, "index_replicas=2"], "replicas"),
     ]
@@ -349,6 +353,20 @@ def test_the_tokens_stay_with_the_supervisor(served: Served) -> None:
         for child in served.children(role):
             assert "HASHNET_WRITE_TOKEN" not in child.environ()
     assert Access.of(write=WRITE).write not in ("", WRITE)
+
+
+def test_keys_are_named_where_there_are_any(tmp_path: Path) -> None:
+    codes = some_codes(3)
+    for name, keys in (("keyed", ["it's 0", "1", "2"]), ("plain", None)):
+        BinaryIndex.from_arrays(codes, keys=keys).save(str(tmp_path / name / "index"))
+        config = ServeConfig(run=str(tmp_path / name))
+        served = ServedRun.open(config)
+        said = welcome(config, served, Access.of(), "log", LiveIndex(served.index))
+        words = [shlex.split(line) for line in said.splitlines() if line.startswith("  hashnet query")]
+        assert ["hashnet", "query", "--id", "0", "--url", config.url] in words
+        expected = [["hashnet", "query", "--key", "it's 0", "--url", config.url]] if keys else []
+        assert [line for line in words if "--key" in line] == expected
+        assert ("search by codes, ids and keys" in said) == bool(keys)
 
 
 @pytest.mark.parametrize(
