@@ -61,8 +61,10 @@ def main(words: Sequence[str] | None = None) -> int:
             except ModuleNotFoundError as error:
                 return _not_installed(name, error)
     arguments, settings = parser.parse_known_args(words)
-    if settings and not hasattr(arguments, "settings"):
-        parser.error(f"unrecognized arguments: {' '.join(settings)}{_nearest_option(parser, settings)}")
+    takes_settings = hasattr(arguments, "settings")
+    unknown = [word for word in settings if word.startswith("--")] if takes_settings else settings
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_nearest_option(parser, unknown)}")
     arguments.settings = settings  # KEY=VALUE words, between and after the options
     try:
         return arguments.run(arguments)

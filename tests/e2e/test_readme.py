@@ -314,6 +314,7 @@ def own_data(tmp_path, monkeypatch):
     codes = np.packbits(features >= 0, axis=1)
     np.save("codes.npy", codes)
     np.save("ids.npy", np.arange(6100))
+    (tmp_path / "names.txt").write_text("".join(f"{i}.png\n" for i in range(6100)))
     further = {
         "url": [f"u/{i}" for i in range(200)],
         "year": [2000 + i % 20 for i in range(200)],

@@ -196,6 +196,7 @@ def test_the_nearest_command_is_suggested(capsys):
         (["query", "--id", "1", "--run", "r", "--lables", "x"], "--lables; did you mean --label?"),
         (["query", "--id", "1", "--run", "r", "--colums=a"], "--colums=a; did you mean --columns?"),
         (["dataset", "npy", "f.npy", "--out", "m", "--lables", "x"], "--lables x; did you mean --labels?"),
+        (["serve", "runs/demo", "--prt", "80", "k=5"], "arguments: --prt; did you mean --port?"),
         (["query", "--id", "1", "--run", "r", "--zzz"], "arguments: --zzz\n"),
     ],
 )
