@@ -7,13 +7,16 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from starlette.testclient import TestClient
 
-from hashnet import BinaryIndex
+from hashnet import BinaryIndex, Client
 from hashnet.cli.entry import main
 from hashnet.data.manifest import Manifest
 from hashnet.server import ServeConfig, ServedRun
 from hashnet.store import write_store
+from tests.support.serving_app import BASE, make_app
 from tests.support.small_run import make_run, some_codes
 
 
@@ -135,6 +138,37 @@ def test_codes_need_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ):
         assert main(["query", str(tmp_path / words[0]), *words[1:], "--run", run]) == 2
         assert sentence in capsys.readouterr().err
+
+
+def test_codes_keys_and_names_through_a_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, codes, keys = str(tmp_path / "run"), some_codes(30), pa.table({"key": [f"k{i}" for i in range(30)]})
+    labels = np.arange(30) % 2
+    names = ["cat", "dog"]
+    store = write_store(f"{run}/codes", codes, labels=labels, n_classes=2, class_names=names, columns=keys)
+    BinaryIndex.build(store).save(f"{run}/index")
+    np.save(tmp_path / "codes.npy", codes[4:6])
+    (tmp_path / "cat.jpg").write_bytes(b"picture")
+    app = make_app(ServedRun.open(ServeConfig(run=run)), None)
+    with TestClient(app, base_url=BASE) as http:
+
+        def connect(client: Client, transport: object) -> None:
+            http.headers.update(client._http_options()["headers"])
+            client._http = http
+
+        monkeypatch.setattr(Client, "_connect", connect)
+
+        def found(*words: str) -> list[list[int]]:
+            assert main(["query", *words, "--url", BASE, "--json"]) == 0
+            results = json.loads(capsys.readouterr().out)["results"]
+            return [[hit["id"] for hit in one["hits"]] for one in results]
+
+        assert found(str(tmp_path / "codes.npy"), "-k", "1") == [[4], [5]]
+        dogs = found("--key", "k3", "-k", "30", "--where", "labels = 'dog'", "--exclude-self")
+        assert sorted(dogs[0]) == [i for i in range(1, 30, 2) if i != 3]
+        assert main(["query", str(tmp_path / "cat.jpg"), "--url", BASE]) == 2
+        assert "it has no model to encode them with" in capsys.readouterr().err
 
 
 def test_codes_beside_a_model_of_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
