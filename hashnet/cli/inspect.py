@@ -174,8 +174,10 @@ def _inspected(artefact: Artefact, pictures: int) -> Description:
 def _run(run: Run, pictures: int) -> Description:
     """Each artefact of a run, the optional ones too, and whether they were made for each other."""
     every = [*run.artefacts(), *run.further_artefacts()]
-    compared = storage.exists(run.cells)  # then RUN/report is the comparison's
-    there = [one for one in every if storage.exists(one.uri) and not (compared and one.uri == run.report.uri)]
+    compared = storage.exists(run.cells)
+    # RUN/report may be the comparison's alone, which has no header
+    others = {run.report.uri} if compared and not run.report.exists() else set()
+    there = [one for one in every if storage.exists(one.uri) and one.uri not in others]
     parts = [_inspected(one, pictures) for one in there]
     parts += [_comparison(run)] if compared else []
     problems = _config_problems(run)
@@ -206,7 +208,7 @@ def _comparison(run: Run) -> Description:
     if left:
         problems.append(f"{counted(len(left), 'cell')} not finished, {left[0]} is the first; {again}")
     missing = [name for name in COMPARISON_FILES if not storage.exists(storage.join(run.report.uri, name))]
-    if missing:
+    if missing and not run.report.exists():
         problems.append(f"{run.report.uri} has no {' and no '.join(missing)}; {again}")
     inputs = [cell.made_from for cell in done.values()]
     facts = {
