@@ -239,7 +239,7 @@ def new_flat(n_bits: int, n: int) -> Any:
 
 
 def _prefer_huge_pages(codes: np.ndarray) -> None:
-    """Asks Linux to put these rows on huge pages: a scan that waits for memory gets 10 to 30 % faster.
+    """Asks Linux to put these rows on huge pages: a scan that waits for memory takes some 10 % less time.
 
     An older kernel, or one that is told never to use them, leaves everything as it is.
     """
