@@ -256,30 +256,12 @@ class _Server:
         if isinstance(search.queries, np.ndarray):
             info = self.client.info()
             search = _with_codes(search, info["n_bits"], "features" in info["accepts"])
+        names = ("ids", "keys", "labels", "exclude_self", "where", "columns")
+        how = {name: getattr(search, name) for name in names}
         if search.radius is not None:
-            return self.client.search_radius(
-                search.queries,
-                search.radius,
-                ids=search.ids,
-                keys=search.keys,
-                labels=search.labels,
-                exclude_self=search.exclude_self,
-                where=search.where,
-                columns=search.columns,
-            )
-        return self.client.search(
-            search.queries,
-            search.k,
-            ids=search.ids,
-            keys=search.keys,
-            labels=search.labels,
-            exclude_self=search.exclude_self,
-            ranking=search.ranking,
-            where=search.where,
-            columns=search.columns,
-            rescore=search.rescore,
-            oversample=search.oversample,
-        )
+            return self.client.search_radius(search.queries, search.radius, **how)
+        how |= {name: getattr(search, name) for name in ("ranking", "rescore", "oversample")}
+        return self.client.search(search.queries, search.k, **how)
 
     def hit(self, id_: int, distance: int) -> Hit:
         item = self.client.item(id_)
