@@ -245,7 +245,7 @@ def write_hits(
     if further is not None:
         used = (hits.ids >= 0).sum(axis=1) if isinstance(hits, SearchResult) else list(map(len, hits))
         ends = pa.array(np.cumsum([0, *used]))
-        structs = pa.array(further.to_pylist(), pa.struct(list(further.schema)))
+        structs = further.to_struct_array().combine_chunks()
         columns["columns"] = pa.LargeListArray.from_arrays(ends, structs)
     return write_table(pa.table(columns), {} if version is None else {"version": str(version)})
 

@@ -347,7 +347,10 @@ def _search_group(
 
     ``codes`` are uint8 (q, bytes) of each, ``vectors`` float32 (q, width) where they are rescored.
     """
+    names = requests[0].options.columns
     try:
+        if names is not None:
+            index.columns([], names)  # one that is not there spoils no other request
         hits = _hits(index, requests, codes, vectors)
     except HashnetError as error:
         return [ApiError.of(error) or error] * len(requests)
@@ -358,7 +361,7 @@ def _search_group(
         if isinstance(part, list) and sum(map(len, part)) > request.max_hits:
             results.append(too_many_hits(request))
             continue
-        names, ids = request.options.columns, used_ids(part)
+        ids = used_ids(part)
         hit_codes = index.codes(ids) if request.with_items and len(index) else None
         columns = None if names is None else index.columns(ids, names)
         results.append(SearchResponse(index.version, part, own, hit_codes, columns))

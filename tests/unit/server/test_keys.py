@@ -13,13 +13,18 @@ import pyarrow as pa
 import pytest
 
 from hashnet import AsyncClient, BinaryIndex
+from hashnet.client import Queries
 from hashnet.errors import DataError, RequestRejected
 from hashnet.server import (
     Access,
     AddItems,
     ApiError,
     IndexWriter,
+    LiveIndex,
     RemoveItems,
+    SearchOptions,
+    SearchRequest,
+    SearchResponse,
     ServeConfig,
     ServedRun,
     Written,
@@ -107,6 +112,21 @@ def test_columns_of_hits(folder: str) -> None:
         ]
 
     with_client(folder, use)
+
+
+def test_an_unknown_column_spoils_no_other_request(folder: str) -> None:
+    live, codes = LiveIndex(f"{folder}/index"), some_codes(3)
+
+    def request(*columns: str) -> SearchRequest:
+        options = SearchOptions(k=2, columns=columns or None)
+        return SearchRequest(Queries("codes", codes), options, max_hits=100)
+
+    good, bad, other = live.search([request(), request("yaer"), request("year")])
+    assert isinstance(bad, ApiError)
+    assert "no column 'yaer'" in bad.message
+    assert isinstance(good, SearchResponse)
+    assert isinstance(other, SearchResponse)
+    assert good.hits == other.hits
 
 
 def test_an_index_without_keys_says_so(tmp_path: Path) -> None:
