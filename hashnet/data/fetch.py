@@ -24,7 +24,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from threading import Condition, Lock, Thread, current_thread
+from threading import Condition, Event, Lock, Thread, current_thread
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ from hashnet.io import storage
 
 READ_TIMEOUT_S = 60.0  # for the references of one job; longer means that storage hangs
 OUT_OF_REACH = "NETWORK_CONNECTION"  # in Arrow's message: no connection to the storage
-TRIES = 2  # of a picture that was not read in time: the storage may have been out of reach for a while
+TRIES = 2  # of a picture that was not read in time, though the storage answers
 THREADS = 8  # reads in flight: they wait for disks and networks, not for processors
 MAX_BYTES = 512 << 20  # of one file: more than any picture that is decoded has, even uncompressed
 CACHE_BYTES = 256 << 20  # of Parquet columns already decoded
@@ -122,8 +122,12 @@ def fetch_images(
     for _ in range(TRIES):
         _Readers(out, _jobs(by_file, threads)).run(threads)
         by_file = {f: [(i, ref) for i, ref in found if _timed_out(out[i])] for f, found in by_file.items()}
-        if not any(by_file.values()):
+        stuck = next((file for file, found in by_file.items() if found), None)
+        if stuck is None:
             break
+        if not _answers(stuck):
+            seconds = f"{READ_TIMEOUT_S:g} s"
+            raise StorageError(f"cannot read {stuck}: no answer within {seconds} ({OUT_OF_REACH})")
     return [_or_raise(found) for found in out]
 
 
@@ -142,6 +146,28 @@ def _jobs(by_file: dict[str, list[tuple[int, Reference]]], threads: int) -> list
 
 def _timed_out(found: Found) -> bool:
     return isinstance(found, BadImage) and found.reason == "timeout"
+
+
+def _answers(file: str) -> bool:
+    """Whether the storage that holds a file says anything in time, be it a refusal; a local disk always does.
+
+    If it does not, a read that was stuck says nothing about the picture.
+    """
+    filesystem, path = storage.resolve(file)
+    if isinstance(filesystem, fs.LocalFileSystem):
+        return True
+    answered = Event()
+
+    def ask() -> None:
+        try:
+            filesystem.get_file_info(path.partition("/")[0])  # the bucket
+        except Exception as error:
+            if OUT_OF_REACH in str(error):
+                return
+        answered.set()
+
+    Thread(target=ask, name="fetch", daemon=True).start()
+    return answered.wait(READ_TIMEOUT_S)
 
 
 def _or_raise(found: Found) -> bytes | BadImage:

@@ -261,6 +261,46 @@ def test_pictures_that_were_out_of_reach_for_a_while_are_read_again(
     assert sorted(opened) == sorted(names + late)  # what was read is not read again
 
 
+@pytest.mark.parametrize(
+    ("storage_says", "outcome"),
+    [
+        ("nothing", r"cannot read s3://bucket/a.jpg: no answer within 0.2 s \(NETWORK_CONNECTION\)"),
+        ("AWS Error NETWORK_CONNECTION", r"cannot read s3://bucket/a.jpg: no answer within 0.2 s"),
+        ("AWS Error ACCESS_DENIED", "timeout: s3://bucket/a.jpg was not read within 0.2 s"),
+        ("yes", "timeout: s3://bucket/a.jpg was not read within 0.2 s"),
+    ],
+)
+def test_a_stuck_read_makes_a_bad_picture_only_where_the_storage_answers(monkeypatch, storage_says, outcome):
+    released, asked = threading.Event(), []
+
+    class Bucket:
+        def get_file_info(self, path):
+            asked.append(path)
+            if storage_says == "nothing":
+                released.wait()
+            if storage_says != "yes":
+                raise OSError(storage_says)
+
+    def hang(file):
+        released.wait()
+        raise OSError("too late")
+
+    monkeypatch.setattr(fetch, "_open", hang)
+    monkeypatch.setattr(fetch.storage, "resolve", lambda uri: (Bucket(), "bucket/a.jpg"))
+    monkeypatch.setattr(fetch, "READ_TIMEOUT_S", 0.2)
+    try:
+        if outcome.startswith("timeout"):
+            (found,) = fetch_images(rows("s3://bucket/a.jpg"))
+            assert str(found) == outcome
+            assert asked == ["bucket", "bucket"]
+        else:
+            with pytest.raises(StorageError, match=outcome):
+                fetch_images(rows("s3://bucket/a.jpg"))
+            assert asked == ["bucket"]
+    finally:
+        released.set()
+
+
 def test_a_storage_out_of_reach_is_an_error_not_a_bad_picture(monkeypatch):
     """What Arrow says where a host has no network."""
 
